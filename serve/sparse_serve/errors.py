@@ -1,0 +1,58 @@
+"""The error tree: every error a user can cause is one of these, and carries the exit status of the CLI.
+
+    SparseServeError            1
+    ├── OptionError             2   an option out of its range
+    ├── GateError               3   parity or quality gate not met
+    ├── DataError               1   a data file: missing columns, bad labels, unreadable
+    ├── CheckpointError         1   a checkpoint that cannot be loaded or exported
+    ├── RepositoryError         1   a model repository or one of its entries
+    ├── OpLibraryError          1   the op library: missing, foreign digest, wrong version
+    ├── ServerError             1   Triton cannot be started, or stopped answering
+    └── RequestError            1   the server refused a request
+
+Messages are one line and say what was wrong, what was received, what is accepted and what to do.
+"""
+
+from typing import ClassVar
+
+
+class SparseServeError(Exception):
+    """Base of all errors that are reported to a user as one line."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class OptionError(SparseServeError):
+    """An option or argument is out of its range."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class GateError(SparseServeError):
+    """A parity or quality gate was not met; nothing was written."""
+
+    exit_status: ClassVar[int] = 3
+
+
+class DataError(SparseServeError):
+    """A data file is unreadable, lacks a column, or holds a bad label."""
+
+
+class CheckpointError(SparseServeError):
+    """A checkpoint cannot be loaded or exported."""
+
+
+class RepositoryError(SparseServeError):
+    """A model repository or an entry of it is missing, malformed or not writable."""
+
+
+class OpLibraryError(SparseServeError):
+    """The op library is missing, has another digest than the installed one, or another version."""
+
+
+class ServerError(SparseServeError):
+    """Triton was not found, did not become ready, or stopped answering."""
+
+
+class RequestError(SparseServeError):
+    """The server refused a request or could not be reached."""

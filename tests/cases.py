@@ -1,0 +1,65 @@
+"""The case table: one list of attention problems for op, gradient, function, graph tests and benchmarks.
+
+Every case is a packed batch: sequences of the given lengths laid end to end, T = sum(lengths).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = Literal["normal", "equal", "peaked", "trained"]
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One packed attention problem.
+
+    `scores` says what the rows of QKᵀ look like: "normal" draws; "equal" makes every score of a row the
+    same (support = the whole row, the worst case); "peaked" gives one key far above the rest (support 1);
+    "trained" scales them to the spread seen in fine-tuned checkpoints (a few percent of the keys survive).
+    """
+
+    name: str
+    lengths: tuple[int, ...]
+    num_heads: int
+    head_size: int
+    lambd: float = -4.0
+    scale: float = 0.0
+    scores: Scores = "normal"
+    seed: int = 0
+
+    @property
+    def cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """Sequence borders `(B + 1,)` int32: 0, then the cumulative lengths."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+
+    def inputs(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """`query`, `key`, `value`, each `(T, H·D)` float32."""
+        rng = np.random.default_rng(self.seed)
+        shape = (sum(self.lengths), self.num_heads * self.head_size)
+        query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
+        spread = {"normal": 1.0, "equal": 0.0, "peaked": 12.0, "trained": 1.5}[self.scores]
+        return query * np.float32(spread), key, value
+
+
+HEAD_SIZES = (8, 16, 17, 32, 48, 64, 80, 96, 128)
+LAMBDAS = (-100.0, -7.0, -4.0, -1.0, 0.0, 0.5, 0.99)
+
+ATTENTION_CASES: tuple[AttentionCase, ...] = (
+    AttentionCase("one_token", (1,), 2, 32),
+    AttentionCase("two_tokens", (2,), 1, 64),
+    AttentionCase("empty_sequence_between", (5, 0, 7), 2, 32),
+    AttentionCase("empty_sequences_at_both_ends", (0, 9, 0), 2, 16),
+    AttentionCase("mixed_lengths", (1, 17, 3, 64, 31, 128), 4, 32),
+    AttentionCase("vector_borders", (15, 16, 17, 31, 32, 33, 47, 48, 49), 2, 64),
+    AttentionCase("bert_128", (128, 77), 12, 64, scores="trained"),
+    AttentionCase("bert_512", (512, 301), 12, 64, scores="trained"),
+    AttentionCase("long", (1536,), 2, 64, scores="trained"),
+    AttentionCase("equal_scores", (65, 300), 2, 32, scores="equal"),
+    AttentionCase("peaked_scores", (65, 300), 2, 32, scores="peaked"),
+    AttentionCase("explicit_scale", (40, 9), 3, 32, scale=0.3),
+    *(AttentionCase(f"head_size_{d}", (37, 70), 3, d, seed=d) for d in HEAD_SIZES),
+    *(AttentionCase(f"lambda_{lambd:g}", (90, 23), 2, 32, lambd=lambd, seed=7) for lambd in LAMBDAS),
+)
