@@ -1,0 +1,245 @@
+"""Checkpoints: Transformers folders (safetensors) that remember their attention in `config.json`.
+
+The key is `sparse_attention`, for example `{"kind": "sparsegen", "lambd": -4.0}`; a checkpoint without it
+attends with softmax. SSAF adds no weights, so any softmax checkpoint can be loaded as a sparsegen one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+import sparse_export.attention  # noqa: F401  registers "sparsegen"
+from sparse_export.sparsegen import check_lambd
+from sparse_serve.errors import CheckpointError, OptionError
+
+SUPPORTED_FAMILIES = ("bert",)
+_CONFIG_KEY = "sparse_attention"
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Which normaliser a model attends with.
+
+    Attributes:
+        kind: "softmax", or "sparsegen" (SSAF).
+        lambd: λ of sparsegen-lin, finite and below 1; None for softmax.
+    """
+
+    kind: Literal["softmax", "sparsegen"] = "softmax"
+    lambd: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "softmax":
+            if self.lambd is not None:
+                raise OptionError(
+                    f"softmax attention takes no lambda, got {self.lambd}: leave it out, or use sparsegen"
+                )
+            return
+        if self.kind != "sparsegen":
+            raise OptionError(f"attention must be softmax or sparsegen, got {self.kind!r}")
+        if self.lambd is None:
+            raise OptionError("sparsegen attention needs a lambda below 1, for example -4")
+        try:
+            check_lambd(self.lambd)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+
+    @property
+    def implementation(self) -> str:
+        """The name under which Transformers knows this attention."""
+        return "sdpa" if self.kind == "softmax" else self.kind
+
+    def store(self, config: PreTrainedConfig) -> None:
+        """Record this attention in a config, to be saved with it."""
+        setattr(config, _CONFIG_KEY, None if self.kind == "softmax" else asdict(self))
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """Read the attention a checkpoint was trained with.
+
+        Raises:
+            CheckpointError: the entry is malformed.
+        """
+        stored: Any = getattr(config, _CONFIG_KEY, None)
+        if stored is None:
+            return cls()
+        try:
+            return cls(**stored)
+        except (TypeError, OptionError) as error:
+            raise CheckpointError(f"config.json: {_CONFIG_KEY} is {stored!r}: {error}") from None
+
+
+def load_classifier(checkpoint: str | Path, attention: AttentionSpec | None = None) -> PreTrainedModel:
+    """Load a trained classifier with the attention it was trained with, or with another one.
+
+    Args:
+        checkpoint: a Transformers folder, or the id of a model on the hub.
+        attention: overrides the checkpoint's own attention; it is recorded in the returned model's config.
+
+    Returns:
+        The model in float32, in evaluation mode.
+
+    Raises:
+        CheckpointError: unreadable, of an unsupported family, without a classification head, or with
+            weights that are NaN or infinite.
+    """
+    config = _load_config(checkpoint)
+    model, missing = _load_model(checkpoint, config, attention or AttentionSpec.from_config(config))
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint} has no classification head ({', '.join(missing)} missing): fine-tune it first "
+            "with `sparse-serve finetune`"
+        )
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not torch.isfinite(weight).all():
+            raise CheckpointError(
+                f"{checkpoint}: weight {name} {tuple(weight.shape)} holds NaN or infinite values"
+            )
+    return model.eval()
+
+
+def new_classifier(
+    encoder: str | Path, attention: AttentionSpec, labels: Sequence[str], seed: int = 0
+) -> PreTrainedModel:
+    """Load a pretrained encoder and put a fresh single-label classification head on it.
+
+    A head that the checkpoint has for as many labels is trained further.
+
+    Args:
+        encoder: a Transformers folder, or the id of a model on the hub.
+        attention: what the model attends with, in training and ever after.
+        labels: the class names, in the order of the logits; at least two.
+        seed: seeds the head's initial weights.
+
+    Returns:
+        The model in float32, in training mode.
+
+    Raises:
+        CheckpointError: unreadable or of an unsupported family.
+    """
+    config = _load_config(encoder)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+    set_seed(seed)
+    model, _ = _load_model(encoder, config, attention, other_head=True)
+    return model.train()
+
+
+def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerFast:
+    """Load a checkpoint's tokenizer; it must be one the Rust library can run.
+
+    Raises:
+        CheckpointError: there is none, or it has no fast version.
+    """
+    folder = Path(checkpoint)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{checkpoint} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}; copy it from "
+            "the encoder it was trained from"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint}: the tokenizer cannot be loaded: {_first_line(error)}"
+        ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise CheckpointError(
+            f"{checkpoint}: {type(tokenizer).__name__} has no tokenizer.json; a fast tokenizer is needed"
+        )
+    return tokenizer
+
+
+def save_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write weights (safetensors), config with its attention, and tokenizer into `folder`."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _load_config(checkpoint: str | Path) -> PreTrainedConfig:
+    if _looks_like_path(checkpoint) and not (Path(checkpoint) / "config.json").is_file():
+        raise CheckpointError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint}: config.json cannot be read: {_first_line(error)}") from error
+    if config.model_type not in SUPPORTED_FAMILIES:
+        raise CheckpointError(
+            f"{checkpoint} is a {config.model_type} model; "
+            f"supported families: {', '.join(SUPPORTED_FAMILIES)}"
+        )
+    return config
+
+
+def _load_model(
+    checkpoint: str | Path, config: PreTrainedConfig, spec: AttentionSpec, *, other_head: bool = False
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model and the names of the head's weights that the checkpoint lacks."""
+    spec.store(config)
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            checkpoint,
+            config=config,
+            attn_implementation=spec.implementation,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=other_head,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {_first_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    # Encoders pretrained without a pooler get a fresh one with the head; anything else missing is damage.
+    damaged = [
+        name for name in missing if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
+    ]
+    if damaged:
+        raise CheckpointError(
+            f"{checkpoint}: {len(damaged)} weights of the encoder are missing, first {damaged[0]}"
+        )
+    return model, missing
+
+
+def _looks_like_path(checkpoint: str | Path) -> bool:
+    text = str(checkpoint)
+    return (
+        isinstance(checkpoint, Path)
+        or text.startswith((".", "/", "~"))
+        or text.count("/") > 1
+        or Path(text).exists()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def attention_override(kind: str | None, lambd: float | None) -> AttentionSpec | None:
+    """Return the attention that a command line asks for, or None where it asks for none.
+
+    Raises:
+        OptionError: a λ without a kind that takes one, or out of range.
+    """
+    if kind is None:
+        if lambd is not None:
+            raise OptionError(f"--lambda {lambd} needs --attention sparsegen")
+        return None
+    if kind not in ("softmax", "sparsegen"):
+        raise OptionError(f"attention must be softmax or sparsegen, got {kind!r}")
+    return AttentionSpec(kind, lambd)  # type: ignore[arg-type]
