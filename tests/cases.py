@@ -63,3 +63,13 @@ ATTENTION_CASES: tuple[AttentionCase, ...] = (
     *(AttentionCase(f"head_size_{d}", (37, 70), 3, d, seed=d) for d in HEAD_SIZES),
     *(AttentionCase(f"lambda_{lambd:g}", (90, 23), 2, 32, lambd=lambd, seed=7) for lambd in LAMBDAS),
 )
+
+# Sequences of one length, so that padded peers compute the same; "equal" is a sparse kernel's worst case.
+BENCHMARK_CASES: tuple[AttentionCase, ...] = (
+    *(
+        AttentionCase(f"{count}x{length}", (length,) * count, 12, 64, scores="trained")
+        for count, length in ((64, 16), (8, 64), (4, 128), (1, 512), (1, 2048))
+    ),
+    AttentionCase("1x512_head_size_32", (512,), 12, 32, scores="trained"),
+    AttentionCase("1x512_full_support", (512,), 12, 64, scores="equal"),
+)

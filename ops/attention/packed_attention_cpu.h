@@ -1,0 +1,187 @@
+// What the packed attention kernels share: score panels and weighted sums of values.
+//
+// A panel is [keys][2 * kLanes]: the scores of up to 2 * kLanes consecutive queries, one query per lane.
+// Query blocks start at their sequence's first row and keys are visited in an order of the sequence's own, so
+// a sequence's result is the same to the last bit wherever it lies in the packed batch. No buffer is larger
+// than one panel.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/scratch_layout.h"
+#include "cpu/simd.h"
+#include "sparsegen_lin/sparsegen_threshold_cpu.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+constexpr int64_t kPanelVectors = 2;
+constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
+
+// queries (count, head_size) -> panel (head_size, kPanelQueries), scaled; 0 where there is no query.
+inline void PackQueries(const float* query, ptrdiff_t stride, int64_t count, int64_t head_size, float scale,
+                        float* panel) {
+  TransposeScaled(query, stride, count, head_size, scale, panel, kPanelQueries);
+  for (int64_t q = count; q < kPanelQueries; ++q) {
+    for (int64_t d = 0; d < head_size; ++d) panel[d * kPanelQueries + q] = 0.0f;
+  }
+}
+
+// Scores of Rows keys against Vectors * kLanes queries, each a chain of fused multiply-adds over the head
+// size.
+template <int64_t Rows, int64_t Vectors>
+inline void ScoreKeys(const float* query_panel, const float* key, ptrdiff_t stride, int64_t head_size,
+                      float* scores, float* maxima) {
+  Floats sum[Rows][Vectors] = {};
+  for (int64_t d = 0; d < head_size; ++d) {
+    Floats query[Vectors];
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) query[v] = Load(query_panel + d * kPanelQueries + v * kLanes);
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < Rows; ++r) {
+      const Floats k = Broadcast(key[r * stride + d]);
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(k, query[v], sum[r][v]);
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) {
+    Floats maximum = Load(maxima + v * kLanes);
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < Rows; ++r) {
+      Store(scores + r * kPanelQueries + v * kLanes, sum[r][v]);
+      maximum = Max(sum[r][v], maximum);
+    }
+    Store(maxima + v * kLanes, maximum);
+  }
+}
+
+// All keys of a sequence; maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
+template <int64_t Vectors>
+inline int64_t ScorePanel(const float* query_panel, const float* key, ptrdiff_t stride, int64_t keys,
+                          int64_t head_size, float* scores, float* maxima) {
+  const int64_t groups = keys < kKeyRows ? 1 : keys / kKeyRows;
+  const int64_t classes = Min(groups, kMaxClasses);
+  for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
+  if (keys < kKeyRows) {
+    for (int64_t j = 0; j < keys; ++j) {
+      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
+                            maxima);
+    }
+    return classes;
+  }
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t j = group * kKeyRows;
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
+                                 maxima + group % kMaxClasses * kPanelQueries);
+  }
+  if (keys % kKeyRows != 0) {
+    // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
+    // keys: a key in two classes would count twice in the bound.
+    const int64_t j = keys - kKeyRows;
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
+                                 maxima + (groups - 1) % kMaxClasses * kPanelQueries);
+  }
+  return classes;
+}
+
+// sums[q][d] += weight[t][q] * value[key(t)][d] for Queries queries and Vectors * kLanes columns, t in
+// [begin, end). columns: how many of the last vector's columns exist.
+template <int64_t Queries, int64_t Vectors, bool Indexed>
+inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t begin,
+                         int64_t end, const float* value, ptrdiff_t value_stride, int64_t columns,
+                         float* sums, ptrdiff_t sums_stride) {
+  Floats sum[Queries][Vectors];
+  SPARSE_OPS_UNROLL
+  for (int64_t q = 0; q < Queries; ++q) {
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) sum[q][v] = Load(sums + q * sums_stride + v * kLanes);
+  }
+  for (int64_t t = begin; t < end; ++t) {
+    const float* row = value + (Indexed ? keys[t] : t) * value_stride;
+    Floats x[Vectors];
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors - 1; ++v) x[v] = Load(row + v * kLanes);
+    const float* last = row + (Vectors - 1) * kLanes;
+    x[Vectors - 1] = columns == kLanes ? Load(last) : LoadPartial(last, columns);
+    SPARSE_OPS_UNROLL
+    for (int64_t q = 0; q < Queries; ++q) {
+      const Floats w = Broadcast(weights[t * weight_stride + q]);
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) sum[q][v] = MulAdd(w, x[v], sum[q][v]);
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t q = 0; q < Queries; ++q) {
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) Store(sums + q * sums_stride + v * kLanes, sum[q][v]);
+  }
+}
+
+// Sums of kLanes queries over all weights, zero or not. keys: which value row each weight belongs to
+// (Indexed).
+template <bool Indexed>
+inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t count,
+                     const float* value, ptrdiff_t value_stride, int64_t head_size, float* sums,
+                     ptrdiff_t sums_stride) {
+  constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
+  constexpr int64_t kKeyBlock = 128;  // of values and weights, so that they stay in the first cache
+  for (int64_t begin = 0; begin < count; begin += kKeyBlock) {
+    const int64_t end = Min(count, begin + kKeyBlock);
+    for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
+      const int64_t columns = Min(head_size - d, 2 * kLanes);
+      for (int64_t q = 0; q < kLanes; q += kQueries) {
+        float* tile = sums + q * sums_stride + d;
+        if (columns > kLanes) {
+          AddDenseTile<kQueries, 2, Indexed>(weights + q, weight_stride, keys, begin, end, value + d,
+                                             value_stride, columns - kLanes, tile, sums_stride);
+        } else {
+          AddDenseTile<kQueries, 1, Indexed>(weights + q, weight_stride, keys, begin, end, value + d,
+                                             value_stride, columns, tile, sums_stride);
+        }
+      }
+    }
+  }
+}
+
+// Vectors * kLanes columns of one query's sum over its weights above 0; the same additions in the same order
+// as AddDense.
+template <int64_t Vectors>
+inline void SumSparseTile(const Survivors& survivors, int64_t row, const float* value, ptrdiff_t value_stride,
+                          float* output) {
+  Floats sum[Vectors] = {};
+  ForEachPositive(survivors, row, [&](int64_t t) {
+    const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
+    const float* x = value + survivors.keys[t] * value_stride;
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) sum[v] = MulAdd(weight, Load(x + v * kLanes), sum[v]);
+  });
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v]);
+}
+
+// One query's output (head_size).
+inline void SumSparse(const Survivors& survivors, int64_t row, const float* value, ptrdiff_t value_stride,
+                      int64_t head_size, float* output) {
+  int64_t d = 0;
+  for (; d + 8 * kLanes <= head_size; d += 8 * kLanes) {
+    SumSparseTile<8>(survivors, row, value + d, value_stride, output + d);
+  }
+  for (; d + 4 * kLanes <= head_size; d += 4 * kLanes) {
+    SumSparseTile<4>(survivors, row, value + d, value_stride, output + d);
+  }
+  for (; d + kLanes <= head_size; d += kLanes) {
+    SumSparseTile<1>(survivors, row, value + d, value_stride, output + d);
+  }
+  if (d < head_size) {
+    Floats sum = {};
+    ForEachPositive(survivors, row, [&](int64_t t) {
+      const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
+      const float* x = value + survivors.keys[t] * value_stride + d;
+      sum = MulAdd(weight, LoadPartial(x, head_size - d), sum);
+    });
+    __builtin_memcpy(output + d, &sum, static_cast<size_t>(head_size - d) * sizeof(float));
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

@@ -1,0 +1,48 @@
+#include "cpu/instruction_set.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/status.h"
+
+namespace sparse_ops {
+namespace {
+
+// Widest first.
+std::vector<const Kernels*> SupportedKernels() {
+  std::vector<const Kernels*> supported;
+#if defined(SPARSE_OPS_X86)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  if (avx512) supported.push_back(&kKernelsAvx512);
+  if (avx2) supported.push_back(&kKernelsAvx2);
+#endif
+  supported.push_back(&kKernelsGeneric);
+  return supported;
+}
+
+const Kernels& ChooseKernels() {
+  const std::vector<const Kernels*> supported = SupportedKernels();
+  const char* wanted = std::getenv("SPARSE_OPS_INSTRUCTION_SET");
+  if (wanted == nullptr || *wanted == '\0') return *supported.front();
+  std::string names;
+  for (const Kernels* kernels : supported) {
+    if (std::strcmp(kernels->instruction_set, wanted) == 0) return *kernels;
+    names += (names.empty() ? "" : ", ") + std::string(kernels->instruction_set);
+  }
+  throw InvalidArgument(
+      Message("SPARSE_OPS_INSTRUCTION_SET is \"", wanted, "\"; this processor runs: ", names));
+}
+
+}  // namespace
+
+const Kernels& ChosenKernels() {
+  static const Kernels& kernels = ChooseKernels();
+  return kernels;
+}
+
+}  // namespace sparse_ops

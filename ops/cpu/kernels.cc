@@ -1,0 +1,25 @@
+// Compiled once per instruction set; see simd.h.
+#include "cpu/kernels.h"
+
+#include "softmax_attention/softmax_attention_cpu.h"
+#include "sparsegen_attention/sparsegen_attention_cpu.h"
+#include "sparsegen_lin/sparsegen_lin_cpu.h"
+
+namespace sparse_ops {
+
+#define SPARSE_OPS_STRING(x) #x
+#define SPARSE_OPS_NAME(x) SPARSE_OPS_STRING(x)
+
+const Kernels SPARSE_OPS_TABLE = {
+    SPARSE_OPS_NAME(SPARSE_OPS_TARGET),
+    SPARSE_OPS_TARGET::kPanelQueries,
+    SPARSE_OPS_TARGET::kLanes,
+    SPARSE_OPS_TARGET::SparsegenLinScratchFloats,
+    SPARSE_OPS_TARGET::SparsegenAttentionScratchFloats,
+    SPARSE_OPS_TARGET::SoftmaxAttentionScratchFloats,
+    SPARSE_OPS_TARGET::SparsegenLin,
+    SPARSE_OPS_TARGET::SparsegenAttention,
+    SPARSE_OPS_TARGET::SoftmaxAttention,
+};
+
+}  // namespace sparse_ops

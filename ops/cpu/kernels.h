@@ -1,0 +1,61 @@
+// The CPU kernels of all ops as one table per instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sparse_ops {
+
+// Packed attention tensors: query, key, value, output (tokens, num_heads * head_size).
+struct PackedAttention {
+  const float* query;
+  const float* key;
+  const float* value;
+  float* output;
+  int32_t* support;  // (tokens, num_heads), of sparsegen attention only
+  int64_t num_heads;
+  int64_t head_size;
+  float scale;   // of the scores
+  float factor;  // 1 / (1 - lambda), for sparsegen-lin
+};
+
+// Some consecutive queries of one sequence and one head.
+struct QueryRange {
+  int64_t sequence_begin;  // first row of the sequence
+  int64_t sequence_length;
+  int64_t first;  // first query, counted within the sequence: a multiple of query_block
+  int64_t count;
+  int64_t head;
+};
+
+// Rows along one axis of a tensor (outer, length, inner), row-major.
+struct AxisRows {
+  const float* input;
+  float* output;
+  int64_t length;
+  int64_t inner;
+};
+
+struct Kernels {
+  const char* instruction_set;
+  int64_t query_block;  // queries that are computed together
+  int64_t row_block;    // rows that are computed together by sparsegen_lin
+
+  // Scratch of one call in floats.
+  size_t (*sparsegen_lin_scratch)(int64_t length);
+  size_t (*sparsegen_attention_scratch)(int64_t longest_sequence, int64_t head_size);
+  size_t (*softmax_attention_scratch)(int64_t longest_sequence, int64_t head_size);
+
+  // Up to row_block rows from `first_row`; row r is the r-th of all (outer, inner) pairs.
+  void (*sparsegen_lin)(const AxisRows& rows, float factor, int64_t first_row, int64_t count, float* scratch);
+  void (*sparsegen_attention)(const PackedAttention& tensors, const QueryRange& range, float* scratch);
+  void (*softmax_attention)(const PackedAttention& tensors, const QueryRange& range, float* scratch);
+};
+
+extern const Kernels kKernelsGeneric;
+#if defined(SPARSE_OPS_X86)
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+#endif
+
+}  // namespace sparse_ops

@@ -1,0 +1,111 @@
+// The vector abstraction of the CPU kernels. Kernel sources are compiled once per instruction set, each time
+// into the namespace SPARSE_OPS_TARGET (generic, avx2, avx512), and joined by run-time dispatch
+// (instruction_set.h).
+//
+// Nothing included from a kernel source may define an inline function outside that namespace: the linker
+// keeps one copy of such a function, maybe the one compiled for AVX-512, and an older processor would then
+// run it. So: no C++ standard library here beyond plain types.
+//
+//   Floats, Ints        kLanes numbers; + - * / are the compiler's own on vectors
+//   Mask                one truth value per lane
+//   Load, Store         unaligned
+//   LoadPartial(p, n)   p[0..n), 0 < n < kLanes, zeros beyond; reads nothing past p[n - 1]
+//   Max(a, b)           b where either is NaN
+//   Above, NotAtMost    a > b (false for NaN); not a <= b (true for NaN)
+//   AddIf, CountIf      adds a, or one, in the lanes of the mask
+//   SetIf               sets bits in the lanes of the mask
+//   Bits                bit i is lane i
+//   kKeyRows            rows of the score micro-kernel: rows * 2 accumulators fill the registers
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Before a loop over accumulators: without it they may live in memory instead of registers.
+#if defined(__clang__)
+#define SPARSE_OPS_UNROLL _Pragma("unroll")
+#else
+#define SPARSE_OPS_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#if defined(SPARSE_OPS_USE_AVX512)
+#include "cpu/simd_avx512.h"
+#elif defined(SPARSE_OPS_USE_AVX2)
+#include "cpu/simd_avx2.h"
+#else
+#include "cpu/simd_generic.h"
+#endif
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+constexpr float kInfinity = __builtin_inff();
+
+inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+typedef uint32_t Words __attribute__((vector_size(sizeof(Floats))));
+
+inline bool Any(Mask mask) { return Bits(mask) != 0; }
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef int QuadIndex __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define SPARSE_OPS_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define SPARSE_OPS_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, QuadIndex{i, j, k, l})
+#endif
+
+// to[j * to_stride + i] = from[i * from_stride + j] * scale for i < rows, j < columns.
+inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t rows, int64_t columns,
+                            float scale, float* to, ptrdiff_t to_stride) {
+  const int64_t quad_rows = rows / 4 * 4;
+  const int64_t quad_columns = columns / 4 * 4;
+  for (int64_t i = 0; i < quad_rows; i += 4) {
+    for (int64_t j = 0; j < quad_columns; j += 4) {
+      Quad row[4];
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < 4; ++r) {
+        __builtin_memcpy(&row[r], from + (i + r) * from_stride + j, sizeof(Quad));
+        row[r] = row[r] * scale;
+      }
+      const Quad low01 = SPARSE_OPS_SHUFFLE(row[0], row[1], 0, 4, 1, 5);
+      const Quad high01 = SPARSE_OPS_SHUFFLE(row[0], row[1], 2, 6, 3, 7);
+      const Quad low23 = SPARSE_OPS_SHUFFLE(row[2], row[3], 0, 4, 1, 5);
+      const Quad high23 = SPARSE_OPS_SHUFFLE(row[2], row[3], 2, 6, 3, 7);
+      const Quad column[4] = {
+          SPARSE_OPS_SHUFFLE(low01, low23, 0, 1, 4, 5), SPARSE_OPS_SHUFFLE(low01, low23, 2, 3, 6, 7),
+          SPARSE_OPS_SHUFFLE(high01, high23, 0, 1, 4, 5), SPARSE_OPS_SHUFFLE(high01, high23, 2, 3, 6, 7)};
+      SPARSE_OPS_UNROLL
+      for (int64_t c = 0; c < 4; ++c)
+        __builtin_memcpy(to + (j + c) * to_stride + i, &column[c], sizeof(Quad));
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = i < quad_rows ? quad_columns : 0; j < columns; ++j) {
+      to[j * to_stride + i] = from[i * from_stride + j] * scale;
+    }
+  }
+}
+
+// exp(x) for x <= 0 within 2 ulp; 0 below -87.3, NaN for NaN. Cephes' expf polynomial.
+inline Floats ExpNonPositive(Floats x) {
+  const Floats magic = Broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Floats shifted = MulAdd(x, Broadcast(1.44269504f), magic);
+  const Floats n = shifted - magic;
+  const Floats r = MulAdd(n, Broadcast(2.12194440e-4f), MulAdd(n, Broadcast(-0.693359375f), x));
+  Floats p = Broadcast(1.9875691500e-4f);
+  p = MulAdd(p, r, Broadcast(1.3981999507e-3f));
+  p = MulAdd(p, r, Broadcast(8.3334519073e-3f));
+  p = MulAdd(p, r, Broadcast(4.1665795894e-2f));
+  p = MulAdd(p, r, Broadcast(1.6666665459e-1f));
+  p = MulAdd(p, r, Broadcast(5.0000001201e-1f));
+  p = MulAdd(p, r * r, r + Broadcast(1.0f));
+  const Words exponent = (reinterpret_cast<Words>(shifted) << 23) + 0x3f800000u;  // wraps far below -87.3
+  const Floats power_of_two = reinterpret_cast<Floats>(exponent);
+  return Select(NotAtMost(x, Broadcast(-87.3f)), p * power_of_two, Floats{});
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

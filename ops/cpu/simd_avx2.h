@@ -1,0 +1,36 @@
+// 8 floats in an AVX register with FMA; see simd.h for what each operation means.
+#pragma once
+
+#include <immintrin.h>
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+using Floats = __m256;
+typedef int Ints __attribute__((vector_size(32)));
+using Mask = __m256;
+
+constexpr int64_t kLanes = 8;
+constexpr int64_t kKeyRows = 6;
+
+inline Floats Load(const float* from) { return _mm256_loadu_ps(from); }
+inline void Store(float* to, Floats a) { _mm256_storeu_ps(to, a); }
+inline Floats Broadcast(float a) { return _mm256_set1_ps(a); }
+inline Floats LoadPartial(const float* from, int64_t count) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane));
+}
+inline Floats MulAdd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Mask Above(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+inline Mask NotAtMost(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_NLE_UQ); }
+inline Mask IsNan(Floats a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
+inline Floats Select(Mask mask, Floats a, Floats b) { return _mm256_blendv_ps(b, a, mask); }
+inline Floats AddIf(Mask mask, Floats sum, Floats a) { return sum + _mm256_and_ps(mask, a); }
+inline Ints CountIf(Mask mask, Ints count) { return count - reinterpret_cast<Ints>(mask); }
+inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
+inline Mask Or(Mask a, Mask b) { return _mm256_or_ps(a, b); }
+inline unsigned Bits(Mask mask) { return static_cast<unsigned>(_mm256_movemask_ps(mask)); }
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

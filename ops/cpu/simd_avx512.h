@@ -1,0 +1,41 @@
+// 16 floats in an AVX-512 register; see simd.h for what each operation means.
+#pragma once
+
+#include <immintrin.h>
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+using Floats = __m512;
+typedef int Ints __attribute__((vector_size(64)));
+using Mask = __mmask16;
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kKeyRows = 8;
+
+inline Floats Load(const float* from) { return _mm512_loadu_ps(from); }
+inline void Store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
+inline Floats Broadcast(float a) { return _mm512_set1_ps(a); }
+inline Floats LoadPartial(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps(static_cast<Mask>((1u << count) - 1), from);
+}
+inline Floats MulAdd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Mask Above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline Mask NotAtMost(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ); }
+inline Mask IsNan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+inline Floats Select(Mask mask, Floats a, Floats b) { return _mm512_mask_blend_ps(mask, b, a); }
+inline Floats AddIf(Mask mask, Floats sum, Floats a) { return _mm512_mask_add_ps(sum, mask, sum, a); }
+inline Ints CountIf(Mask mask, Ints count) {
+  const __m512i old = reinterpret_cast<__m512i>(count);
+  return reinterpret_cast<Ints>(_mm512_mask_add_epi32(old, mask, old, _mm512_set1_epi32(1)));
+}
+inline Ints SetIf(Mask mask, Ints word, int bits) {
+  const __m512i old = reinterpret_cast<__m512i>(word);
+  return reinterpret_cast<Ints>(_mm512_mask_or_epi32(old, mask, old, _mm512_set1_epi32(bits)));
+}
+inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
+inline unsigned Bits(Mask mask) { return mask; }
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

@@ -1,0 +1,76 @@
+// The library's whole surface: what exports.map lists.
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "cpu/instruction_set.h"
+#include "runtime/custom_op.h"
+#include "softmax_attention/softmax_attention.h"
+#include "sparsegen_attention/sparsegen_attention.h"
+#include "sparsegen_lin/sparsegen_lin.h"
+
+namespace sparse_ops {
+namespace {
+
+constexpr const char* kDomain = "ai.sparse_serve";
+
+// The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
+struct Registration {
+  explicit Registration(const OrtApi& api) : lin(api), sparsegen(api), softmax(api) {
+    Check(api.CreateCustomOpDomain(kDomain, &domain));
+    for (const OrtCustomOp* op :
+         {static_cast<const OrtCustomOp*>(&lin), static_cast<const OrtCustomOp*>(&sparsegen),
+          static_cast<const OrtCustomOp*>(&softmax)}) {
+      Check(api.CustomOpDomain_Add(domain, op));
+    }
+  }
+
+  CustomOp<SparsegenLin> lin;
+  CustomOp<SparsegenAttention> sparsegen;
+  CustomOp<SoftmaxAttention> softmax;
+  OrtCustomOpDomain* domain = nullptr;
+};
+
+// One domain for each ONNX Runtime in this process, however many sessions register it.
+OrtCustomOpDomain* DomainOf(const OrtApi& api) {
+  static std::mutex mutex;
+  static auto& registrations = *new std::map<const OrtApi*, std::unique_ptr<Registration>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Registration>& registration = registrations[&api];
+  if (registration == nullptr) registration = std::make_unique<Registration>(api);
+  return registration->domain;
+}
+
+// A status made by an ONNX Runtime that lacks our API version: CreateStatus has been at its slot since
+// version 1.
+OrtStatus* UnsupportedRuntime(const OrtApiBase& base) {
+  const OrtApi* oldest = base.GetApi(1);
+  if (oldest == nullptr) return nullptr;
+  const std::string message = Message("libsparse_ops.so needs ONNX Runtime 1.", kOrtApiVersion,
+                                      " or newer; this is ONNX Runtime ", base.GetVersionString());
+  return oldest->CreateStatus(ORT_FAIL, message.c_str());
+}
+
+}  // namespace
+}  // namespace sparse_ops
+
+#define SPARSE_OPS_EXPORT extern "C" __attribute__((visibility("default")))
+
+SPARSE_OPS_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
+  const OrtApi* api = base->GetApi(kOrtApiVersion);
+  if (api == nullptr) return sparse_ops::UnsupportedRuntime(*base);
+  return sparse_ops::StatusOf(*api, [&] {
+    sparse_ops::ChosenKernels();
+    sparse_ops::Check(api->AddCustomOpDomain(options, sparse_ops::DomainOf(*api)));
+  });
+}
+
+SPARSE_OPS_EXPORT int SparseOpsVersion(void) noexcept { return sparse_ops::kDomainVersion; }
+
+SPARSE_OPS_EXPORT const char* SparseOpsInstructionSet(void) noexcept {
+  try {
+    return sparse_ops::ChosenKernels().instruction_set;
+  } catch (const std::exception&) {
+    return "unavailable";
+  }
+}

@@ -1,0 +1,80 @@
+// An OrtCustomOp made of a kernel class:
+//
+//   struct Kernel {
+//     static constexpr const char* kName;
+//     static constexpr ONNXTensorElementDataType kInputs[], kOutputs[];
+//     static void InferShapes(ShapeContext& context);
+//     explicit Kernel(const KernelInfo& info);      // reads the attributes; throws InvalidArgument
+//     void Compute(KernelContext& context) const;   // const: one kernel serves concurrent runs
+//   };
+#pragma once
+
+#include <climits>
+#include <iterator>
+#include <memory>
+
+#include "runtime/kernel_context.h"
+#include "runtime/ort_abi.h"
+#include "runtime/status.h"
+
+namespace sparse_ops {
+
+constexpr int kDomainVersion = 1;
+
+template <class Kernel>
+class CustomOp : public OrtCustomOp {
+ public:
+  explicit CustomOp(const OrtApi& api) : OrtCustomOp{}, api_(api) {
+    version = kOrtApiVersion;
+    GetName = [](const OrtCustomOp*) { return Kernel::kName; };
+    GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+    GetInputType = [](const OrtCustomOp*, size_t i) { return Kernel::kInputs[i]; };
+    GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
+    GetOutputType = [](const OrtCustomOp*, size_t i) { return Kernel::kOutputs[i]; };
+    GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
+    GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+    GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+    GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+    GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    GetStartVersion = [](const OrtCustomOp*) { return kDomainVersion; };
+    GetEndVersion = [](const OrtCustomOp*) { return INT_MAX; };
+    CreateKernelV2 = Create;
+    KernelComputeV2 = Compute;
+    KernelDestroy = [](void* self) { delete static_cast<Instance*>(self); };
+    InferOutputShapeFn = InferShapes;
+  }
+
+ private:
+  struct Instance {
+    const OrtApi& api;
+    Kernel kernel;
+  };
+
+  static OrtStatus* Create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
+                           void** out) noexcept {
+    return StatusOf(*api, [&] { *out = new Instance{*api, Kernel(KernelInfo(*api, info, Kernel::kName))}; });
+  }
+
+  static OrtStatus* Compute(void* self, OrtKernelContext* context) noexcept {
+    const auto& instance = *static_cast<const Instance*>(self);
+    return StatusOf(instance.api, [&] {
+      KernelContext kernel_context(instance.api, context);
+      instance.kernel.Compute(kernel_context);
+    });
+  }
+
+  static OrtStatus* InferShapes(const OrtCustomOp* self, OrtShapeInferContext* context) noexcept {
+    const OrtApi& api = static_cast<const CustomOp*>(self)->api_;
+    return StatusOf(api, [&] {
+      ShapeContext shape_context(api, context);
+      Kernel::InferShapes(shape_context);
+    });
+  }
+
+  const OrtApi& api_;
+};
+
+}  // namespace sparse_ops

@@ -1,0 +1,238 @@
+#include "runtime/kernel_context.h"
+
+#include <atomic>
+#include <exception>
+#include <sstream>
+
+#include "runtime/status.h"
+
+namespace sparse_ops {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Scratch buffers of one ParallelFor: one for each task that runs at the same time.
+class ScratchPool {
+ public:
+  ScratchPool(const OrtApi& api, const OrtKernelContext* context, size_t floats)
+      : api_(api), floats_(floats) {
+    Check(api_.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &memory_info_));
+    OrtStatus* status = api_.KernelContext_GetAllocator(context, memory_info_, &allocator_);
+    if (status != nullptr) {
+      api_.ReleaseMemoryInfo(memory_info_);
+      throw OrtError(status);
+    }
+  }
+
+  ScratchPool(const ScratchPool&) = delete;
+  ScratchPool& operator=(const ScratchPool&) = delete;
+
+  ~ScratchPool() {
+    for (void* buffer : buffers_) {
+      if (buffer == nullptr) continue;
+      if (OrtStatus* status = api_.AllocatorFree(allocator_, buffer)) api_.ReleaseStatus(status);
+    }
+    api_.ReleaseAllocator(allocator_);
+    api_.ReleaseMemoryInfo(memory_info_);
+  }
+
+  float* Acquire() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      float* buffer = idle_.back();
+      idle_.pop_back();
+      return buffer;
+    }
+    idle_.reserve(buffers_.size() + 1);  // so that Release cannot fail
+    void*& memory = buffers_.emplace_back(nullptr);
+    Check(api_.AllocatorAlloc(allocator_, floats_ * sizeof(float) + kAlignment, &memory));
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
+  void Release(float* buffer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(buffer);
+  }
+
+ private:
+  const OrtApi& api_;
+  const size_t floats_;
+  OrtMemoryInfo* memory_info_ = nullptr;
+  OrtAllocator* allocator_ = nullptr;
+  std::mutex mutex_;
+  std::vector<void*> buffers_;
+  std::vector<float*> idle_;
+};
+
+struct ParallelTasks {
+  const std::function<void(size_t, float*)>& task;
+  ScratchPool& scratch;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+
+  // Called by ONNX Runtime on its threads: no exception may leave.
+  static void Run(void* self, size_t index) noexcept {
+    auto& tasks = *static_cast<ParallelTasks*>(self);
+    if (tasks.failed.load(std::memory_order_relaxed)) return;
+    try {
+      float* buffer = tasks.scratch.Acquire();
+      tasks.task(index, buffer);
+      tasks.scratch.Release(buffer);
+    } catch (...) {
+      if (!tasks.failed.exchange(true)) tasks.error = std::current_exception();
+    }
+  }
+};
+
+}  // namespace
+
+std::string ToString(const Shape& shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t i = 0; i < shape.size(); ++i) text << (i == 0 ? "" : ", ") << shape[i];
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+bool KernelInfo::Succeeds(OrtStatus* status) const {
+  if (status == nullptr) return true;
+  api_.ReleaseStatus(status);
+  return false;
+}
+
+bool KernelInfo::HasFloat(const char* name) const {
+  float value;
+  return Succeeds(api_.KernelInfoGetAttribute_float(info_, name, &value));
+}
+
+bool KernelInfo::HasInt(const char* name) const {
+  int64_t value;
+  return Succeeds(api_.KernelInfoGetAttribute_int64(info_, name, &value));
+}
+
+bool KernelInfo::HasString(const char* name) const {
+  size_t size = 0;
+  return Succeeds(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));
+}
+
+void KernelInfo::RequireAbsent(const char* name, bool present_as_other_type, const char* accepted) const {
+  if (present_as_other_type) {
+    throw InvalidArgument(Message(op_, ": attribute ", name, " has the wrong type; accepted: ", accepted));
+  }
+}
+
+float KernelInfo::FloatOr(const char* name, float absent, const char* accepted) const {
+  float value;
+  if (Succeeds(api_.KernelInfoGetAttribute_float(info_, name, &value))) return value;
+  RequireAbsent(name, HasInt(name) || HasString(name), accepted);
+  return absent;
+}
+
+int64_t KernelInfo::IntOr(const char* name, int64_t absent, const char* accepted) const {
+  int64_t value;
+  if (Succeeds(api_.KernelInfoGetAttribute_int64(info_, name, &value))) return value;
+  RequireAbsent(name, HasFloat(name) || HasString(name), accepted);
+  return absent;
+}
+
+float KernelInfo::Float(const char* name, const char* accepted) const {
+  const float value = FloatOr(name, 0.0f, accepted);
+  if (!HasFloat(name)) {
+    throw InvalidArgument(Message(op_, ": attribute ", name, " is missing; accepted: ", accepted));
+  }
+  return value;
+}
+
+int64_t KernelInfo::Int(const char* name, const char* accepted) const {
+  const int64_t value = IntOr(name, 0, accepted);
+  if (!HasInt(name)) {
+    throw InvalidArgument(Message(op_, ": attribute ", name, " is missing; accepted: ", accepted));
+  }
+  return value;
+}
+
+const void* KernelContext::InputData(size_t index, Shape* shape) const {
+  const OrtValue* value = nullptr;
+  Check(api_.KernelContext_GetInput(context_, index, &value));
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  Check(api_.GetTensorTypeAndShape(value, &info));
+  size_t rank = 0;
+  OrtStatus* status = api_.GetDimensionsCount(info, &rank);
+  shape->resize(rank);
+  if (status == nullptr) status = api_.GetDimensions(info, shape->data(), rank);
+  api_.ReleaseTensorTypeAndShapeInfo(info);
+  Check(status);
+  void* data = nullptr;
+  Check(api_.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  return data;
+}
+
+void* KernelContext::OutputData(size_t index, const Shape& shape) {
+  OrtValue* value = nullptr;
+  Check(api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  void* data = nullptr;
+  Check(api_.GetTensorMutableData(value, &data));
+  return data;
+}
+
+void KernelContext::ParallelFor(size_t tasks, size_t scratch_floats,
+                                const std::function<void(size_t, float*)>& task) {
+  if (tasks == 0) return;
+  ScratchPool scratch(api_, context_, scratch_floats);
+  ParallelTasks parallel{task, scratch, {false}, nullptr};
+  Check(api_.KernelContext_ParallelFor(context_, &ParallelTasks::Run, tasks, 0, &parallel));
+  if (parallel.error) std::rethrow_exception(parallel.error);
+}
+
+bool ShapeContext::Dimensions::known() const {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 0 && *names[i] == '\0') return false;
+  }
+  return !sizes.empty();
+}
+
+ShapeContext::Dimensions ShapeContext::InputDimensions(size_t index) const {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  Check(api_.ShapeInferContext_GetInputTypeShape(context_, index, &info));
+  size_t rank = 0;
+  Check(api_.GetDimensionsCount(info, &rank));
+  Dimensions dimensions{info, Shape(rank), std::vector<const char*>(rank)};
+  Check(api_.GetDimensions(info, dimensions.sizes.data(), rank));
+  Check(api_.GetSymbolicDimensions(info, dimensions.names.data(), rank));
+  return dimensions;
+}
+
+bool ShapeContext::GetInt(const char* attribute, int64_t* value) const {
+  const OrtOpAttr* found = nullptr;
+  OrtStatus* status = api_.ShapeInferContext_GetAttribute(context_, attribute, &found);
+  size_t size = 0;
+  if (status == nullptr) status = api_.ReadOpAttr(found, ORT_OP_ATTR_INT, value, sizeof(*value), &size);
+  if (status == nullptr) return true;
+  api_.ReleaseStatus(status);
+  return false;
+}
+
+void ShapeContext::SetOutputLike(size_t output, size_t input) {
+  const Dimensions like = InputDimensions(input);
+  if (like.known()) Check(api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
+}
+
+void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,
+                                     const char* columns) {
+  const Dimensions like = InputDimensions(input);
+  int64_t sizes[2] = {-1, -1};
+  if (like.sizes.size() != 2 || !like.known() || !GetInt(columns, &sizes[1]) || sizes[1] < 0) return;
+  sizes[0] = like.sizes[0];
+  const char* names[2] = {like.names[0], ""};
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  Check(api_.CreateTensorTypeAndShapeInfo(&info));
+  OrtStatus* status = api_.SetTensorElementType(info, type);
+  if (status == nullptr) status = api_.SetDimensions(info, sizes, 2);
+  if (status == nullptr) status = api_.SetSymbolicDimensions(info, names, 2);
+  if (status == nullptr) status = api_.ShapeInferContext_SetOutputTypeShape(context_, output, info);
+  api_.ReleaseTensorTypeAndShapeInfo(info);
+  Check(status);
+}
+
+}  // namespace sparse_ops

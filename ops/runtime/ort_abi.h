@@ -1,0 +1,177 @@
+// Own declarations of the part of the ONNX Runtime C ABI that a custom-op library needs.
+//
+// OrtApi is a table of function pointers that only ever grows at its end; a member's position is its
+// contract. The members used here stand at their slot (checked below), the rest are counted as unused. All of
+// them exist since API version 17, so one binary serves ONNX Runtime 1.17 and everything newer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+struct OrtAllocator;
+struct OrtCustomOpDomain;
+struct OrtKernelContext;
+struct OrtKernelInfo;
+struct OrtMemoryInfo;
+struct OrtOpAttr;
+struct OrtSessionOptions;
+struct OrtShapeInferContext;
+struct OrtStatus;
+struct OrtTensorTypeAndShapeInfo;
+struct OrtValue;
+struct OrtCustomOp;
+
+enum OrtErrorCode : int {
+  ORT_FAIL = 1,
+  ORT_INVALID_ARGUMENT = 2,
+};
+
+enum ONNXTensorElementDataType : int {
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 = 6,
+};
+
+enum OrtOpAttrType : int { ORT_OP_ATTR_INT = 1 };
+enum OrtAllocatorType : int { OrtArenaAllocator = 1 };
+enum OrtMemType : int { OrtMemTypeDefault = 0 };
+enum OrtCustomOpInputOutputCharacteristic : int { INPUT_OUTPUT_REQUIRED = 0 };
+
+using OrtUnusedSlot = void (*)();
+
+struct OrtApi {
+  OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);
+  OrtUnusedSlot unused_1[1];
+  const char* (*GetErrorMessage)(const OrtStatus* status);
+  OrtUnusedSlot unused_3[23];
+  OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);
+  OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);
+  OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);
+  OrtUnusedSlot unused_29[22];
+  OrtStatus* (*GetTensorMutableData)(OrtValue* value, void** out);
+  OrtUnusedSlot unused_52[5];
+  OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);
+  OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType type);
+  OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dimensions, size_t count);
+  OrtUnusedSlot unused_60[1];
+  OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);
+  OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dimensions, size_t count);
+  OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* info, const char** names,
+                                      size_t count);
+  OrtUnusedSlot unused_64[1];
+  OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);
+  OrtUnusedSlot unused_66[3];
+  OrtStatus* (*CreateCpuMemoryInfo)(OrtAllocatorType type, OrtMemType memory, OrtMemoryInfo** out);
+  OrtUnusedSlot unused_70[5];
+  OrtStatus* (*AllocatorAlloc)(OrtAllocator* allocator, size_t bytes, void** out);
+  OrtStatus* (*AllocatorFree)(OrtAllocator* allocator, void* memory);
+  OrtUnusedSlot unused_77[8];
+  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name, float* out);
+  OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name, int64_t* out);
+  OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name, char* out,
+                                              size_t* size);
+  OrtUnusedSlot unused_88[2];
+  OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index, const OrtValue** out);
+  OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* dimensions,
+                                        size_t count, OrtValue** out);
+  OrtUnusedSlot unused_92[1];
+  void (*ReleaseStatus)(OrtStatus* status);
+  void (*ReleaseMemoryInfo)(OrtMemoryInfo* info);
+  OrtUnusedSlot unused_95[4];
+  void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);
+  OrtUnusedSlot unused_100[32];
+  void (*ReleaseAllocator)(OrtAllocator* allocator);
+  OrtUnusedSlot unused_133[120];
+  OrtStatus* (*KernelContext_GetAllocator)(const OrtKernelContext* context, const OrtMemoryInfo* info,
+                                           OrtAllocator** out);
+  OrtUnusedSlot unused_254[14];
+  OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context, size_t index,
+                                                    OrtTensorTypeAndShapeInfo** out);
+  OrtStatus* (*ShapeInferContext_GetAttribute)(const OrtShapeInferContext* context, const char* name,
+                                               const OrtOpAttr** out);
+  OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context, size_t index,
+                                                     const OrtTensorTypeAndShapeInfo* info);
+  OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names, size_t count);
+  OrtStatus* (*ReadOpAttr)(const OrtOpAttr* attribute, OrtOpAttrType type, void* data, size_t size,
+                           size_t* out);
+  OrtUnusedSlot unused_273[1];
+  OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext* context, void (*task)(void*, size_t),
+                                          size_t total, size_t batches, void* data);
+};
+
+struct OrtApiBase {
+  const OrtApi* (*GetApi)(uint32_t version) noexcept;
+  const char* (*GetVersionString)() noexcept;
+};
+
+// As of API version 17. A null CreateKernel and KernelCompute say that the V2 forms, which report a status,
+// are used.
+struct OrtCustomOp {
+  uint32_t version;
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  ONNXTensorElementDataType (*GetInputType)(const OrtCustomOp*, size_t index);
+  size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  ONNXTensorElementDataType (*GetOutputType)(const OrtCustomOp*, size_t index);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void* kernel, OrtKernelContext*);
+  void (*KernelDestroy)(void* kernel);
+  OrtCustomOpInputOutputCharacteristic (*GetInputCharacteristic)(const OrtCustomOp*, size_t index);
+  OrtCustomOpInputOutputCharacteristic (*GetOutputCharacteristic)(const OrtCustomOp*, size_t index);
+  OrtMemType (*GetInputMemoryType)(const OrtCustomOp*, size_t index);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void** kernel);
+  OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+};
+
+}  // extern "C"
+
+constexpr uint32_t kOrtApiVersion = 17;
+
+#define SPARSE_OPS_CHECK_SLOT(member, slot) \
+  static_assert(offsetof(OrtApi, member) == (slot) * sizeof(void*), "OrtApi::" #member " left its slot")
+SPARSE_OPS_CHECK_SLOT(CreateStatus, 0);
+SPARSE_OPS_CHECK_SLOT(GetErrorMessage, 2);
+SPARSE_OPS_CHECK_SLOT(CreateCustomOpDomain, 26);
+SPARSE_OPS_CHECK_SLOT(CustomOpDomain_Add, 27);
+SPARSE_OPS_CHECK_SLOT(AddCustomOpDomain, 28);
+SPARSE_OPS_CHECK_SLOT(GetTensorMutableData, 51);
+SPARSE_OPS_CHECK_SLOT(CreateTensorTypeAndShapeInfo, 57);
+SPARSE_OPS_CHECK_SLOT(SetTensorElementType, 58);
+SPARSE_OPS_CHECK_SLOT(SetDimensions, 59);
+SPARSE_OPS_CHECK_SLOT(GetDimensionsCount, 61);
+SPARSE_OPS_CHECK_SLOT(GetDimensions, 62);
+SPARSE_OPS_CHECK_SLOT(GetSymbolicDimensions, 63);
+SPARSE_OPS_CHECK_SLOT(GetTensorTypeAndShape, 65);
+SPARSE_OPS_CHECK_SLOT(CreateCpuMemoryInfo, 69);
+SPARSE_OPS_CHECK_SLOT(AllocatorAlloc, 75);
+SPARSE_OPS_CHECK_SLOT(AllocatorFree, 76);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_float, 85);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_int64, 86);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_string, 87);
+SPARSE_OPS_CHECK_SLOT(KernelContext_GetInput, 90);
+SPARSE_OPS_CHECK_SLOT(KernelContext_GetOutput, 91);
+SPARSE_OPS_CHECK_SLOT(ReleaseStatus, 93);
+SPARSE_OPS_CHECK_SLOT(ReleaseMemoryInfo, 94);
+SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
+SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
+SPARSE_OPS_CHECK_SLOT(KernelContext_GetAllocator, 253);
+SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetInputTypeShape, 268);
+SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetAttribute, 269);
+SPARSE_OPS_CHECK_SLOT(ShapeInferContext_SetOutputTypeShape, 270);
+SPARSE_OPS_CHECK_SLOT(SetSymbolicDimensions, 271);
+SPARSE_OPS_CHECK_SLOT(ReadOpAttr, 272);
+SPARSE_OPS_CHECK_SLOT(KernelContext_ParallelFor, 274);
+#undef SPARSE_OPS_CHECK_SLOT
+static_assert(offsetof(OrtCustomOp, CreateKernelV2) == 17 * sizeof(void*),
+              "OrtCustomOp::CreateKernelV2 is word 17");
+static_assert(offsetof(OrtCustomOp, GetEndVersion) == 21 * sizeof(void*),
+              "OrtCustomOp::GetEndVersion is word 21");

@@ -1,0 +1,75 @@
+#pragma once
+
+#include "attention/packed_attention_cpu.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+struct SoftmaxAttentionScratch {
+  float *query_panel, *scores, *maxima, *sums;
+
+  int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
+    ScratchLayout layout(base);
+    query_panel = layout.Take(head_size * kPanelQueries);
+    scores = layout.Take(longest_sequence * kPanelQueries);
+    maxima = layout.Take(kMaxClasses * kPanelQueries);
+    sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
+    return layout.used();
+  }
+};
+
+inline size_t SoftmaxAttentionScratchFloats(int64_t longest_sequence, int64_t head_size) {
+  return static_cast<size_t>(SoftmaxAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
+}
+
+// Replaces kLanes rows of scores by exp(score - maximum) and returns 1 / their sums: 0 for a row of only
+// -inf, NaN for a row with NaN or +inf.
+inline Floats ExponentiateColumn(float* scores, int64_t keys, const float* maxima, int64_t classes) {
+  Floats maximum = Broadcast(-kInfinity);
+  for (int64_t c = 0; c < classes; ++c) maximum = Max(Load(maxima + c * kPanelQueries), maximum);
+  const Floats shift = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
+  Floats sum[2] = {};
+  for (int64_t j = 0; j < keys; ++j) {
+    const Floats weight = ExpNonPositive(Load(scores + j * kPanelQueries) - shift);
+    Store(scores + j * kPanelQueries, weight);
+    sum[j % 2] = sum[j % 2] + weight;
+  }
+  const Floats total = sum[0] + sum[1];
+  return Select(NotAtMost(total, Floats{}), Broadcast(1.0f) / total, Floats{});
+}
+
+inline void SoftmaxAttention(const PackedAttention& tensors, const QueryRange& range, float* scratch) {
+  const int64_t head_size = tensors.head_size;
+  const ptrdiff_t stride = tensors.num_heads * head_size;
+  const int64_t sums_stride = RoundUp(head_size, kLanes);
+  const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
+  const float* key = tensors.key + sequence;
+  const float* value = tensors.value + sequence;
+  SoftmaxAttentionScratch at;
+  at.Lay(scratch, range.sequence_length, head_size);
+
+  for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
+    const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale,
+                at.query_panel);
+    const auto score = queries > kLanes ? ScorePanel<2> : ScorePanel<1>;
+    const int64_t classes =
+        score(at.query_panel, key, stride, range.sequence_length, head_size, at.scores, at.maxima);
+
+    for (int64_t column = 0; column < queries; column += kLanes) {
+      const Floats normalizer =
+          ExponentiateColumn(at.scores + column, range.sequence_length, at.maxima + column, classes);
+      for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(at.sums + i, Floats{});
+      AddDense<false>(at.scores + column, kPanelQueries, nullptr, range.sequence_length, value, stride,
+                      head_size, at.sums, sums_stride);
+      const int64_t rows = Min(kLanes, queries - column);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* output = tensors.output + sequence + (begin + column + r) * stride;
+        for (int64_t d = 0; d < head_size; ++d) output[d] = at.sums[r * sums_stride + d] * normalizer[r];
+      }
+    }
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

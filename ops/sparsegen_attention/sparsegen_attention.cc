@@ -1,0 +1,33 @@
+#include "sparsegen_attention/sparsegen_attention.h"
+
+#include "cpu/instruction_set.h"
+#include "sparsegen_lin/sparsegen_lin.h"
+
+namespace sparse_ops {
+
+SparsegenAttention::SparsegenAttention(const KernelInfo& info)
+    : attributes_(info, kName), factor_(SparsegenFactor(info, kName)) {}
+
+void SparsegenAttention::InferShapes(ShapeContext& context) {
+  context.SetOutputLike(0, 0);
+  context.SetOutputRowsLike(1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, 0, "num_heads");
+}
+
+void SparsegenAttention::Compute(KernelContext& context) const {
+  const AttentionInputs inputs(attributes_, context);
+  PackedAttention tensors{};
+  tensors.query = inputs.query.data;
+  tensors.key = inputs.key.data;
+  tensors.value = inputs.value.data;
+  tensors.output = context.GetOutput<float>(0, inputs.query.shape);
+  tensors.support = context.GetOutput<int32_t>(1, {inputs.tokens, attributes_.num_heads});
+  tensors.num_heads = attributes_.num_heads;
+  tensors.head_size = inputs.head_size;
+  tensors.scale = inputs.scale;
+  tensors.factor = factor_;
+  const Kernels& kernels = ChosenKernels();
+  RunPackedAttention(context, inputs, tensors, kernels.sparsegen_attention,
+                     kernels.sparsegen_attention_scratch);
+}
+
+}  // namespace sparse_ops

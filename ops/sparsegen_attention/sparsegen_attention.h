@@ -1,0 +1,25 @@
+#pragma once
+
+#include "attention/packed_attention.h"
+
+namespace sparse_ops {
+
+class SparsegenAttention {
+ public:
+  static constexpr const char* kName = "SparsegenAttention";
+  static constexpr ONNXTensorElementDataType kInputs[] = {
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
+  static constexpr ONNXTensorElementDataType kOutputs[] = {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+                                                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
+
+  explicit SparsegenAttention(const KernelInfo& info);
+  static void InferShapes(ShapeContext& context);
+  void Compute(KernelContext& context) const;
+
+ private:
+  AttentionAttributes attributes_;
+  float factor_;
+};
+
+}  // namespace sparse_ops

@@ -1,0 +1,93 @@
+#pragma once
+
+#include "attention/packed_attention_cpu.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+struct SparsegenAttentionScratch {
+  float *query_panel, *scores, *maxima, *weights, *sums;
+  int32_t *keys, *positive;
+
+  int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
+    ScratchLayout layout(base);
+    query_panel = layout.Take(head_size * kPanelQueries);
+    scores = layout.Take(longest_sequence * kPanelQueries);
+    maxima = layout.Take(kMaxClasses * kPanelQueries);
+    weights = layout.Take(longest_sequence * kLanes);
+    sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
+    keys = reinterpret_cast<int32_t*>(layout.Take(longest_sequence));
+    positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(longest_sequence, 32) / 32 * kLanes));
+    return layout.used();
+  }
+};
+
+inline size_t SparsegenAttentionScratchFloats(int64_t longest_sequence, int64_t head_size) {
+  return static_cast<size_t>(SparsegenAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
+}
+
+// A weight above 0 costs SumSparse about this many times what any weight, zero or not, costs AddDense:
+// measured 5, 3 and 2 on 16, 8 and 4 lanes.
+constexpr int64_t kSparseCost = kLanes / 4 + 1;
+
+// Weighted sums of the values for kLanes queries, whose first output row is `output`.
+inline void SumValues(const Survivors& survivors, const float* value, ptrdiff_t stride, int64_t head_size,
+                      int64_t rows, float* sums, float* output) {
+  int64_t pairs = 0;
+  for (int64_t r = 0; r < rows; ++r) pairs += survivors.support[r];
+  if (pairs * kSparseCost <= survivors.count * kLanes) {
+    for (int64_t r = 0; r < rows; ++r) {
+      SumSparse(survivors, r, value, stride, head_size, output + r * stride);
+    }
+    return;
+  }
+  const int64_t sums_stride = RoundUp(head_size, kLanes);
+  for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(sums + i, Floats{});
+  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, stride, head_size, sums,
+                 sums_stride);
+  for (int64_t r = 0; r < rows; ++r) {
+    __builtin_memcpy(output + r * stride, sums + r * sums_stride,
+                     static_cast<size_t>(head_size) * sizeof(float));
+  }
+}
+
+inline void SparsegenAttention(const PackedAttention& tensors, const QueryRange& range, float* scratch) {
+  const int64_t head_size = tensors.head_size;
+  const ptrdiff_t stride = tensors.num_heads * head_size;
+  const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
+  const float* key = tensors.key + sequence;
+  const float* value = tensors.value + sequence;
+  SparsegenAttentionScratch at;
+  at.Lay(scratch, range.sequence_length, head_size);
+
+  for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
+    const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale,
+                at.query_panel);
+    const auto score = queries > kLanes ? ScorePanel<2> : ScorePanel<1>;
+    const int64_t classes =
+        score(at.query_panel, key, stride, range.sequence_length, head_size, at.scores, at.maxima);
+
+    for (int64_t column = 0; column < queries; column += kLanes) {
+      const int64_t rows = Min(kLanes, queries - column);
+      Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
+      SolveSparsegen({at.scores + column, kPanelQueries, range.sequence_length, at.maxima + column,
+                      kPanelQueries, classes},
+                     tensors.factor, rows, &survivors);
+      const int64_t row = range.sequence_begin + begin + column;
+      float* output = tensors.output + row * stride + range.head * head_size;
+      SumValues(survivors, value, stride, head_size, rows, at.sums, output);
+
+      const unsigned nan = Bits(survivors.nan);
+      for (int64_t r = 0; r < rows; ++r) {
+        const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
+        tensors.support[(row + r) * tensors.num_heads + range.head] =
+            is_nan ? static_cast<int32_t>(range.sequence_length) : survivors.support[r];
+        for (int64_t d = 0; is_nan && d < head_size; ++d) output[r * stride + d] = __builtin_nanf("");
+      }
+    }
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

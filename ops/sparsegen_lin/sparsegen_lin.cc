@@ -1,0 +1,63 @@
+#include "sparsegen_lin/sparsegen_lin.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/instruction_set.h"
+#include "runtime/status.h"
+
+namespace sparse_ops {
+namespace {
+
+constexpr int64_t kTaskElements = int64_t{1} << 15;
+
+}  // namespace
+
+float SparsegenFactor(const KernelInfo& info, const char* op) {
+  const char* accepted = "a finite number < 1";
+  const float lambd = info.Float("lambd", accepted);
+  if (!(lambd < 1.0f) || std::isinf(lambd)) {
+    throw InvalidArgument(Message(op, ": attribute lambd is ", lambd, "; accepted: ", accepted));
+  }
+  return static_cast<float>(1.0 / (1.0 - static_cast<double>(lambd)));
+}
+
+SparsegenLin::SparsegenLin(const KernelInfo& info)
+    : factor_(SparsegenFactor(info, kName)), axis_(info.IntOr("axis", -1, "an integer")) {}
+
+void SparsegenLin::InferShapes(ShapeContext& context) { context.SetOutputLike(0, 0); }
+
+void SparsegenLin::Compute(KernelContext& context) const {
+  const Input<float> scores = context.GetInput<float>(0);
+  const int64_t rank = static_cast<int64_t>(scores.shape.size());
+  if (rank == 0) {
+    throw InvalidArgument(Message(kName, ": scores is a scalar; accepted: rank 1 or more"));
+  }
+  if (axis_ < -rank || axis_ >= rank) {
+    throw InvalidArgument(Message(kName, ": attribute axis is ", axis_, "; accepted for scores of shape ",
+                                  ToString(scores.shape), ": ", -rank, " to ", rank - 1));
+  }
+  const size_t axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
+  AxisRows rows{scores.data, context.GetOutput<float>(0, scores.shape), scores.shape[axis], 1};
+  int64_t count = 1;
+  for (size_t i = 0; i < scores.shape.size(); ++i) {
+    if (i > axis) rows.inner *= scores.shape[i];
+    if (i != axis) count *= scores.shape[i];
+  }
+  if (count == 0 || rows.length == 0) return;
+
+  const Kernels& kernels = ChosenKernels();
+  const int64_t block = kernels.row_block;
+  const int64_t blocks_per_task = std::max<int64_t>(1, kTaskElements / (block * rows.length));
+  const int64_t rows_per_task = blocks_per_task * block;
+  const auto tasks = static_cast<size_t>((count + rows_per_task - 1) / rows_per_task);
+  context.ParallelFor(tasks, kernels.sparsegen_lin_scratch(rows.length), [&](size_t task, float* memory) {
+    const int64_t begin = static_cast<int64_t>(task) * rows_per_task;
+    const int64_t end = std::min(count, begin + rows_per_task);
+    for (int64_t row = begin; row < end; row += block) {
+      kernels.sparsegen_lin(rows, factor_, row, std::min(block, end - row), memory);
+    }
+  });
+}
+
+}  // namespace sparse_ops

@@ -1,0 +1,154 @@
+// The threshold of sparsegen-lin for kLanes rows at once: a vector holds the scores of kLanes rows for one
+// key, so nothing is ever added or compared across lanes and a row's result cannot depend on its neighbours.
+//
+// With v_j = (e_j - max e) / (1 - lambda), tau is the root of f(t) = sum max(0, v_j - t) - 1 (SSAF, Eq. 6).
+// Newton's method from the left, t <- (sum_{v_j > t} v_j - 1) / #{v_j > t}, rises monotonically and ends
+// exactly at the root once the set no longer changes. Every step at least quarters the product of f and its
+// slope, so float32 with 2^31 keys cannot need more than log4(2^24 * 2^31 * 2^31) = 43 steps; kMaxSteps
+// bounds the loop should rounding interfere.
+//
+// The root over any subset of the keys is a lower bound of tau. The caller hands in the maxima of classes of
+// keys, themselves such a subset; their root discards almost every key, and the exact root needs only the
+// rest.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+constexpr int kMaxSteps = 64;
+// Far above the rounding of a root over kMaxClasses values in [-1, 0], far below what would cost extra
+// candidates.
+constexpr float kBoundSlack = 1e-5f;
+constexpr int64_t kMaxClasses = 64;
+
+// values: count vectors; start: at most the root, or +inf in lanes that hold no row. The first `first` values
+// and the rest are added up apart, which hides the latency of the additions. A value that is not above tau
+// changes no sum, so a row's root depends on its own values in either part, never on those kept for its
+// neighbours.
+inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Floats start) {
+  const int64_t both = Min(first, count - first);
+  Floats tau = start;
+  for (int step = 0; step < kMaxSteps; ++step) {
+    Floats sum[2] = {};
+    Ints above[2] = {};
+    const auto add = [&](int part, int64_t t) {
+      const Floats v = Load(values + t * kLanes);
+      const Mask in = Above(v, tau);
+      sum[part] = AddIf(in, sum[part], v);
+      above[part] = CountIf(in, above[part]);
+    };
+    for (int64_t t = 0; t < both; ++t) {
+      add(0, t);
+      add(1, first + t);
+    }
+    for (int64_t t = both; t < first; ++t) add(0, t);
+    for (int64_t t = first + both; t < count; ++t) add(1, t);
+    // An empty set gives -inf, which never rises.
+    const Floats next =
+        (sum[0] + sum[1] - Broadcast(1.0f)) / __builtin_convertvector(above[0] + above[1], Floats);
+    const Mask rises = Above(next, tau);
+    if (!Any(rises)) break;
+    tau = Select(rises, next, tau);
+  }
+  return tau;
+}
+
+// Scores of kLanes rows: vector j, at scores + j * stride, belongs to key j. Class maxima likewise.
+struct ScoreColumn {
+  const float* scores;
+  ptrdiff_t stride;
+  int64_t keys;
+  const float* maxima;
+  ptrdiff_t maxima_stride;
+  int64_t classes;
+};
+
+// The keys that at least one of the rows attends to: the even ones in rising order, then the odd ones. Each
+// array has room for all keys.
+struct Survivors {
+  float* weights;     // count vectors: max(0, v - tau)
+  int32_t* keys;      // count: to which key each belongs
+  int32_t* positive;  // ceil(count / 32) vectors: bit i of vector w says that the row's weight 32 * w + i is
+                      // above 0
+  int64_t count;
+  Ints support;  // weights above 0 of each row
+  Mask nan;      // rows with a NaN or +inf score: their result is NaN, whatever stands in their weights
+};
+
+// factor = 1 / (1 - lambda); rows beyond `rows` hold nothing. A score of -inf weighs 0, and so does every
+// score of a row that has no other.
+inline void SolveSparsegen(const ScoreColumn& column, float factor, int64_t rows, Survivors* survivors) {
+  Floats maximum = Broadcast(-kInfinity);
+  for (int64_t c = 0; c < column.classes; ++c) {
+    maximum = Max(Load(column.maxima + c * column.maxima_stride), maximum);
+  }
+  const Floats shift = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
+  const Floats scale = Broadcast(factor);
+
+  alignas(64) float bound_values[kMaxClasses * kLanes];
+  for (int64_t c = 0; c < column.classes; ++c) {
+    Store(bound_values + c * kLanes, (Load(column.maxima + c * column.maxima_stride) - shift) * scale);
+  }
+  alignas(64) float start_lanes[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) start_lanes[lane] = lane < rows ? -1.0f : kInfinity;
+  const Floats bound = RootFromLeft(bound_values, column.classes / 2, column.classes, Load(start_lanes)) -
+                       Broadcast(kBoundSlack);
+
+  // Without a branch: whether a key is kept is close to random. Even keys first, then odd ones: the parts of
+  // RootFromLeft must not depend on what the neighbours keep.
+  const int64_t odd_begin = (column.keys + 1) / 2;
+  int64_t even = 0;
+  int64_t odd = 0;
+  const auto keep = [&](int64_t begin, int64_t kept, int64_t j) {
+    const Floats v = (Load(column.scores + j * column.stride) - shift) * scale;
+    Store(survivors->weights + (begin + kept) * kLanes, v);
+    survivors->keys[begin + kept] = static_cast<int32_t>(j);
+    return kept + (Any(NotAtMost(v, bound)) ? 1 : 0);
+  };
+  for (int64_t j = 0; j + 2 <= column.keys; j += 2) {
+    even = keep(0, even, j);
+    odd = keep(odd_begin, odd, j + 1);
+  }
+  if (column.keys % 2 != 0) even = keep(0, even, column.keys - 1);
+  for (int64_t t = 0; t < odd; ++t) {
+    Store(survivors->weights + (even + t) * kLanes, Load(survivors->weights + (odd_begin + t) * kLanes));
+    survivors->keys[even + t] = survivors->keys[odd_begin + t];
+  }
+  const int64_t count = even + odd;
+  const Floats tau = RootFromLeft(survivors->weights, even, count, bound);
+
+  Ints support = Ints{};
+  Mask nan = Mask{};
+  for (int64_t begin = 0; begin < count; begin += 32) {
+    Ints positive = Ints{};
+    for (int64_t t = begin; t < Min(count, begin + 32); ++t) {
+      const Floats v = Load(survivors->weights + t * kLanes);
+      const Mask in = Above(v, tau);
+      nan = Or(nan, IsNan(v));
+      support = CountIf(in, support);
+      positive = SetIf(in, positive, static_cast<int>(1u << (t - begin)));
+      Store(survivors->weights + t * kLanes, Select(in, v - tau, Floats{}));
+    }
+    __builtin_memcpy(survivors->positive + begin / 32 * kLanes, &positive, sizeof(positive));
+  }
+  survivors->count = count;
+  survivors->support = support;
+  survivors->nan = nan;
+}
+
+// Calls visit(t) for every weight t of a row that is above 0, in rising order of t.
+template <class Visit>
+inline void ForEachPositive(const Survivors& survivors, int64_t row, const Visit& visit) {
+  for (int64_t begin = 0; begin < survivors.count; begin += 64) {
+    const int32_t* words = survivors.positive + begin / 32 * kLanes + row;
+    uint64_t bits = static_cast<uint32_t>(words[0]);
+    if (begin + 32 < survivors.count)
+      bits |= static_cast<uint64_t>(static_cast<uint32_t>(words[kLanes])) << 32;
+    for (; bits != 0; bits &= bits - 1) visit(begin + __builtin_ctzll(bits));
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

@@ -1,0 +1,26 @@
+"""The op library, once for every instruction set this processor runs."""
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from one_op import library_under_test
+
+INSTRUCTION_SETS = ("generic", "avx2", "avx512")
+
+
+@pytest.fixture(scope="session", params=INSTRUCTION_SETS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the library that runs one instruction set: each file chooses once, when it is first asked."""
+    wanted: str = request.param
+    copy = tmp_path_factory.mktemp(wanted) / f"libsparse_ops_{wanted}.so"
+    shutil.copyfile(library_under_test(), copy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "SPARSE_OPS_INSTRUCTION_SET", wanted)
+        chosen = ctypes.CDLL(str(copy)).SparseOpsInstructionSet
+        chosen.restype = ctypes.c_char_p
+        if chosen() != wanted.encode():
+            pytest.skip(f"this processor does not run {wanted}")
+    return copy

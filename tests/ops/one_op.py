@@ -1,0 +1,91 @@
+"""Models of one node of our domain, run with a given op library."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnx import TensorProto, helper
+
+from cases import AttentionCase
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
+
+Array = npt.NDArray[Any]
+
+OUTPUTS: dict[str, dict[str, int]] = {
+    "SparsegenLin": {"weights": TensorProto.FLOAT},
+    "SparsegenAttention": {"output": TensorProto.FLOAT, "support": TensorProto.INT32},
+    "SoftmaxAttention": {"output": TensorProto.FLOAT},
+}
+
+
+def library_under_test() -> Path:
+    """Return the installed library, or the one SPARSE_OPS_TEST_LIBRARY names: a build with sanitizers."""
+    return Path(os.environ.get("SPARSE_OPS_TEST_LIBRARY") or library_path())
+
+
+def op_model(
+    op: str, inputs: dict[str, Array], shapes: dict[str, Any] | None = None, **attributes: Any
+) -> bytes:
+    """Return a serialized model; input types come from the arrays, shapes from `shapes` or unknown sizes."""
+    values = [
+        helper.make_tensor_value_info(
+            name,
+            helper.np_dtype_to_tensor_dtype(array.dtype),
+            shapes[name] if shapes else [None] * array.ndim,
+        )
+        for name, array in inputs.items()
+    ]
+    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in OUTPUTS[op].items()]
+    node = helper.make_node(op, list(inputs), list(OUTPUTS[op]), domain=DOMAIN, **attributes)
+    model = helper.make_model(
+        helper.make_graph([node], "one_op", values, results),
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, OPSET_VERSION)],
+        ir_version=9,
+    )
+    return model.SerializeToString()  # type: ignore[no-any-return]
+
+
+def session_options(library: Path, threads: int = 1) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    return options
+
+
+def open_session(model: bytes, library: Path, threads: int = 1) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(
+        model, session_options(library, threads), providers=["CPUExecutionProvider"]
+    )
+
+
+def run_op(
+    library: Path, op: str, inputs: dict[str, Array], threads: int = 1, **attributes: Any
+) -> list[Array]:
+    answers: list[Array] = open_session(op_model(op, inputs, **attributes), library, threads).run(
+        None, inputs
+    )
+    return answers
+
+
+def attention_inputs(case: AttentionCase) -> dict[str, Array]:
+    query, key, value = case.inputs()
+    return {"query": query, "key": key, "value": value, "cu_seqlens": case.cu_seqlens}
+
+
+def attention_attributes(op: str, case: AttentionCase) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale}
+    return attributes | ({"lambd": case.lambd} if op == "SparsegenAttention" else {})
+
+
+def run_attention(library: Path, op: str, case: AttentionCase, threads: int = 1) -> list[Array]:
+    return run_op(library, op, attention_inputs(case), threads, **attention_attributes(op, case))
+
+
+def bits(array: Array) -> Array:
+    """Return a float32 array's bit patterns: equal only where the last bit is."""
+    return np.ascontiguousarray(array).view(np.uint32)

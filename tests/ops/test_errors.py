@@ -1,0 +1,152 @@
+"""Every refusal is a status that says what was wrong, what was received and what is accepted."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_op import Array, attention_inputs, library_under_test, op_model, open_session, run_op
+
+from cases import AttentionCase
+
+CASE = AttentionCase("errors", (4, 6), 2, 16)
+SCORES = {"scores": np.zeros((2, 3), np.float32)}
+SPARSEGEN = {"num_heads": 2, "lambd": -4.0}
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return library_under_test()
+
+
+def refusal(library: Path, op: str, inputs: dict[str, Array], attributes: dict[str, Any]) -> str:
+    with pytest.raises(Exception, match=op) as error:
+        run_op(library, op, inputs, **attributes)
+    assert "\n" not in str(error.value).strip()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "attribute lambd is missing; accepted: a finite number < 1"),
+        ({"lambd": 1.0}, "attribute lambd is 1; accepted: a finite number < 1"),
+        ({"lambd": float("nan")}, "attribute lambd is nan; accepted"),
+        ({"lambd": float("-inf")}, "attribute lambd is -inf; accepted"),
+        ({"lambd": -4}, "attribute lambd has the wrong type; accepted"),
+        ({"lambd": "-4"}, "attribute lambd has the wrong type; accepted"),
+        ({"lambd": 0.0, "axis": 2}, "attribute axis is 2; accepted for scores of shape (2, 3): -2 to 1"),
+        ({"lambd": 0.0, "axis": -3}, "attribute axis is -3; accepted"),
+        ({"lambd": 0.0, "axis": 1.0}, "attribute axis has the wrong type; accepted: an integer"),
+    ],
+)
+def test_sparsegen_lin_attributes(library: Path, attributes: dict[str, Any], message: str) -> None:
+    assert f"SparsegenLin: {message}" in refusal(library, "SparsegenLin", SCORES, attributes)
+
+
+def test_sparsegen_lin_of_a_scalar(library: Path) -> None:
+    message = refusal(library, "SparsegenLin", {"scores": np.array(1, np.float32)}, {"lambd": 0.0})
+    assert "scores is a scalar; accepted: rank 1 or more" in message
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"num_heads": 2}, "attribute lambd is missing"),
+        ({"lambd": -4.0}, "attribute num_heads is missing; accepted: an integer >= 1"),
+        (SPARSEGEN | {"num_heads": 0}, "attribute num_heads is 0; accepted: an integer >= 1"),
+        (SPARSEGEN | {"num_heads": -2}, "attribute num_heads is -2; accepted"),
+        (SPARSEGEN | {"num_heads": 2.0}, "attribute num_heads has the wrong type"),
+        (SPARSEGEN | {"num_heads": 3}, "num_heads is 3, which does not divide the width of query, 32"),
+        (SPARSEGEN | {"num_heads": 8}, "head size is 4 (width 32 / num_heads 8); accepted: 8 to 128"),
+        (SPARSEGEN | {"scale": -0.5}, "attribute scale is -0.5; accepted: a finite number >= 0"),
+        (SPARSEGEN | {"scale": float("nan")}, "attribute scale is nan; accepted"),
+        (SPARSEGEN | {"scale": float("inf")}, "attribute scale is inf; accepted"),
+        (SPARSEGEN | {"scale": 1}, "attribute scale has the wrong type"),
+        (SPARSEGEN | {"lambd": 1.5}, "attribute lambd is 1.5; accepted"),
+    ],
+)
+def test_attention_attributes(library: Path, attributes: dict[str, Any], message: str) -> None:
+    found = refusal(library, "SparsegenAttention", attention_inputs(CASE), attributes)
+    assert f"SparsegenAttention: {message}" in found or message in found
+
+
+WIDE = np.zeros((10, 258), np.float32)
+
+
+@pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"query": np.zeros((1, 10, 32), np.float32)},
+            "query has shape (1, 10, 32); accepted: (tokens,",
+        ),
+        ({"query": np.zeros(10, np.float32)}, "query has shape (10,); accepted"),
+        (
+            {"key": np.zeros((9, 32), np.float32)},
+            "have shapes (10, 32), (9, 32), (10, 32)",
+        ),
+        (
+            {"value": np.zeros((10, 34), np.float32)},
+            "have shapes (10, 32), (10, 32), (10, 34)",
+        ),
+        (
+            {"query": WIDE, "key": WIDE, "value": WIDE},
+            "head size is 129 (width 258 / num_heads 2); accepted",
+        ),
+        (
+            {"cu_seqlens": np.zeros((2, 1), np.int32)},
+            "cu_seqlens has shape (2, 1); accepted: (seq",
+        ),
+        ({"cu_seqlens": np.zeros(0, np.int32)}, "cu_seqlens has shape (0,); accepted: (seq"),
+        ({"cu_seqlens": np.array([1, 10], np.int32)}, "cu_seqlens[0] is 1; accepted: 0"),
+        ({"cu_seqlens": np.array([0, 7, 5, 10], np.int32)}, "cu_seqlens decreases from 7 to 5 at position 2"),
+        (
+            {"cu_seqlens": np.array([0, 2**31 - 1, 10], np.int32)},
+            "cu_seqlens decreases from 2147483647 to",
+        ),
+        ({"cu_seqlens": np.array([0, -3, 10], np.int32)}, "cu_seqlens decreases from 0 to -3 at position 1"),
+        (
+            {"cu_seqlens": np.array([0, 9], np.int32)},
+            "cu_seqlens ends with 9; accepted: 10, the",
+        ),
+        ({"cu_seqlens": np.array([0, 11], np.int32)}, "cu_seqlens ends with 11; accepted: 10"),
+        ({"cu_seqlens": np.array([0], np.int32)}, "cu_seqlens ends with 0; accepted: 10"),
+    ],
+)
+def test_attention_inputs(library: Path, op: str, changed: dict[str, Array], message: str) -> None:
+    attributes = SPARSEGEN if op == "SparsegenAttention" else {"num_heads": 2}
+    assert message in refusal(library, op, attention_inputs(CASE) | changed, attributes)
+
+
+def test_a_session_answers_after_a_refusal(library: Path) -> None:
+    inputs = attention_inputs(CASE)
+    session = open_session(op_model("SparsegenAttention", inputs, **SPARSEGEN), library)
+    expected = session.run(None, inputs)
+    with pytest.raises(Exception, match="cu_seqlens"):
+        session.run(None, inputs | {"cu_seqlens": np.array([0, 3], np.int32)})
+    for found, value in zip(session.run(None, inputs), expected, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "dtype"),
+    [
+        ("SparsegenLin", "scores", np.float64),
+        ("SparsegenLin", "scores", np.float16),
+        ("SparsegenAttention", "value", np.float16),
+        ("SparsegenAttention", "cu_seqlens", np.int64),
+        ("SoftmaxAttention", "query", np.float64),
+    ],
+)
+def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: str, dtype: type) -> None:
+    inputs = dict(SCORES) if op == "SparsegenLin" else attention_inputs(CASE)
+    attributes = {"SparsegenLin": {"lambd": 0.0}, "SparsegenAttention": SPARSEGEN}.get(op, {"num_heads": 2})
+    inputs[name] = inputs[name].astype(dtype)
+    model = op_model(op, inputs, **attributes)
+    kind = {np.float64: "double", np.float16: "float16", np.int64: "int64"}[dtype]
+    message = f"'tensor({kind})' of input parameter ({name}) of operator ({op})"
+    with pytest.raises(Exception, match=re.escape(message)):
+        open_session(model, library)

@@ -1,0 +1,162 @@
+"""The library itself: what it exports, how it registers, and what it tells ONNX Runtime of shapes."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnxruntime
+import pytest
+from one_op import (
+    attention_attributes,
+    attention_inputs,
+    library_under_test,
+    op_model,
+    open_session,
+    session_options,
+)
+
+from cases import AttentionCase
+from sparse_serve.op_library import OPSET_VERSION
+
+CASE = AttentionCase("library", (40, 30), 2, 16)
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm, of binutils, is not installed")
+def test_exports_three_functions_only() -> None:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library_under_test())], check=True, capture_output=True, text=True
+    ).stdout
+    exported = {line.split()[-1] for line in listing.splitlines()}
+    assert exported == {"RegisterCustomOps", "SparseOpsVersion", "SparseOpsInstructionSet"}
+
+
+def test_version() -> None:
+    assert ctypes.CDLL(str(library_under_test())).SparseOpsVersion() == OPSET_VERSION
+
+
+@pytest.mark.parametrize("wanted", ["sse9", "AVX2"])
+def test_an_unknown_instruction_set_is_refused(wanted: str) -> None:
+    script = (
+        "import sys, onnxruntime\nonnxruntime.SessionOptions().register_custom_ops_library(sys.argv[1])\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, str(library_under_test())],
+        env=os.environ | {"SPARSE_OPS_INSTRUCTION_SET": wanted},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert f'SPARSE_OPS_INSTRUCTION_SET is "{wanted}"; this processor runs: ' in answer.stderr
+
+
+def test_an_old_runtime_gets_a_status() -> None:
+    """GetApi(17) answers NULL on ONNX Runtime before 1.17: registration must fail, never silently succeed."""
+    create_status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+    get_version = ctypes.CFUNCTYPE(ctypes.c_void_p)
+
+    class ApiBase(ctypes.Structure):
+        _fields_ = (("get_api", get_api), ("get_version", get_version))
+
+    messages: list[bytes] = []
+
+    def status(_code: int, message: bytes) -> int:
+        messages.append(message)
+        return 0xBAD
+
+    version_string = ctypes.create_string_buffer(b"1.16.3")
+    table = (create_status * 1)(create_status(status))
+    base = ApiBase(
+        get_api(lambda version: ctypes.addressof(table) if version == 1 else None),
+        get_version(lambda: ctypes.addressof(version_string)),
+    )
+    register = ctypes.CDLL(str(library_under_test())).RegisterCustomOps
+    register.restype = ctypes.c_void_p
+    assert register(None, ctypes.byref(base)) == 0xBAD
+    assert messages == [b"libsparse_ops.so needs ONNX Runtime 1.17 or newer; this is ONNX Runtime 1.16.3"]
+
+
+def test_registers_on_many_sessions_from_many_threads() -> None:
+    inputs = attention_inputs(CASE)
+    op = "SparsegenAttention"
+    model = op_model(op, inputs, **attention_attributes(op, CASE))
+    expected, _ = open_session(model, library_under_test()).run(None, inputs)
+
+    def answer(_: int) -> bool:
+        output, _support = open_session(model, library_under_test(), threads=2).run(None, inputs)
+        return np.array_equal(output, expected)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(answer, range(32)))
+
+
+def test_one_session_serves_concurrent_runs() -> None:
+    cases = [AttentionCase("run", (5 * i + 1, 33), 2, 16, seed=i) for i in range(12)]
+    op = "SparsegenAttention"
+    session = open_session(
+        op_model(op, attention_inputs(CASE), **attention_attributes(op, CASE)), library_under_test(), 2
+    )
+    expected = [session.run(None, attention_inputs(case))[0] for case in cases]
+
+    def same(i: int) -> bool:
+        output, _support = session.run(None, attention_inputs(cases[i % 12]))
+        return np.array_equal(output, expected[i % 12])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(same, range(200)))
+
+
+@pytest.mark.parametrize("tokens", [70, "tokens"])
+def test_attention_shapes_are_inferred(tokens: int | str) -> None:
+    inputs = attention_inputs(CASE)
+    shapes = {name: [tokens, 32] for name in ("query", "key", "value")} | {"cu_seqlens": ["borders"]}
+    for op, expected in (
+        ("SparsegenAttention", [[tokens, 32], [tokens, 2]]),
+        ("SoftmaxAttention", [[tokens, 32]]),
+    ):
+        model = op_model(op, inputs, shapes, **attention_attributes(op, CASE))
+        results = open_session(model, library_under_test()).get_outputs()
+        assert [result.shape for result in results] == expected
+
+
+@pytest.mark.parametrize("shape", [[2, 3], ["rows", 3], ["rows", "columns", 5]])
+def test_sparsegen_lin_keeps_the_shape(shape: list[int | str]) -> None:
+    scores = np.zeros([2] * len(shape), np.float32)
+    model = op_model("SparsegenLin", {"scores": scores}, {"scores": shape}, lambd=0.0)
+    (result,) = open_session(model, library_under_test()).get_outputs()
+    assert result.shape == shape
+
+
+@pytest.mark.parametrize("shape", [None, [None, 32], [None, None]])
+def test_unknown_shapes_run_without_a_warning(
+    shape: list[int | None] | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inputs = attention_inputs(CASE)
+    shapes = dict.fromkeys(inputs, shape) | {"cu_seqlens": None}
+    op = "SparsegenAttention"
+    options = session_options(library_under_test())
+    options.log_severity_level = 2
+    session = onnxruntime.InferenceSession(
+        op_model(op, inputs, shapes, **attention_attributes(op, CASE)),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    output, support = session.run(None, inputs)
+    assert output.shape == (70, 32)
+    assert support.shape == (70, 2)
+    assert not capfd.readouterr().err
+
+
+def test_the_same_options_serve_two_sessions() -> None:
+    options = session_options(library_under_test())
+    scores = {"scores": np.ones((1, 4), np.float32)}
+    for _ in range(2):
+        session = onnxruntime.InferenceSession(
+            op_model("SparsegenLin", scores, lambd=0.0), options, providers=["CPUExecutionProvider"]
+        )
+        np.testing.assert_allclose(session.run(None, scores)[0], 0.25)

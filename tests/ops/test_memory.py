@@ -1,0 +1,65 @@
+"""Memory of an attention op at length 2048, 12 heads: never near an L×L matrix, and given back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from one_op import library_under_test
+
+LENGTH = 2048
+# Fixed thresholds: glibc raises them when large blocks are freed, and then keeps what a process gave back.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+SCRIPT = """
+import gc, re, sys
+from pathlib import Path
+
+import numpy as np
+from cases import AttentionCase
+from one_op import attention_attributes, attention_inputs, op_model, session_options
+import onnxruntime
+
+library, op, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+status = Path("/proc/self/status")
+
+def kibibytes(field):
+    return int(re.search(field + r":\\s+(\\d+)", status.read_text())[1])
+
+case = AttentionCase("memory", (length,), 12, 64, scores="trained")
+options = session_options(library, threads=2)
+options.enable_cpu_mem_arena = False
+options.enable_mem_pattern = False
+session = onnxruntime.InferenceSession(
+    op_model(op, attention_inputs(case), **attention_attributes(op, case)), options,
+    providers=["CPUExecutionProvider"],
+)
+session.run(None, attention_inputs(AttentionCase("small", (3,), 12, 64)))
+inputs = attention_inputs(case)
+gc.collect()
+before = kibibytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+outputs = session.run(None, inputs)
+peak = kibibytes("VmHWM") - before
+del outputs
+gc.collect()
+for _ in range(20):
+    session.run(None, inputs)
+print(peak, kibibytes("VmRSS") - before)
+"""
+
+
+@pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
+def test_peak_stays_far_under_one_score_matrix(op: str) -> None:
+    tests = Path(__file__).resolve().parent
+    answer = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(library_under_test()), op, str(LENGTH)],
+        env={"PYTHONPATH": f"{tests}:{tests.parent}"} | MALLOC,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    peak, kept = (int(number) * 1024 for number in answer.stdout.split())
+    output = LENGTH * 12 * 64 * 4
+    one_matrix = LENGTH * LENGTH * 4
+    assert output <= peak < output + one_matrix / 4
+    assert kept < one_matrix / 16

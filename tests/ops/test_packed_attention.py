@@ -1,0 +1,159 @@
+"""SparsegenAttention and SoftmaxAttention against float64 numpy, on the case table and on random problems."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_op import (
+    Array,
+    attention_attributes,
+    attention_inputs,
+    bits,
+    library_under_test,
+    run_attention,
+    run_op,
+)
+from reference import packed_attention
+
+from cases import ATTENTION_CASES, AttentionCase
+
+OPS = {"SparsegenAttention": "sparsegen", "SoftmaxAttention": "softmax"}
+MIXED = AttentionCase("mixed", (1, 17, 0, 200, 31, 64, 5), 3, 40, scores="trained")
+
+
+def check(library: Path, op: str, case: AttentionCase, threads: int = 1) -> None:
+    output, *support = run_attention(library, op, case, threads)
+    expected = packed_attention(case, OPS[op])
+    assert output.dtype == np.float32
+    assert output.shape == expected.output.shape
+    if output.size == 0:
+        return
+    assert np.abs(output).max() > 1e-3
+    assert np.abs(output - expected.output).max() <= expected.budget()
+    for counts in support:
+        assert counts.dtype == np.int32
+        assert (counts >= expected.least_support).all()
+        assert (counts <= expected.most_support).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_case_table(library: Path, case: AttentionCase, op: str, threads: int) -> None:
+    check(library, op, case, threads)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    case=st.builds(
+        AttentionCase,
+        name=st.just("random"),
+        lengths=st.lists(st.integers(0, 90), min_size=0, max_size=6).map(tuple),
+        num_heads=st.integers(1, 4),
+        head_size=st.integers(8, 128),
+        lambd=st.floats(-50, 0.9).map(lambda x: float(np.float32(x))),
+        scale=st.sampled_from([0.0, 0.5]),
+        scores=st.sampled_from(["normal", "equal", "peaked", "trained"]),
+        seed=st.integers(0, 2**32 - 1),
+    ),
+    op=st.sampled_from(list(OPS)),
+)
+def test_random_problems(case: AttentionCase, op: str) -> None:
+    check(library_under_test(), op, case, threads=2)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sequence_does_not_depend_on_its_companions(library: Path, op: str, threads: int) -> None:
+    """Bit for bit: alone, among others, and with the others in another order."""
+    inputs = attention_inputs(MIXED)
+    attributes = attention_attributes(op, MIXED)
+    borders = MIXED.cu_seqlens
+    together = run_op(library, op, inputs, threads, **attributes)
+    rows = [np.arange(a, b) for a, b in pairwise(borders)]
+    for own in rows:
+        alone = run_op(library, op, select(inputs, [own]), threads, **attributes)
+        assert_same_bits(alone, [tensor[own] for tensor in together])
+    order = np.random.default_rng(3).permutation(len(rows))
+    shuffled = run_op(library, op, select(inputs, [rows[i] for i in order]), threads, **attributes)
+    assert_same_bits(shuffled, [tensor[np.concatenate([rows[i] for i in order])] for tensor in together])
+
+
+def select(inputs: dict[str, Array], sequences: list[Array]) -> dict[str, Array]:
+    rows = np.concatenate(sequences)
+    borders = np.concatenate([[0], np.cumsum([len(own) for own in sequences])]).astype(np.int32)
+    return {name: inputs[name][rows] for name in ("query", "key", "value")} | {"cu_seqlens": borders}
+
+
+def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def test_dense_and_sparse_sums_agree_where_the_support_changes_over(library: Path) -> None:
+    """Supports from a few keys to all of them, so that both ways of summing the values run."""
+    base = AttentionCase("density", (256,), 1, 64)
+    supports = []
+    for lambd in (0.5, -4.0, -20.0, -100.0, -400.0):
+        case = replace(base, lambd=lambd)
+        check(library, "SparsegenAttention", case)
+        supports.append(run_attention(library, "SparsegenAttention", case)[1].mean())
+    assert supports[0] < 4
+    assert supports[-1] > 200
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_scores_hundreds_apart(library: Path, op: str) -> None:
+    """Where exp vanishes in float32, and sparsegen-lin keeps one key."""
+    check(library, op, AttentionCase("apart", (40, 90), 2, 64, scale=1.0, scores="peaked"))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("length", [5, 50, 200])
+def test_non_finite_scores(library: Path, op: str, length: int) -> None:
+    """Row 0 sees NaN, row 1 +inf, row 2 only −inf, the others −inf at key 0; the next sequence none."""
+    case = AttentionCase("non_finite", (length, length), 1, 16)
+    inputs = attention_inputs(case)
+    query, key = np.abs(inputs["query"]), inputs["key"]
+    key[0] = -np.inf
+    query[0, 3] = np.nan
+    query[1] = -1
+    query[2] = np.inf
+    key[1:length] = -np.abs(key[1:length])
+    inputs |= {"query": query, "key": key}
+    output, *support = run_op(library, op, inputs, **attention_attributes(op, case))
+
+    assert np.isnan(output[:2]).all()
+    assert not output[2].any()
+    without_key_0 = {name: tensor[1:length] for name, tensor in inputs.items() if name != "cu_seqlens"}
+    without_key_0["cu_seqlens"] = np.array([0, length - 1], np.int32)
+    rest, *_ = run_op(library, op, without_key_0, **attention_attributes(op, case))
+    np.testing.assert_allclose(output[3:length], rest[2:], rtol=0, atol=1e-5)
+    assert np.isfinite(output[length:]).all()
+    for counts in support:
+        assert list(counts[:3, 0]) == [length, length, 0]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("borders", [[0], [0, 0], [0, 0, 0]])
+def test_no_tokens(library: Path, op: str, borders: list[int]) -> None:
+    empty = np.zeros((0, 64), np.float32)
+    inputs = {"query": empty, "key": empty, "value": empty, "cu_seqlens": np.array(borders, np.int32)}
+    case = AttentionCase("empty", (), 2, 32)
+    output, *support = run_op(library, op, inputs, **attention_attributes(op, case))
+    assert output.shape == (0, 64)
+    assert all(counts.shape == (0, 2) for counts in support)
+
+
+def test_scale_zero_means_one_over_the_root_of_the_head_size(library: Path) -> None:
+    case = AttentionCase("scale", (20, 50), 2, 48)
+    automatic = run_attention(library, "SparsegenAttention", case)
+    explicit = run_attention(library, "SparsegenAttention", replace(case, scale=48**-0.5))
+    np.testing.assert_allclose(automatic[0], explicit[0], rtol=0, atol=1e-6)
+    inputs = attention_inputs(case)
+    absent = run_op(library, "SparsegenAttention", inputs, num_heads=2, lambd=case.lambd)
+    assert_same_bits(absent, automatic)
