@@ -1,0 +1,200 @@
+"""Validates a repository entry offline: its parts against each other and against a Triton release."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import onnx
+from tokenizers import Tokenizer
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sparse_serve.errors import OpLibraryError, RepositoryError
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_digest, library_version, verify_library
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    GRAPH_NAME,
+    LABELS_NAME,
+    graph_config,
+    graph_signature,
+    load_graph,
+    parameters,
+    public_config,
+    read_config,
+)
+from sparse_serve.repository.entries import (
+    BASELINES_NAME,
+    TOKENIZER_NAME,
+    Entry,
+    read_entry,
+    uses_op_library,
+    versions,
+)
+from sparse_serve.repository.manifest import MANIFEST_NAME, file_digest
+from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
+
+
+class Level(StrEnum):
+    """How a check ended."""
+
+    ok = "ok"
+    warning = "warning"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check."""
+
+    level: Level
+    check: str
+    message: str
+
+
+def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
+    """Check the entry whose public folder is `path` against a Triton release (default: the newest supported).
+
+    Raises:
+        RepositoryError: there is no entry at `path`, or its manifest is malformed.
+        OptionError: the release is not known.
+    """
+    target = release(release_name or DEFAULT_RELEASE)
+    entry = read_entry(path)
+    findings = [
+        *_findings("digests", _digest_faults(entry)),
+        *_findings("public model", _public_faults(entry)),
+        *_findings("op library", _library_faults(entry)),
+    ]
+    baselines = [entry.path / BASELINES_NAME / name for name in entry.manifest.baselines.values()]
+    for folder in (entry.graph_path, *baselines):
+        for version in versions(folder):
+            findings += _findings(f"{folder.name} {version}", _graph_faults(folder, version, target))
+    return findings
+
+
+_Fault = tuple[Level, str]
+
+
+def _findings(check: str, faults: Iterator[_Fault]) -> list[Finding]:
+    """Run one check to its end; a part that cannot be read is its last fault."""
+    found: list[Finding] = []
+    try:
+        found += [Finding(level, check, message) for level, message in faults]
+    except (RepositoryError, OSError) as error:
+        found.append(Finding(Level.error, check, str(error)))
+    return found or [Finding(Level.ok, check, "")]
+
+
+def _digest_faults(entry: Entry) -> Iterator[_Fault]:
+    repository = entry.graph_path.parent
+    recorded = entry.manifest.files
+    for name, digest in recorded.items():
+        path = repository / name
+        if not path.is_file():
+            yield Level.error, f"{name} is missing"
+        elif file_digest(path) != digest:
+            # Scheduling is meant to be tuned; what must agree in it is checked by itself.
+            level = Level.warning if path.name == CONFIG_NAME else Level.error
+            yield level, f"{name} has been changed since it was exported"
+    for folder in (entry.path.resolve(), entry.graph_path):
+        for path in sorted(folder.rglob("*")):
+            name = str(path.relative_to(repository))
+            is_expected = name in recorded or path == entry.path.resolve() / MANIFEST_NAME
+            if path.is_file() and not is_expected and path.parent.name != "__pycache__":
+                yield Level.warning, f"{name} is not of the export"
+
+
+def _public_faults(entry: Entry) -> Iterator[_Fault]:
+    manifest = entry.manifest
+    if manifest.name != entry.name:
+        yield Level.error, f"the folder is '{entry.name}', the manifest says '{manifest.name}'"
+    labels = (entry.path / LABELS_NAME).read_text(encoding="utf-8").splitlines()
+    if labels != list(manifest.labels):
+        yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {list(manifest.labels)}"
+    try:
+        Tokenizer.from_file(str(entry.path / TOKENIZER_NAME))
+    except Exception as error:  # tokenizers raises bare Exception
+        yield Level.error, f"{TOKENIZER_NAME} cannot be read: {error}"
+    config = read_config(entry.path / CONFIG_NAME)
+    wanted = public_config(
+        entry.name,
+        graph_signature(load_graph(entry.graph_path / str(manifest.version) / GRAPH_NAME)),
+        labels=manifest.labels,
+        problem_type=manifest.problem_type,
+        max_length=manifest.max_length,
+    )
+    yield from _config_faults(config, wanted)
+    graph_batch = read_config(entry.graph_path / CONFIG_NAME).max_batch_size
+    if config.max_batch_size > graph_batch:
+        yield (
+            Level.error,
+            f"max_batch_size {config.max_batch_size} is above the graph's {graph_batch}: "
+            "full batches will be refused",
+        )
+    if set(entry.versions) != set(versions(entry.graph_path)):
+        yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
+
+
+def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[_Fault]:
+    path = folder / str(version) / GRAPH_NAME
+    model = load_graph(path)
+    uses_library = uses_op_library(model)
+    wanted = graph_config(folder.name, graph_signature(model), op_library=uses_library)
+    yield from _config_faults(read_config(folder / CONFIG_NAME), wanted)
+    try:
+        onnx.checker.check_model(str(path))
+    except (onnx.checker.ValidationError, OSError) as error:
+        yield Level.error, f"{GRAPH_NAME} is not valid ONNX: {' '.join(str(error).split())}"
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    if opsets.get("", 0) > target.opset:
+        yield (
+            Level.error,
+            f"opset {opsets['']} is above {target.opset}, the newest that ONNX Runtime {target.onnxruntime} "
+            f"of Triton {target.name} runs: export with --triton {target.name}",
+        )
+    if model.ir_version > target.ir_version:
+        yield (
+            Level.error,
+            f"IR version {model.ir_version} is above {target.ir_version}, the newest that ONNX Runtime "
+            f"{target.onnxruntime} of Triton {target.name} loads: export with --triton {target.name}",
+        )
+    if uses_library and opsets.get(DOMAIN) != OPSET_VERSION:
+        yield Level.error, f"version {opsets.get(DOMAIN)} of {DOMAIN}, this package has {OPSET_VERSION}"
+    functions = {function.name for function in model.functions if function.domain == DOMAIN}
+    missing = {node.op_type for node in model.graph.node if node.domain == DOMAIN} - functions
+    if missing:
+        yield Level.warning, f"no fallback for {', '.join(sorted(missing))}: --portable cannot serve it"
+
+
+def _library_faults(entry: Entry) -> Iterator[_Fault]:
+    wanted = entry.manifest.op_library
+    if wanted is None:
+        return
+    try:
+        library = verify_library()
+    except OpLibraryError as error:
+        yield Level.error, str(error)
+        return
+    if library_version(library) != wanted.version:
+        yield (
+            Level.error,
+            f"installed is version {library_version(library)}, the entry was made for {wanted.version}",
+        )
+    elif library_digest(library) != wanted.sha256:
+        yield (
+            Level.warning,
+            "the installed library is another build than the one that passed the export's gates",
+        )
+
+
+def _config_faults(found: ModelConfig, wanted: ModelConfig) -> Iterator[_Fault]:
+    """Compare what must agree; batch size, instances and queues are the operator's."""
+    if found.name not in ("", wanted.name):
+        yield Level.error, f"{CONFIG_NAME} names the model '{found.name}', the folder is '{wanted.name}'"
+    for part in ("backend", "input", "output", "model_operations", "default_model_filename"):
+        if getattr(found, part) != getattr(wanted, part):
+            yield Level.error, f"{CONFIG_NAME} and the graph disagree about {part}"
+    if dict(parameters(wanted)).items() - parameters(found).items():
+        yield Level.error, f"{CONFIG_NAME} lacks parameters of the export: {dict(parameters(wanted))}"
+    if found.max_batch_size < 1:
+        yield Level.error, f"{CONFIG_NAME} has max_batch_size {found.max_batch_size}, at least 1 is needed"

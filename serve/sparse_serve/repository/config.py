@@ -1,0 +1,211 @@
+"""Triton model configurations, built as `ModelConfig` messages and written as protobuf text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
+
+from sparse_serve.errors import RepositoryError
+from sparse_serve.op_library import LIBRARY_NAME
+from sparse_serve.repository.manifest import ProblemType
+
+CONFIG_NAME = "config.pbtxt"
+LABELS_NAME = "labels.txt"
+GRAPH_NAME = "model.onnx"
+WARMUP_TOKENS = 16
+WARMUP_MASK = "attention_mask"
+
+_DATA_TYPES: dict[int, int] = {
+    onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
+    onnx.TensorProto.FLOAT16: DataType.TYPE_FP16,
+    onnx.TensorProto.DOUBLE: DataType.TYPE_FP64,
+    onnx.TensorProto.INT32: DataType.TYPE_INT32,
+    onnx.TensorProto.INT64: DataType.TYPE_INT64,
+    onnx.TensorProto.BOOL: DataType.TYPE_BOOL,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of a graph; `dims` without the batch axis, -1 where free."""
+
+    name: str
+    data_type: int
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a classifier graph, in the file's order."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def output(self, name: str) -> Tensor:
+        """Return the output called `name`.
+
+        Raises:
+            RepositoryError: the graph has no such output.
+        """
+        for tensor in self.outputs:
+            if tensor.name == name:
+                return tensor
+        names = ", ".join(tensor.name for tensor in self.outputs)
+        raise RepositoryError(f"graph has no output '{name}', only {names}")
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """Load an ONNX file without its external weights.
+
+    Raises:
+        RepositoryError: the file is missing or is not ONNX.
+    """
+    try:
+        return onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise RepositoryError(f"graph {path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # protobuf's DecodeError differs between its implementations
+        raise RepositoryError(f"graph {path} is not an ONNX file: {error}") from error
+
+
+def graph_signature(model: onnx.ModelProto) -> Signature:
+    """Read the signature of a batched graph.
+
+    Raises:
+        RepositoryError: a tensor has no free first axis or a type Triton does not know.
+    """
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    return Signature(
+        inputs=tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
+        outputs=tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    tensor_type = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim)
+    if not shape or shape[0] != -1:
+        raise RepositoryError(
+            f"graph tensor '{value.name}' has shape {list(shape)}, its first axis must be free"
+        )
+    if tensor_type.elem_type not in _DATA_TYPES:
+        kind = onnx.TensorProto.DataType.Name(tensor_type.elem_type)
+        raise RepositoryError(f"graph tensor '{value.name}' is of type {kind}, which Triton does not serve")
+    return Tensor(value.name, _DATA_TYPES[tensor_type.elem_type], shape[1:])
+
+
+def graph_config(
+    name: str, signature: Signature, *, max_batch_size: int = 64, op_library: bool = True
+) -> ModelConfig:
+    """Return the configuration of an ONNX graph on the `onnxruntime` backend.
+
+    With `op_library` the bare name of the op library is registered: whoever starts Triton puts its folder
+    on `LD_LIBRARY_PATH`, so that one repository serves everywhere.
+    """
+    config = ModelConfig(name=name, backend="onnxruntime", default_model_filename=GRAPH_NAME)
+    _add_tensors(config.input, signature.inputs)
+    _add_tensors(config.output, signature.outputs)
+    _add_scheduling(config, max_batch_size)
+    if op_library:
+        config.model_operations.op_library_filename.append(LIBRARY_NAME)
+    if any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
+        _add_warmup(config, signature)
+    return config
+
+
+def public_config(
+    name: str,
+    signature: Signature,
+    *,
+    labels: Sequence[str],
+    problem_type: ProblemType,
+    max_length: int,
+    max_batch_size: int = 64,
+) -> ModelConfig:
+    """Return the configuration of the public model: text in, labels out, by way of `NAME_model`."""
+    config = ModelConfig(name=name, backend="python")
+    config.input.add(name="TEXT", data_type=DataType.TYPE_STRING, dims=[1])
+    config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1], optional=True)
+    scores = config.output.add(name="scores", data_type=DataType.TYPE_FP32, dims=[len(labels)])
+    if problem_type != "regression":
+        scores.label_filename = LABELS_NAME
+    rho = signature.output("rho")
+    config.output.add(name="label", data_type=DataType.TYPE_STRING, dims=[1])
+    config.output.add(name="logits", data_type=DataType.TYPE_FP32, dims=[len(labels)])
+    config.output.add(name="token_count", data_type=DataType.TYPE_INT32, dims=[1])
+    config.output.add(name="truncated", data_type=DataType.TYPE_BOOL, dims=[1])
+    config.output.add(name="rho", data_type=DataType.TYPE_FP32, dims=rho.dims)
+    _add_scheduling(config, max_batch_size)
+    parameters = {
+        "model": graph_name(name),
+        "inputs": ",".join(tensor.name for tensor in signature.inputs),
+        "max_length": str(max_length),
+        "problem_type": problem_type,
+    }
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def graph_name(name: str) -> str:
+    """Return the name of the graph model behind the public model `name`."""
+    return f"{name}_model"
+
+
+def _add_tensors(target: Any, tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        target.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+
+def _add_scheduling(config: ModelConfig, max_batch_size: int) -> None:
+    config.max_batch_size = max_batch_size
+    config.version_policy.all.SetInParent()
+    config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+    # No max_queue_size: with one, Triton stops preparing batches ahead, and a request that comes right after
+    # an answer can wait out a timer of 500 ms.
+    config.dynamic_batching.SetInParent()
+
+
+def _add_warmup(config: ModelConfig, signature: Signature) -> None:
+    """One short row: a mask of zeros would warm nothing up, so the mask's ones come from a file."""
+    warmup = config.model_warmup.add(name="one_short_row", batch_size=1)
+    for tensor in signature.inputs:
+        sample = warmup.inputs[tensor.name]
+        sample.data_type = tensor.data_type
+        sample.dims.extend(WARMUP_TOKENS if dim == -1 else dim for dim in tensor.dims)
+        if tensor.name == WARMUP_MASK:
+            sample.input_data_file = WARMUP_MASK
+        else:
+            sample.zero_data = True
+
+
+def to_text(config: ModelConfig) -> str:
+    """Return the configuration as `config.pbtxt`."""
+    text: str = text_format.MessageToString(config)
+    if config.max_batch_size == 0:
+        # proto3 leaves zeros out, and Triton reads an absent max_batch_size as "complete it for me".
+        text += "max_batch_size: 0\n"
+    return text
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a `config.pbtxt`.
+
+    Raises:
+        RepositoryError: the file is missing or does not follow Triton's schema.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+    except OSError as error:
+        raise RepositoryError(f"configuration {path} cannot be read: {error.strerror}") from error
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise RepositoryError(f"configuration {path} is malformed: {error}") from error
+
+
+def parameters(config: ModelConfig) -> Mapping[str, str]:
+    """Return the configuration's string parameters."""
+    return {key: value.string_value for key, value in config.parameters.items()}

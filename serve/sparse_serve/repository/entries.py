@@ -1,0 +1,371 @@
+"""The model repository: entries written whole, found again, and viewed with edited settings.
+
+An entry is a pair of Triton models: `NAME` (python backend, text in, labels out) and `NAME_model` (the
+graph, onnxruntime backend). Dense twins of the graph lie in `NAME/baselines/`, itself a Triton repository
+that the server of the outer one does not see.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import onnx
+from tokenizers import Tokenizer
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sparse_serve.errors import RepositoryError
+from sparse_serve.op_library import DOMAIN
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    GRAPH_NAME,
+    LABELS_NAME,
+    WARMUP_MASK,
+    WARMUP_TOKENS,
+    Signature,
+    graph_config,
+    graph_name,
+    graph_signature,
+    load_graph,
+    public_config,
+    read_config,
+    to_text,
+)
+from sparse_serve.repository.manifest import MANIFEST_NAME, Manifest, ProblemType, file_digest, read_manifest
+from sparse_serve.repository.staging import replaced_folders
+
+TOKENIZER_NAME = "tokenizer.json"
+BASELINES_NAME = "baselines"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntrySpec:
+    """What an entry is made of.
+
+    `graph` is an ONNX file, external weights beside it; `baselines` maps variants ("packed_dense") to ONNX
+    files. `manifest` comes without `files` and `baselines`, which `write_entry` fills in.
+    """
+
+    name: str
+    graph: Path
+    tokenizer: Path
+    labels: Sequence[str]
+    problem_type: ProblemType
+    max_length: int
+    manifest: Manifest
+    version: int = 1
+    max_batch_size: int = 64
+    baselines: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry as found in a repository."""
+
+    name: str
+    path: Path
+    graph_path: Path
+    versions: tuple[int, ...]
+    manifest: Manifest
+
+
+def find_entries(repository: Path) -> list[Entry]:
+    """Return the repository's entries by name; Triton models that are no entries of ours are left out.
+
+    Raises:
+        RepositoryError: there is no such repository, or an entry's manifest is malformed.
+    """
+    return [
+        read_entry(path.parent) for path in sorted(repository_path(repository).glob(f"*/{MANIFEST_NAME}"))
+    ]
+
+
+def read_entry(path: Path) -> Entry:
+    """Read the entry whose public folder is `path`.
+
+    Raises:
+        RepositoryError: there is no entry, or its manifest is malformed.
+    """
+    if not (path / MANIFEST_NAME).is_file():
+        raise RepositoryError(f"{path} is no entry of a model repository: it has no {MANIFEST_NAME}")
+    name = path.resolve().name
+    return Entry(
+        name=name,
+        path=path,
+        graph_path=path.resolve().parent / graph_name(name),
+        versions=tuple(versions(path)),
+        manifest=read_manifest(path / MANIFEST_NAME),
+    )
+
+
+def repository_path(path: Path) -> Path:
+    """Return `path` if it is a folder.
+
+    Raises:
+        RepositoryError: it is not.
+    """
+    if not path.is_dir():
+        raise RepositoryError(f"model repository {path} is not a folder")
+    return path
+
+
+def find_models(repository: Path) -> list[Path]:
+    """Return the folders of a repository that hold a Triton model, by name."""
+    configs = repository_path(repository).glob(f"*/{CONFIG_NAME}")
+    return sorted(path.parent for path in configs if not path.parent.name.startswith("."))
+
+
+def validate_name(name: str) -> str:
+    """Return `name` if it can name an entry.
+
+    Raises:
+        RepositoryError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name.endswith(graph_name("")):
+        raise RepositoryError(
+            f"entry name '{name}' is not allowed: use up to 100 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit and not ending in '_model'"
+        )
+    return name
+
+
+def write_entry(repository: Path, spec: EntrySpec, *, force: bool = False) -> Path:
+    """Write an entry's version into a repository, whole or not at all, and return its public folder.
+
+    Other versions of the entry stay beside it, and must have the same labels, tokenizer and signature. An
+    existing version is replaced only with `force`.
+
+    Raises:
+        RepositoryError: the name or a part of the entry is not usable, the version exists, the other versions
+            differ, or the repository cannot be written.
+    """
+    public = repository / validate_name(spec.name)
+    signature = _checked_signature(spec)
+    present = versions(public)
+    if spec.version in present and not force:
+        raise RepositoryError(
+            f"entry {public} has version {spec.version} already: replace it with --force, "
+            "or choose another --name or --model-version"
+        )
+    if not present and not force:
+        for path in (public, repository / graph_name(spec.name)):
+            if path.exists():
+                raise RepositoryError(f"{path} is in the way of entry '{spec.name}': replace it with --force")
+    others = [version for version in present if version != spec.version]
+    with _disk_errors(repository), replaced_folders(repository, spec.name) as new:
+        if others:
+            _link_versions(repository, new, spec)
+        _write_models(new, spec, signature, keep_settings=bool(others))
+    return public
+
+
+def overlay_repository(
+    source: Path,
+    target: Path,
+    edit: Callable[[ModelConfig], None],
+    models: Sequence[str] | None = None,
+) -> Path:
+    """Make `target` a view of `source`: configurations edited, everything else by symbolic links.
+
+    `edit` changes each `ModelConfig` in place; `models` restricts the view to models of these names.
+    """
+    for model in find_models(source):
+        if models is not None and model.name not in models:
+            continue
+        view = target / model.name
+        view.mkdir(parents=True)
+        config = read_config(model / CONFIG_NAME)
+        edit(config)
+        (view / CONFIG_NAME).write_text(to_text(config), encoding="utf-8")
+        for path in model.iterdir():
+            if path.name != CONFIG_NAME:
+                (view / path.name).symlink_to(path.resolve())
+    return target
+
+
+def uses_op_library(model: onnx.ModelProto) -> bool:
+    """Return whether the graph has nodes of the op library's domain."""
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    return any(node.domain == DOMAIN for body in bodies for node in body)
+
+
+def versions(model: Path) -> list[int]:
+    """Return the numbers of the version folders of a Triton model, ascending."""
+    if not model.is_dir():
+        return []
+    return sorted(int(path.name) for path in model.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def _checked_signature(spec: EntrySpec) -> Signature:
+    """Return the graph's signature after holding all parts of the entry against each other."""
+    given = (spec.name, spec.version, tuple(spec.labels), spec.problem_type, spec.max_length)
+    manifest = spec.manifest
+    recorded = (manifest.name, manifest.version, manifest.labels, manifest.problem_type, manifest.max_length)
+    if given != recorded:
+        raise ValueError(f"entry {given} and its manifest {recorded} differ")
+    signature = graph_signature(load_graph(spec.graph))
+    width = signature.output("logits").dims
+    if width != (len(spec.labels),):
+        raise RepositoryError(f"graph {spec.graph} gives logits {list(width)} for {len(spec.labels)} labels")
+    if len(set(spec.labels)) != len(spec.labels) or not all(_is_label(label) for label in spec.labels):
+        raise RepositoryError(
+            f"labels {list(spec.labels)} are not usable: they must be unique, single non-empty lines"
+        )
+    unknown = {tensor.name for tensor in signature.inputs} - {"input_ids", "attention_mask", "token_type_ids"}
+    if unknown:
+        raise RepositoryError(
+            f"graph {spec.graph} has inputs no tokenizer gives: {', '.join(sorted(unknown))}"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise RepositoryError(f"tokenizer {spec.tokenizer} cannot be read: {error}") from error
+    special = tokenizer.num_special_tokens_to_add(True)
+    if spec.max_length <= special:
+        raise RepositoryError(f"max_length {spec.max_length} leaves no room beside {special} special tokens")
+    return signature
+
+
+def _is_label(label: str) -> bool:
+    return bool(label) and label.isprintable()
+
+
+@contextmanager
+def _disk_errors(repository: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise RepositoryError(
+            f"model repository {repository} cannot be written: {error.strerror}{where}"
+        ) from error
+
+
+def _link_versions(repository: Path, new: Path, spec: EntrySpec) -> None:
+    """Carry the entry's other versions and its shared files over, sharing their bytes on disk."""
+    # A server that ran from here has left compiled files.
+    not_carried = shutil.ignore_patterns(str(spec.version), "__pycache__")
+    for name in (spec.name, graph_name(spec.name)):
+        shutil.copytree(repository / name, new / name, ignore=not_carried, copy_function=_link)
+    manifest = new / spec.name / MANIFEST_NAME
+    former = read_manifest(manifest).version
+    if former != spec.version:
+        _link(manifest, new / spec.name / str(former) / MANIFEST_NAME)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_settings: bool) -> None:
+    """Write the entry's own version below `new`; with `keep_settings`, beside others that must agree."""
+    public = new / spec.name
+    (public / str(spec.version)).mkdir(parents=True)
+    source = files("sparse_serve") / "triton" / "text_model" / "model.py"
+    (public / str(spec.version) / "model.py").write_bytes(source.read_bytes())
+    config = public_config(
+        spec.name,
+        signature,
+        labels=spec.labels,
+        problem_type=spec.problem_type,
+        max_length=spec.max_length,
+        max_batch_size=spec.max_batch_size,
+    )
+    shared = {
+        LABELS_NAME: "".join(f"{label}\n" for label in spec.labels).encode(),
+        TOKENIZER_NAME: spec.tokenizer.read_bytes(),
+    }
+    for name, content in shared.items():
+        if keep_settings:
+            _require_same_bytes(public / name, content)
+        else:
+            (public / name).write_bytes(content)
+    _write_config(public, config, keep_settings=keep_settings)
+    _write_graph(new / graph_name(spec.name), spec.graph, spec, keep_settings=keep_settings)
+    baselines = {variant: f"{spec.name}_{variant}" for variant in spec.baselines}
+    for variant, graph in spec.baselines.items():
+        folder = public / BASELINES_NAME / baselines[variant]
+        _write_graph(folder, graph, spec, keep_settings=(folder / CONFIG_NAME).exists())
+    digests = {
+        str(path.relative_to(new)): file_digest(path) for path in sorted(new.rglob("*")) if path.is_file()
+    }
+    digests.pop(f"{spec.name}/{MANIFEST_NAME}", None)
+    manifest = spec.manifest.model_copy(update={"files": digests, "baselines": baselines})
+    (public / MANIFEST_NAME).unlink(missing_ok=True)
+    (public / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: bool) -> None:
+    model = load_graph(graph)
+    version = folder / str(spec.version)
+    version.mkdir(parents=True)
+    shutil.copyfile(graph, version / GRAPH_NAME)
+    for location in _external_locations(model):
+        shutil.copyfile(graph.parent / location, version / location)
+    config = graph_config(
+        folder.name,
+        graph_signature(model),
+        max_batch_size=spec.max_batch_size,
+        op_library=uses_op_library(model),
+    )
+    _write_config(folder, config, keep_settings=keep_settings)
+    if config.model_warmup and not keep_settings:
+        (folder / "warmup").mkdir()
+        (folder / "warmup" / WARMUP_MASK).write_bytes(np.ones(WARMUP_TOKENS, dtype=np.int64).tobytes())
+
+
+def _write_config(folder: Path, config: ModelConfig, *, keep_settings: bool) -> None:
+    if keep_settings:
+        _require_same_interface(folder / CONFIG_NAME, config)
+    else:
+        (folder / CONFIG_NAME).write_text(to_text(config), encoding="utf-8")
+
+
+def _external_locations(model: onnx.ModelProto) -> list[str]:
+    locations = sorted(
+        {
+            entry.value
+            for tensor in model.graph.initializer
+            if tensor.data_location == onnx.TensorProto.EXTERNAL
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )
+    for location in locations:
+        if Path(location).name != location:
+            raise RepositoryError(
+                f"graph keeps weights in '{location}': external data must lie beside the graph"
+            )
+    return locations
+
+
+def _require_same_bytes(path: Path, content: bytes) -> None:
+    if path.read_bytes() != content:
+        raise _disagreement(path)
+
+
+def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
+    """Compare what clients and the graph see; scheduling may have been tuned since and is kept."""
+    found = read_config(path)
+    if any(
+        getattr(found, part) != getattr(wanted, part)
+        for part in ("input", "output", "parameters", "model_operations")
+    ):
+        raise _disagreement(path)
+
+
+def _disagreement(path: Path) -> RepositoryError:
+    return RepositoryError(
+        f"the other versions of the entry have another {path.parent.name}/{path.name}: "
+        "versions share labels, tokenizer and signature; export under another --name"
+    )

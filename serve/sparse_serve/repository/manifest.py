@@ -1,0 +1,99 @@
+"""`manifest.json`: what an entry of the model repository is, from what it was made, and its digests."""
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from sparse_serve.errors import RepositoryError
+
+SCHEMA_VERSION: Literal[1] = 1
+MANIFEST_NAME = "manifest.json"
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Versions(_Record):
+    """Versions of what made the entry; None where it took no part."""
+
+    package: str
+    torch: str | None = None
+    transformers: str | None = None
+    onnx: str | None = None
+    onnxruntime: str | None = None
+
+
+class Attention(_Record):
+    """The attention of every layer; `lambd` is sparsegen-lin's λ < 1."""
+
+    kind: Literal["softmax", "sparsegen"]
+    lambd: float | None = None
+
+
+class OpLibrary(_Record):
+    """The op library that passed the parity gate: domain version and sha256."""
+
+    version: int
+    sha256: str
+
+
+class Manifest(_Record):
+    """Everything recorded about one entry.
+
+    `files` maps paths relative to the repository (`NAME/labels.txt`) to sha256 and is filled in by
+    `write_entry`; `parity` and `quality` hold the figures of the export gates; `baselines` maps a variant
+    to the model of that name under `NAME/baselines/`.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str
+    version: int = Field(default=1, ge=1)
+    versions: Versions
+    opset: int
+    ir_version: int
+    triton_release: str
+    attention: Attention
+    problem_type: ProblemType
+    labels: tuple[str, ...]
+    max_length: int = Field(ge=1)
+    layers: int = Field(ge=1)
+    op_library: OpLibrary | None
+    files: dict[str, str] = {}
+    parity: dict[str, JsonValue] | None = None
+    quality: dict[str, JsonValue] | None = None
+    baselines: dict[str, str] = {}
+    command: str = ""
+
+    def to_json(self) -> str:
+        """Return the manifest as indented JSON with a final newline."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a `manifest.json`.
+
+    Raises:
+        RepositoryError: the file is missing, unreadable, or does not follow the schema.
+    """
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RepositoryError(f"manifest {path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise RepositoryError(
+            f"manifest {path} is not of schema version {SCHEMA_VERSION}: {where}: {first['msg']}; "
+            "export the entry again"
+        ) from error
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file as 64 hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

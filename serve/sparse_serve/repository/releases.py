@@ -1,0 +1,60 @@
+"""Which ONNX Runtime each Triton release carries, and the newest opset and IR that runtime loads."""
+
+from dataclasses import dataclass
+
+from sparse_serve.errors import OptionError
+
+DEFAULT_RELEASE = "26.07"
+BUNDLED = "24.10"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A Triton release.
+
+    `opset` is the highest version of the ai.onnx domain and `ir_version` the highest ONNX IR that its
+    ONNX Runtime accepts. The bundled server has no ONNX Runtime: it uses the environment's.
+    """
+
+    name: str
+    onnxruntime: str
+    opset: int
+    ir_version: int
+
+
+# Measured: the newest model each runtime's loader takes.
+_LIMITS = {
+    "1.20.1": (21, 10),
+    "1.22.0": (22, 10),
+    "1.23.2": (23, 11),
+    "1.24.2": (25, 13),
+    "1.24.4": (25, 13),
+    "1.27.0": (26, 13),
+    "1.28.0": (26, 13),
+}
+
+_RUNTIMES = {
+    "25.02": "1.20.1",
+    "25.06": "1.22.0",
+    "25.07": "1.22.0",
+    "25.12": "1.23.2",
+    "26.03": "1.24.2",
+    "26.04": "1.24.4",
+    "26.05": "1.24.4",
+    "26.06": "1.24.4",
+    "26.07": "1.27.0",
+    "26.08": "1.28.0",
+}
+
+RELEASES = {name: Release(name, runtime, *_LIMITS[runtime]) for name, runtime in _RUNTIMES.items()}
+
+
+def release(name: str) -> Release:
+    """Return the Triton release called `name`, such as "26.07".
+
+    Raises:
+        OptionError: the release is not known.
+    """
+    if name not in RELEASES:
+        raise OptionError(f"Triton release '{name}' is not known, known are {', '.join(RELEASES)}")
+    return RELEASES[name]

@@ -1,0 +1,109 @@
+"""What must hold before Triton is started: servable models, a genuine op library, free ports."""
+
+import socket
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
+from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
+from sparse_serve.repository import staging
+from sparse_serve.repository.config import CONFIG_NAME, read_config
+from sparse_serve.repository.entries import find_entries, find_models, repository_path
+
+
+def servable_models(repository: Path, *, portable: bool) -> tuple[str, ...]:
+    """Return the names of the repository's models, after finishing or discarding interrupted exports.
+
+    Unless `portable`, the op library that a model needs is verified: its digest against the installed
+    package's record, its version against the manifests.
+
+    Raises:
+        RepositoryError: the repository cannot be served.
+        OpLibraryError: the op library is missing, not the installed one, or of another version.
+    """
+    try:
+        staging.heal(repository_path(repository))
+    except OSError as error:
+        raise RepositoryError(
+            f"model repository {repository} holds an interrupted export that cannot be put right here: "
+            f"{error.strerror}"
+        ) from error
+    models = find_models(repository)
+    if not models:
+        raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+    needing = [
+        path.name
+        for path in models
+        if LIBRARY_NAME in read_config(path / CONFIG_NAME).model_operations.op_library_filename
+    ]
+    if needing and not portable:
+        _check_library(repository, needing[0])
+    return tuple(path.name for path in models)
+
+
+def _check_library(repository: Path, example: str) -> None:
+    try:
+        library = verify_library()
+    except OpLibraryError as error:
+        raise OpLibraryError(
+            f"model '{example}' needs the op library, but {error}; --portable serves without it, slower"
+        ) from error
+    version = library_version(library)
+    for entry in find_entries(repository):
+        wanted = entry.manifest.op_library
+        if wanted is not None and wanted.version != version:
+            raise OpLibraryError(
+                f"entry '{entry.name}' was made for version {wanted.version} of the op library, installed is "
+                f"version {version}: export it again, or serve with --portable"
+            )
+
+
+def remove_op_library(config: ModelConfig) -> None:
+    """Take the op library out of a configuration: the graph's own functions are run instead."""
+    names = [name for name in config.model_operations.op_library_filename if name != LIBRARY_NAME]
+    config.model_operations.ClearField("op_library_filename")
+    config.model_operations.op_library_filename.extend(names)
+
+
+def ipv4_address(host: str) -> str:
+    """Return the IPv4 address of `host`: Triton's HTTP takes neither names nor IPv6.
+
+    Raises:
+        ServerError: there is none.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise ServerError(f"address '{host}' cannot be listened on: {error}; give an IPv4 address") from error
+
+
+def claim_ports(address: str, http: int, grpc: int, metrics: int) -> tuple[int, int, int]:
+    """Return the three ports after checking that each can be bound; 0 becomes a free port.
+
+    Raises:
+        ServerError: a port is taken or not allowed.
+    """
+    claims: list[socket.socket] = []
+    try:
+        # All are held at once, so that no two get the same free port.
+        for protocol, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
+            claims.append(_claim(address, port, f"--{protocol}-port"))
+        http, grpc, metrics = (claim.getsockname()[1] for claim in claims)
+        return http, grpc, metrics
+    finally:
+        for claim in claims:
+            claim.close()
+
+
+def _claim(address: str, port: int, flag: str) -> socket.socket:
+    claim = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        claim.bind((address, port))
+    except OSError as error:
+        claim.close()
+        raise ServerError(
+            f"port {port} on {address} cannot be used: {error.strerror}; choose another with {flag}"
+        ) from error
+    return claim

@@ -1,0 +1,88 @@
+"""Tiny entries, and one running Triton for all tests."""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_entry import LAYERS, MAX_LENGTH, tiny_graph, tiny_tokenizer
+
+from sparse_serve.repository.config import GRAPH_NAME
+from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import Attention, Manifest, Versions
+from sparse_serve.triton.launcher import ServerOptions, TritonServer
+
+
+@pytest.fixture(scope="session")
+def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySpec]:
+    """Specifications of tiny entries; keywords replace fields of spec and manifest alike."""
+    folder = tmp_path_factory.mktemp("parts")
+    graph, tokenizer = tiny_graph(folder / GRAPH_NAME), tiny_tokenizer(folder / "tokenizer.json")
+
+    def make(**changes: object) -> EntrySpec:
+        manifest = Manifest(
+            name="tiny",
+            versions=Versions(package="0"),
+            opset=20,
+            ir_version=9,
+            triton_release="26.07",
+            attention=Attention(kind="softmax"),
+            problem_type="single_label_classification",
+            labels=("negative", "positive"),
+            max_length=MAX_LENGTH,
+            layers=LAYERS,
+            op_library=None,
+        )
+        manifest = manifest.model_copy(
+            update={key: value for key, value in changes.items() if key in Manifest.model_fields}
+        )
+        spec = EntrySpec(
+            name=manifest.name,
+            graph=graph,
+            tokenizer=tokenizer,
+            labels=manifest.labels,
+            problem_type=manifest.problem_type,
+            max_length=manifest.max_length,
+            manifest=manifest,
+            version=manifest.version,
+        )
+        own = EntrySpec.__dataclass_fields__
+        return replace(spec, **{key: value for key, value in changes.items() if key in own})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def graph_with_domain_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_graph(tmp_path_factory.mktemp("domain") / GRAPH_NAME, domain_nodes=True)
+
+
+@pytest.fixture(scope="session")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, make_spec: Callable[..., EntrySpec]
+) -> Iterator[TritonServer]:
+    """A running Triton with entries of each problem type."""
+    repository = tmp_path_factory.mktemp("served")
+    three = tiny_graph(tmp_path_factory.mktemp("three") / GRAPH_NAME, classes=3, seed=1)
+    one = tiny_graph(tmp_path_factory.mktemp("one") / GRAPH_NAME, classes=1, seed=2)
+    write_entry(repository, make_spec())
+    write_entry(
+        repository,
+        make_spec(
+            name="topics",
+            graph=three,
+            labels=("a", "b", "c"),
+            problem_type="multi_label_classification",
+            max_batch_size=4,
+        ),
+    )
+    write_entry(repository, make_spec(name="value", graph=one, labels=("value",), problem_type="regression"))
+    with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]

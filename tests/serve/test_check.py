@@ -1,0 +1,161 @@
+"""Each fault of an entry is found, and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
+from sparse_serve.repository import check
+from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import OpLibrary
+
+MakeSpec = Callable[..., EntrySpec]
+
+
+@pytest.fixture
+def entry(tmp_path: Path, make_spec: MakeSpec) -> Path:
+    return write_entry(tmp_path, make_spec(baselines={"packed_dense": make_spec().graph}))
+
+
+def faults(path: Path, release: str | None = None) -> list[Finding]:
+    return [finding for finding in check_entry(path, release) if finding.level is not Level.ok]
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_fresh_entry_passes(entry: Path) -> None:
+    assert [(finding.level, finding.check) for finding in check_entry(entry)] == [
+        (Level.ok, "digests"),
+        (Level.ok, "public model"),
+        (Level.ok, "op library"),
+        (Level.ok, "tiny_model 1"),
+        (Level.ok, "tiny_packed_dense 1"),
+    ]
+
+
+def test_changed_missing_and_foreign_files(entry: Path) -> None:
+    (entry / "tokenizer.json").unlink()
+    (entry.parent / "tiny_model" / "1" / "notes.txt").write_text("")
+    (entry / "1" / "__pycache__").mkdir()
+    (entry / "1" / "__pycache__" / "model.pyc").write_text("")
+    messages = [(finding.level, finding.message) for finding in faults(entry)]
+    assert messages[0] == (Level.error, "tiny/tokenizer.json is missing")
+    assert messages[1] == (Level.warning, "tiny_model/1/notes.txt is not of the export")
+    assert messages[2][1].startswith("tokenizer.json cannot be read")
+    assert len(messages) == 3
+
+
+def test_tuned_scheduling_is_only_a_warning(entry: Path) -> None:
+    edit(entry / CONFIG_NAME, "count: 1", "count: 2")
+    assert [finding.level for finding in faults(entry)] == [Level.warning]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dims: 2", "dims: 3", "config.pbtxt and the graph disagree about output"),
+        ("TYPE_STRING", "TYPE_INT64", "disagree about input"),
+        ('string_value: "16"', 'string_value: "512"', "lacks parameters of the export"),
+        ('name: "tiny"', 'name: "other"', "names the model 'other', the folder is 'tiny'"),
+        ("max_batch_size: 64", "max_batch_size: 128", "is above the graph's 64"),
+        ("max_batch_size: 64", "", "has max_batch_size 0, at least 1 is needed"),
+        ('backend: "python"', "backend: python", "is malformed"),
+    ],
+)
+def test_faults_of_the_public_configuration(entry: Path, old: str, new: str, message: str) -> None:
+    edit(entry / CONFIG_NAME, old, new)
+    assert any(message in finding.message for finding in faults(entry) if finding.check == "public model")
+
+
+def test_faults_of_the_graphs_configuration(entry: Path) -> None:
+    edit(entry.parent / "tiny_model" / CONFIG_NAME, "TYPE_FP32", "TYPE_FP16")
+    messages = [finding.message for finding in faults(entry) if finding.check == "tiny_model 1"]
+    assert messages == ["config.pbtxt and the graph disagree about output"]
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "release", "message"),
+    [
+        (24, 9, "25.02", "opset 24 is above 21, the newest that ONNX Runtime 1.20.1 of Triton 25.02 runs"),
+        (20, 12, "25.02", "IR version 12 is above 10"),
+        (24, 12, "26.07", None),
+    ],
+)
+def test_a_release_that_cannot_run_the_graph_is_named(
+    tmp_path: Path, make_spec: MakeSpec, opset: int, ir_version: int, release: str, message: str | None
+) -> None:
+    model = onnx.load(make_spec().graph)
+    model.opset_import[0].version = opset
+    model.ir_version = ir_version
+    onnx.save(model, tmp_path / "newer.onnx")
+    public = write_entry(tmp_path / "models", make_spec(graph=tmp_path / "newer.onnx"))
+    found = [finding.message for finding in faults(public, release)]
+    assert (not found) if message is None else (len(found) == 1 and message in found[0])
+
+
+def test_an_unknown_release_is_refused(entry: Path) -> None:
+    with pytest.raises(OptionError, match=r"'99.99' is not known, known are 25.02, .*26.07"):
+        check_entry(entry, "99.99")
+
+
+def test_a_graph_that_is_not_valid_onnx(tmp_path: Path, make_spec: MakeSpec) -> None:
+    model = onnx.load(make_spec().graph)
+    model.graph.node[0].op_type = "Gatherer"
+    onnx.save(model, tmp_path / "invalid.onnx")
+    public = write_entry(tmp_path / "models", make_spec(graph=tmp_path / "invalid.onnx"))
+    (found,) = faults(public)
+    assert "is not valid ONNX" in found.message
+    assert "Gatherer" in found.message
+    assert "\n" not in found.message
+
+
+def test_a_graph_without_its_fallback(
+    tmp_path: Path, make_spec: MakeSpec, graph_with_domain_nodes: Path
+) -> None:
+    complete = write_entry(tmp_path / "models", make_spec(graph=graph_with_domain_nodes))
+    assert not faults(complete)
+    model = onnx.load(graph_with_domain_nodes)
+    del model.functions[:]
+    onnx.save(model, tmp_path / "bare.onnx")
+    bare = write_entry(tmp_path / "models", make_spec(name="bare", graph=tmp_path / "bare.onnx"))
+    (found,) = faults(bare)
+    assert (found.level, found.message) == (Level.warning, "no fallback for Same: --portable cannot serve it")
+
+
+def test_the_installed_library_is_held_against_the_entry(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = write_entry(tmp_path, make_spec(op_library=OpLibrary(version=1, sha256="a" * 64)))
+    monkeypatch.setattr(check, "verify_library", lambda: Path("lib"))
+    monkeypatch.setattr(check, "library_version", lambda path: 1)
+    monkeypatch.setattr(check, "library_digest", lambda path: "a" * 64)
+    assert not faults(public)
+    monkeypatch.setattr(check, "library_digest", lambda path: "b" * 64)
+    assert [finding.level for finding in faults(public)] == [Level.warning]
+    monkeypatch.setattr(check, "library_version", lambda path: 2)
+    assert [finding.message for finding in faults(public)] == [
+        "installed is version 2, the entry was made for 1"
+    ]
+
+    def missing() -> Path:
+        raise OpLibraryError("it is missing")
+
+    monkeypatch.setattr(check, "verify_library", missing)
+    assert [finding.message for finding in faults(public)] == ["it is missing"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"schema_version": 99}', '{"schema_version": 1, "name": "tiny", "surprise": 1}']
+)
+def test_a_malformed_manifest_is_refused(entry: Path, content: str) -> None:
+    (entry / "manifest.json").write_text(content)
+    with pytest.raises(RepositoryError, match=r"manifest\.json is not of schema version 1"):
+        check_entry(entry)

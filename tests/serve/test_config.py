@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from sparse_serve.errors import RepositoryError
+from sparse_serve.repository.config import (
+    Signature,
+    Tensor,
+    graph_config,
+    graph_signature,
+    load_graph,
+    public_config,
+    read_config,
+    to_text,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SIGNATURE = Signature(
+    inputs=(
+        Tensor("input_ids", DataType.TYPE_INT64, (-1,)),
+        Tensor("attention_mask", DataType.TYPE_INT64, (-1,)),
+    ),
+    outputs=(Tensor("logits", DataType.TYPE_FP32, (2,)), Tensor("rho", DataType.TYPE_FP32, (6,))),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("graph.pbtxt", graph_config("reviews_model", SIGNATURE)),
+        (
+            "public.pbtxt",
+            public_config(
+                "reviews",
+                SIGNATURE,
+                labels=("negative", "positive"),
+                problem_type="single_label_classification",
+                max_length=512,
+            ),
+        ),
+        (
+            "regression.pbtxt",
+            public_config(
+                "value",
+                SIGNATURE,
+                labels=("value",),
+                problem_type="regression",
+                max_length=8,
+                max_batch_size=4,
+            ),
+        ),
+    ],
+)
+def test_configurations_are_the_golden_ones(name: str, config: ModelConfig) -> None:
+    assert to_text(config) == (GOLDEN / name).read_text()
+
+
+def test_text_reads_back(tmp_path: Path) -> None:
+    config = graph_config("reviews_model", SIGNATURE, op_library=False)
+    (tmp_path / "config.pbtxt").write_text(to_text(config))
+    assert read_config(tmp_path / "config.pbtxt") == config
+
+
+def test_max_batch_size_zero_is_written() -> None:
+    # An absent one is filled in by the server.
+    assert "max_batch_size: 0" in to_text(ModelConfig(name="x"))
+
+
+def test_signature_is_the_graphs(graph_with_domain_nodes: Path) -> None:
+    signature = graph_signature(load_graph(graph_with_domain_nodes))
+    assert [tensor.name for tensor in signature.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert signature.output("logits") == Tensor("logits", DataType.TYPE_FP32, (2,))
+    with pytest.raises(RepositoryError, match="no output 'pooled', only logits, rho"):
+        signature.output("pooled")
+
+
+@pytest.mark.parametrize("content", ["max_batch_size: many", "nonsense { }", "\udcff"])
+def test_malformed_configuration_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(RepositoryError, match=r"config\.pbtxt is malformed"):
+        read_config(path)
+
+
+def test_graph_that_is_no_onnx_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("not a graph")
+    with pytest.raises(RepositoryError, match="is not an ONNX file"):
+        load_graph(tmp_path / "model.onnx")
+    with pytest.raises(RepositoryError, match="cannot be read"):
+        load_graph(tmp_path / "absent.onnx")

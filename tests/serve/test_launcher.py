@@ -1,0 +1,333 @@
+"""Starting and stopping Triton: what is refused, what is reported, and that nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sparse_serve import op_library
+from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
+from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.triton import preflight
+from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.preflight import servable_models
+from sparse_serve.triton.probe import reason_in_log
+
+MakeSpec = Callable[..., EntrySpec]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from sparse_serve.cli import app, run
+run(app, sys.argv[1:])
+"""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def options(repository: Path, **changes: object) -> ServerOptions:
+    """Free ports, and no patience at the end: being killed must leave as little as being stopped."""
+    defaults = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "stop_seconds": 0.0}
+    return ServerOptions(repository, **{**defaults, **changes})  # type: ignore[arg-type]
+
+
+def leftovers(pid: int | None = None) -> list[str]:
+    """Shared memory and temporary folders of the servers of one process."""
+    regions = Path("/dev/shm").glob(f"sparse_serve_{pid or os.getpid()}_*")
+    folders = Path(tempfile.gettempdir()).glob("sparse-serve-*")
+    return [str(path) for path in (*regions, *folders)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    own = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    monkeypatch.setenv("TMPDIR", str(own))
+    before = leftovers()
+    yield
+    assert set(leftovers()) <= set(before)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, make_spec: MakeSpec) -> Path:
+    write_entry(tmp_path / "models", make_spec())
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def needing_library(tmp_path: Path, make_spec: MakeSpec, graph_with_domain_nodes: Path) -> Path:
+    recorded = OpLibrary(version=1, sha256="0" * 64)
+    write_entry(tmp_path / "models", make_spec(graph=graph_with_domain_nodes, op_library=recorded))
+    return tmp_path / "models"
+
+
+def test_a_server_runs_and_leaves_nothing(repository: Path) -> None:
+    before = len(leftovers())
+    server = TritonServer(options(repository, stop_seconds=30.0))
+    with server:
+        processes = [psutil.Process(pid) for pid in server.process_ids()]
+        assert len(processes) >= 3
+        assert server.models == ("tiny", "tiny_model")
+        assert len(leftovers()) >= before + 3
+        server.check()
+    assert not [process for process in processes if process.is_running()]
+    assert server.process_ids() == []
+    server.stop()
+
+
+def test_a_killed_stub_is_noticed_and_cleaned_up_after(repository: Path) -> None:
+    with TritonServer(options(repository)) as server:
+        stub = next(pid for pid in server.process_ids()[1:] if "stub" in psutil.Process(pid).name())
+        os.kill(stub, signal.SIGKILL)
+        wait_for(lambda: psutil.Process(stub).status() == psutil.STATUS_ZOMBIE)
+        with pytest.raises(ServerError, match=f"process {stub} of Triton has died"):
+            server.check()
+
+
+def test_a_killed_server_is_noticed_and_cleaned_up_after(repository: Path) -> None:
+    with TritonServer(options(repository)) as server:
+        processes = [psutil.Process(pid) for pid in server.process_ids()]
+        server.kill()
+        wait_for(lambda: server.poll() is not None)
+        with pytest.raises(ServerError, match="Triton ended with status -9"):
+            server.check()
+    assert not [process for process in processes if process.is_running()]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_named(repository: Path, taken_port: int, protocol: str) -> None:
+    server = TritonServer(options(repository, **{f"{protocol}_port": taken_port}))
+    expected = f"port {taken_port} on 127.0.0.1 .* in use; choose another with --{protocol}-port"
+    with pytest.raises(ServerError, match=expected):
+        server.start()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("::1", "address '::1' cannot be listened on: .*; give an IPv4 address"),
+        ("no.such.host.invalid", "address 'no.such.host.invalid' cannot be listened on"),
+        ("203.0.113.1", r"port \d+ on 203.0.113.1 cannot be used: Cannot assign requested address"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_named(repository: Path, address: str, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        TritonServer(options(repository, address=address)).start()
+
+
+def test_names_are_resolved_and_networks_recognised() -> None:
+    assert preflight.ipv4_address("localhost") == "127.0.0.1"
+    assert ServerOptions(Path(), address="localhost").is_loopback
+    assert not ServerOptions(Path(), address="0.0.0.0").is_loopback
+    assert TritonServer(ServerOptions(Path(), address="0.0.0.0")).http_url == "127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("graph", "model 'tiny_model' version 1: .*INVALID_PROTOBUF"),
+        ("tokenizer", "model 'tiny' version 1: .*tokenizer.json cannot be read"),
+        ("config", r"malformed"),
+    ],
+)
+def test_a_model_that_does_not_load_is_named_with_the_reason(
+    repository: Path, fault: str, message: str
+) -> None:
+    broken = {
+        "graph": repository / "tiny_model" / "1" / "model.onnx",
+        "tokenizer": repository / "tiny" / "tokenizer.json",
+        "config": repository / "tiny" / CONFIG_NAME,
+    }[fault]
+    broken.write_text("broken {")
+    with pytest.raises((ServerError, RepositoryError), match=message) as raised:
+        TritonServer(options(repository)).start()
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_argument_of_triton_is_reported(repository: Path) -> None:
+    with pytest.raises(ServerError, match="unrecognized option '--frobnicate'"):
+        TritonServer(options(repository, extra_args=("--frobnicate",))).start()
+
+
+def test_repositories_without_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="holds no model"):
+        servable_models(tmp_path, portable=False)
+    with pytest.raises(RepositoryError, match="is not a folder"):
+        servable_models(tmp_path / "nowhere", portable=False)
+
+
+def test_a_missing_library_is_refused_unless_portable(
+    needing_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_library, "LIBRARY_NAME", "libabsent.so")
+    with pytest.raises(
+        OpLibraryError, match=r"model 'tiny_model' needs the op library, .*missing.*--portable"
+    ):
+        TritonServer(options(needing_library)).start()
+    with TritonServer(options(needing_library, portable=True)) as server:
+        assert server.models == ("tiny", "tiny_model")
+
+
+def test_a_library_with_another_digest_is_refused(
+    needing_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "libsparse_ops.so"
+    other.write_bytes(b"not the library")
+    monkeypatch.setattr(op_library, "library_path", lambda: other)
+    with pytest.raises(OpLibraryError, match="it is not the file that was installed"):
+        TritonServer(options(needing_library)).start()
+
+
+def test_an_entry_for_another_library_version_is_refused(
+    needing_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "verify_library", lambda: Path("libsparse_ops.so"))
+    monkeypatch.setattr(preflight, "library_version", lambda path: 2)
+    with pytest.raises(
+        OpLibraryError, match=r"entry 'tiny' was made for version 1 .* installed is version 2"
+    ):
+        TritonServer(options(needing_library)).start()
+
+
+def test_numpy_2_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparse_serve.triton.installation.version", lambda package: "2.3.0")
+    with pytest.raises(ServerError, match="install numpy<2"):
+        TritonServer(options(repository, mode="bundled")).start()
+
+
+def test_no_triton_at_all_is_reported(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServerError, match="no tritonserver on PATH"):
+        TritonServer(options(repository, mode="path")).start()
+
+
+def serve(repository: Path, *arguments: str) -> "subprocess.Popen[str]":
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "serve", str(repository), *ports, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_a_signal(repository: Path, number: signal.Signals) -> None:
+    process = serve(repository)
+    assert process.stdout is not None
+    urls = dict(process.stdout.readline().split() for _ in range(3))
+    assert urls["http"].startswith("http://127.0.0.1:")
+    assert list(urls) == ["http", "grpc", "metrics"]
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert not [child for child in children if child.is_running()]
+    assert not leftovers(process.pid)
+
+
+def test_a_second_signal_kills(repository: Path) -> None:
+    process = serve(repository)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not leftovers(process.pid)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.3])
+def test_an_interrupted_start_leaves_nothing(repository: Path, delay: float) -> None:
+    """The delays fall before, into and after the start of Triton's process."""
+    process = serve(repository)
+    wait_for(lambda: leftovers(process.pid))
+    time.sleep(delay)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    # A fast machine may be ready by then, and ends as a served repository does.
+    assert process.returncode in (130, 0)
+    assert not [child for child in children if child.is_running()]
+    assert not leftovers(process.pid)
+
+
+def test_the_command_fails_in_one_line(tmp_path: Path) -> None:
+    process = serve(tmp_path / "nowhere")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert output == ""
+    assert errors == f"error: model repository {tmp_path / 'nowhere'} is not a folder\n"
+
+
+FAKE_TRITON = """#!/bin/sh
+if [ "$1" = --help ]; then
+  printf '  --model-repository <string>\\n  --http-address <string>\\n  --http-restricted-api <x>\\n'
+  exit
+fi
+printf '%s\\n' "$LD_LIBRARY_PATH" "$@" > {record}
+echo "error: fake" >&2
+exit 1
+"""
+
+
+def test_a_triton_on_path_gets_the_flags_it_knows(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "tritonserver").write_text(FAKE_TRITON.format(record=record))
+    (programs / "tritonserver").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with pytest.raises(ServerError, match="error: fake"):
+        TritonServer(options(repository, extra_args=("--log-verbose=1",))).start()
+    library_path, *arguments = record.read_text().splitlines()
+    assert str(op_library.library_path().parent) in library_path.split(":")
+    closed = "shared-memory,model-repository,trace,logging"
+    assert [argument.split(":sparse-serve=")[0] for argument in arguments] == [
+        f"--model-repository={repository}",
+        "--http-address=127.0.0.1",
+        f"--http-restricted-api={closed}",
+        "--log-verbose=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", "it wrote no log"),
+        (
+            'E1121 11:58:11.829838 8115 server.cc:241] "CudaDriverHelper has not been initialized."\nlast',
+            "last",
+        ),
+        ("E0101 12:00:00.000000 1 server.cc:1] old style", "old style"),
+        ('I0101 12:00:00.000000 1 a.cc:1] fine\nE0101 12:00:00.000000 1 b.cc:2] "bad"', "bad"),
+        (
+            "| m     | 1       | UNAVAILABLE: Internal: first |\n"
+            "|       |         |   second                     |\n"
+            "|       |         | At:                          |\n"
+            "|       |         |   /x/model.py(1): initialize |\n",
+            "model 'm' version 1: Internal: first second",
+        ),
+    ],
+)
+def test_the_reason_is_found_in_the_log(log: str, reason: str) -> None:
+    assert reason_in_log(log) == reason

@@ -1,0 +1,218 @@
+"""The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import triton_stub as stub
+
+from sparse_serve.repository.config import CONFIG_NAME, read_config, to_text
+from sparse_serve.repository.entries import EntrySpec, write_entry
+
+SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
+MakeSpec = Callable[..., EntrySpec]
+Edit = Callable[[Any], None]
+
+
+@pytest.fixture
+def load(tmp_path: Path, make_spec: MakeSpec) -> Callable[..., Any]:
+    """Load the backend on the tiny graph, its configuration edited."""
+    write_entry(tmp_path, make_spec())
+
+    def load_edited(edit: Edit = lambda config: None, kind: str = "CPU") -> Any:
+        folder = tmp_path / "tiny_model"
+        config = read_config(folder / CONFIG_NAME)
+        edit(config)
+        (folder / CONFIG_NAME).write_text(to_text(config))
+        return stub.load_model(SOURCE, folder, kind=kind)
+
+    return load_edited
+
+
+def with_parameter(key: str, value: str) -> Edit:
+    def edit(config: Any) -> None:
+        config.parameters[key].string_value = value
+
+    return edit
+
+
+def request(ids: Any, mask: Any = None, names: tuple[str, ...] = ("logits", "rho")) -> stub.Request:
+    ids = np.array(ids, np.int64)
+    mask = np.ones_like(ids) if mask is None else np.array(mask, np.int64)
+    segments = np.zeros_like(ids)
+    return stub.Request(
+        [
+            stub.Tensor("input_ids", ids),
+            stub.Tensor("attention_mask", mask),
+            stub.Tensor("token_type_ids", segments),
+        ],
+        names,
+    )
+
+
+def test_requests_are_concatenated_and_split_again(load: Callable[..., Any]) -> None:
+    backend = load()
+    requests = [request([[2, 5, 3]]), request([[2, 6, 3], [2, 7, 3]]), request([[2, 8, 3]])]
+    together = [response.arrays() for response in backend.execute(requests)]
+    alone = [backend.execute([each])[0].arrays() for each in requests]
+    assert [len(arrays["logits"]) for arrays in together] == [1, 2, 1]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(one["logits"], other["logits"])
+        np.testing.assert_array_equal(one["rho"], other["rho"])
+
+
+def test_only_the_guilty_request_fails(load: Callable[..., Any]) -> None:
+    good, out_of_vocabulary = request([[2, 5, 3]]), request([[2, 10_000, 3]])
+    backend = load()
+    responses = backend.execute([good, out_of_vocabulary, good])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    error = responses[1].error()
+    assert error.code() == stub.Error.INVALID_ARG
+    assert "10000" in error.message()
+    assert "\n" not in error.message()
+
+
+def test_axes_that_differ_are_refused_even_where_they_would_broadcast(load: Callable[..., Any]) -> None:
+    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]], mask=[[1]])
+    responses = load().execute([good, bad])
+    assert [response.has_error() for response in responses] == [False, True]
+    assert responses[1].error().code() == stub.Error.INVALID_ARG
+    assert "input 'attention_mask' has sequence 1, input 'input_ids' has 3" in responses[1].error().message()
+
+
+def test_only_requested_outputs_are_fetched(load: Callable[..., Any]) -> None:
+    backend = load()
+    run, fetched = backend.session.run, []
+
+    class Session:
+        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
+            fetched.append(names)
+            return run(names, feed, options)
+
+    backend.session = Session()
+    logits_only, both = request([[2, 3]], names=("logits",)), request([[2, 3]])
+    assert list(backend.execute([logits_only])[0].arrays()) == ["logits"]
+    backend.execute([logits_only, both])
+    assert fetched == [["logits"], ["logits", "rho"]]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (-1, "ORT_ENABLE_BASIC"),
+        (0, "ORT_ENABLE_ALL"),
+        (1, "ORT_ENABLE_EXTENDED"),
+        (2, "ORT_DISABLE_ALL"),
+        (7, "ORT_ENABLE_ALL"),
+    ],
+)
+def test_graph_level_means_what_the_cpp_backend_means(
+    load: Callable[..., Any], level: int, expected: str
+) -> None:
+    def edit(config: Any) -> None:
+        config.optimization.graph.level = level
+
+    options = load(edit).session.get_session_options()
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "attribute", "expected"),
+    [
+        ("intra_op_thread_count", "3", "intra_op_num_threads", 3),
+        ("intra_op_thread_count", "-1", "intra_op_num_threads", 0),
+        ("inter_op_thread_count", "2", "inter_op_num_threads", 2),
+        ("execution_mode", "1", "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
+        ("enable_mem_arena", "0", "enable_cpu_mem_arena", False),
+        ("enable_mem_arena", "True", "enable_cpu_mem_arena", True),
+        ("enable_mem_pattern", "off", "enable_mem_pattern", False),
+    ],
+)
+def test_parameters_reach_the_session(
+    load: Callable[..., Any], key: str, value: str, attribute: str, expected: object
+) -> None:
+    options = load(with_parameter(key, value)).session.get_session_options()
+    assert getattr(options, attribute) == expected
+
+
+def test_arena_shrinkage_reaches_the_run(load: Callable[..., Any]) -> None:
+    backend = load(with_parameter("memory.enable_memory_arena_shrinkage", "cpu:0"))
+    entry = backend.run_options.get_run_config_entry("memory.enable_memory_arena_shrinkage")
+    assert entry == "cpu:0"
+    assert not backend.execute([request([[2, 3]])])[0].has_error()
+
+
+def test_another_file_name_is_served(load: Callable[..., Any], tmp_path: Path) -> None:
+    version = tmp_path / "tiny_model" / "1"
+    (version / "model.onnx").rename(version / "other.onnx")
+
+    def edit(config: Any) -> None:
+        config.default_model_filename = "other.onnx"
+
+    assert not load(edit).execute([request([[2, 3]])])[0].has_error()
+
+
+def set_field(field: str, index: int, value: object) -> Edit:
+    def edit(config: Any) -> None:
+        setattr(config.input[0] if field != "name" else config.output[index], field, value)
+
+    return edit
+
+
+def with_dims(config: Any) -> None:
+    config.output[0].dims[0] = 5
+
+
+def with_ragged_input(config: Any) -> None:
+    config.input[0].allow_ragged_batch = True
+
+
+def with_accelerator(config: Any) -> None:
+    config.optimization.execution_accelerators.cpu_execution_accelerator.add(name="openvino")
+
+
+def without_an_input(config: Any) -> None:
+    del config.input[2]
+
+
+def with_foreign_library(config: Any) -> None:
+    config.model_operations.op_library_filename.append("libnowhere.so")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (with_parameter("execution_mode", "2"), "Expected values for execution_mode are 0 or 1 but got 2"),
+        (with_parameter("intra_op_thread_count", "two"), "failed to convert intra_op_thread_count 'two'"),
+        (with_parameter("enable_mem_arena", "maybe"), "failed to convert enable_mem_arena 'maybe'"),
+        (set_field("data_type", 0, 11), "configuration expects datatype TYPE_FP32 for input 'input_ids'"),
+        (
+            set_field("name", 0, "pooled"),
+            "unexpected inference output 'pooled', allowed outputs are: logits, rho",
+        ),
+        (with_dims, r"tensor 'logits': the model expects shape \[-1, 2\]"),
+        (without_an_input, "configuration expects 2 inputs, model provides 3"),
+        (with_ragged_input, "asks for allow_ragged_batch"),
+        (with_accelerator, "asks for execution_accelerators"),
+        (with_foreign_library, "libnowhere.so"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_load(load: Callable[..., Any], edit: Edit, message: str) -> None:
+    with pytest.raises(Exception, match=message) as raised:
+        load(edit)
+    assert type(raised.value).__name__ == "TritonModelException"
+
+
+def test_gpu_instances_are_refused(load: Callable[..., Any]) -> None:
+    with pytest.raises(Exception, match="asks for KIND_GPU"):
+        load(kind="GPU")
+
+
+def test_a_missing_graph_is_named(load: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "tiny_model" / "1" / "model.onnx").unlink()
+    with pytest.raises(Exception, match=r"unable to find '.*model\.onnx' for model instance 'tiny_model'"):
+        load()

@@ -1,0 +1,57 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from sparse_serve import op_library
+from sparse_serve.errors import OpLibraryError
+from sparse_serve.op_library import (
+    OPSET_VERSION,
+    instruction_set,
+    library_digest,
+    library_path,
+    library_version,
+    verify_library,
+)
+
+
+def test_the_installed_library_is_the_recorded_one() -> None:
+    path = verify_library()
+    assert path == library_path()
+    assert re.fullmatch("[0-9a-f]{64}", library_digest(path))
+    assert library_version(path) == OPSET_VERSION
+    assert instruction_set(path) in ("avx512", "avx2", "generic")
+
+
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_library, "LIBRARY_NAME", "libabsent.so")
+    with pytest.raises(OpLibraryError, match=r"libabsent\.so is missing from the installed package"):
+        verify_library()
+
+
+def test_another_file_in_its_place_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "libsparse_ops.so"
+    other.write_bytes(library_path().read_bytes() + b"\0")
+    monkeypatch.setattr(op_library, "library_path", lambda: other)
+    with pytest.raises(OpLibraryError, match="it is not the file that was installed"):
+        verify_library()
+
+
+def test_an_unrecorded_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_library, "_DISTRIBUTION", "no-such-distribution")
+    with pytest.raises(OpLibraryError, match="has no record of"):
+        verify_library()
+
+
+def test_a_library_of_another_version_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_library, "library_version", lambda path: 2)
+    with pytest.raises(OpLibraryError, match=r"speaks version 2 of ai\.sparse_serve, this package speaks 1"):
+        verify_library()
+
+
+def test_a_file_that_is_no_library_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "libsparse_ops.so"
+    path.write_text("text")
+    for ask in (library_version, instruction_set):
+        with pytest.raises(OpLibraryError, match="cannot be used"):
+            ask(path)

@@ -1,0 +1,294 @@
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from sparse_serve.errors import RepositoryError
+from sparse_serve.repository import staging
+from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, graph_name, read_config
+from sparse_serve.repository.entries import (
+    EntrySpec,
+    find_entries,
+    find_models,
+    overlay_repository,
+    read_entry,
+    validate_name,
+    write_entry,
+)
+from sparse_serve.repository.manifest import file_digest, read_manifest
+from sparse_serve.repository.staging import heal
+
+MakeSpec = Callable[..., EntrySpec]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder, hidden ones included, with its digest."""
+    return {
+        str(path.relative_to(folder)): file_digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_an_entry_has_the_layout_of_the_contract(tmp_path: Path, make_spec: MakeSpec) -> None:
+    repository = tmp_path / "models"
+    graph = make_spec().graph
+    public = write_entry(repository, make_spec(baselines={"padded_dense_eager": graph}))
+    assert public == repository / "tiny"
+    twin = "tiny/baselines/tiny_padded_dense_eager"
+    assert list(contents(repository)) == sorted(
+        [
+            "tiny/1/model.py",
+            f"{twin}/1/model.onnx",
+            f"{twin}/config.pbtxt",
+            f"{twin}/warmup/attention_mask",
+            "tiny/config.pbtxt",
+            "tiny/labels.txt",
+            "tiny/manifest.json",
+            "tiny/tokenizer.json",
+            "tiny_model/1/model.onnx",
+            "tiny_model/config.pbtxt",
+            "tiny_model/warmup/attention_mask",
+        ]
+    )
+    assert (public / LABELS_NAME).read_text() == "negative\npositive\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_the_manifest_holds_the_digest_of_every_other_file(tmp_path: Path, make_spec: MakeSpec) -> None:
+    public = write_entry(tmp_path, make_spec(baselines={"packed_dense": make_spec().graph}))
+    manifest = read_manifest(public / "manifest.json")
+    found = contents(tmp_path)
+    del found["tiny/manifest.json"]
+    assert manifest.files == found
+    assert manifest.baselines == {"packed_dense": "tiny_packed_dense"}
+
+
+def test_entries_are_found_again(tmp_path: Path, make_spec: MakeSpec) -> None:
+    write_entry(tmp_path, make_spec(name="second"))
+    write_entry(tmp_path, make_spec(name="first"))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / CONFIG_NAME).write_text('backend: "python"')
+    assert [entry.name for entry in find_entries(tmp_path)] == ["first", "second"]
+    assert [path.name for path in find_models(tmp_path)] == [
+        "first",
+        "first_model",
+        "foreign",
+        "second",
+        "second_model",
+    ]
+    assert read_entry(tmp_path / "first").graph_path == tmp_path / "first_model"
+    with pytest.raises(RepositoryError, match="no entry of a model repository"):
+        read_entry(tmp_path / "foreign")
+    with pytest.raises(RepositoryError, match="not a folder"):
+        find_entries(tmp_path / "nowhere")
+
+
+def test_the_op_library_is_registered_where_the_graph_has_its_nodes(
+    tmp_path: Path, make_spec: MakeSpec, graph_with_domain_nodes: Path
+) -> None:
+    write_entry(tmp_path, make_spec(name="with", graph=graph_with_domain_nodes))
+    write_entry(tmp_path, make_spec(name="without"))
+    registered = [
+        list(read_config(tmp_path / name / CONFIG_NAME).model_operations.op_library_filename)
+        for name in ("with_model", "without_model")
+    ]
+    assert registered == [["libsparse_ops.so"], []]
+
+
+def test_external_weights_come_along(tmp_path: Path, make_spec: MakeSpec) -> None:
+    model = onnx.load(make_spec().graph)
+    graph = tmp_path / "external.onnx"
+    onnx.save(model, graph, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    write_entry(tmp_path / "models", make_spec(graph=graph))
+    version = tmp_path / "models" / "tiny_model" / "1"
+    assert sorted(path.name for path in version.iterdir()) == ["model.onnx", "weights.bin"]
+    onnx.checker.check_model(str(version / "model.onnx"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "../up", "a/b", "x_model", "white space", "ü", "-dash", "a" * 101, "new\nline"]
+)
+def test_unsafe_names_are_refused(tmp_path: Path, make_spec: MakeSpec, name: str) -> None:
+    with pytest.raises(RepositoryError, match="is not allowed"):
+        write_entry(tmp_path, make_spec(name=name))
+    assert not contents(tmp_path)
+
+
+def test_usable_names_pass() -> None:
+    for name in ("a", "sst2-ssaf_v1.2", "9lives", "a" * 100):
+        assert validate_name(name) == name
+
+
+def test_an_existing_entry_is_replaced_only_by_force(tmp_path: Path, make_spec: MakeSpec) -> None:
+    write_entry(tmp_path, make_spec(labels=("bad", "good"), baselines={"packed_dense": make_spec().graph}))
+    before = contents(tmp_path)
+    with pytest.raises(RepositoryError, match="has version 1 already: replace it with --force"):
+        write_entry(tmp_path, make_spec())
+    assert contents(tmp_path) == before
+    public = write_entry(tmp_path, make_spec(), force=True)
+    assert (public / LABELS_NAME).read_text() == "negative\npositive\n"
+    assert not (public / "baselines").exists()
+
+
+def test_a_folder_in_the_way_is_not_overwritten(tmp_path: Path, make_spec: MakeSpec) -> None:
+    (tmp_path / "tiny_model").mkdir()
+    (tmp_path / "tiny_model" / "precious").write_text("mine")
+    with pytest.raises(RepositoryError, match=r"tiny_model is in the way of entry 'tiny'"):
+        write_entry(tmp_path, make_spec())
+    assert list(contents(tmp_path)) == ["tiny_model/precious"]
+
+
+def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None:
+    write_entry(tmp_path, make_spec())
+    first = contents(tmp_path / "tiny_model" / "1")
+    tuned = tmp_path / "tiny" / CONFIG_NAME
+    tuned.write_text(tuned.read_text().replace("count: 1", "count: 2"))
+    write_entry(tmp_path, make_spec(version=2))
+    entry = read_entry(tmp_path / "tiny")
+    assert entry.versions == (1, 2)
+    assert entry.manifest.version == 2
+    assert read_manifest(tmp_path / "tiny" / "1" / "manifest.json").version == 1
+    assert contents(tmp_path / "tiny_model" / "1") == first
+    assert "count: 2" in tuned.read_text()
+    # The first version's manifest still describes the bytes on disk, which both share.
+    write_entry(tmp_path, make_spec(version=2, command="again"), force=True)
+    assert read_entry(tmp_path / "tiny").versions == (1, 2)
+
+
+@pytest.mark.parametrize("change", [{"labels": ("no", "yes")}, {"max_length": 9}])
+def test_versions_that_differ_are_refused(
+    tmp_path: Path, make_spec: MakeSpec, change: dict[str, object]
+) -> None:
+    write_entry(tmp_path, make_spec())
+    before = contents(tmp_path)
+    with pytest.raises(RepositoryError, match="the other versions of the entry have another"):
+        write_entry(tmp_path, make_spec(version=2, **change))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": ("only",)}, r"gives logits \[2\] for 1 labels"),
+        ({"labels": ("same", "same")}, "must be unique"),
+        ({"labels": ("two\nlines", "b")}, "single non-empty lines"),
+        ({"max_length": 3}, "no room beside 3 special tokens"),
+        ({"tokenizer": Path(__file__)}, "tokenizer .* cannot be read"),
+        ({"graph": Path(__file__)}, "is not an ONNX file"),
+        ({"graph": Path("nowhere.onnx")}, "cannot be read"),
+    ],
+)
+def test_unusable_parts_are_named(
+    tmp_path: Path, make_spec: MakeSpec, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RepositoryError, match=message):
+        write_entry(tmp_path, make_spec(**change))
+    assert not contents(tmp_path)
+
+
+def test_a_repository_that_cannot_be_written_is_named(tmp_path: Path, make_spec: MakeSpec) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RepositoryError, match=r"models cannot be written: Not a directory"):
+        write_entry(tmp_path / "file" / "models", make_spec())
+
+
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(staging.os, "fsync", full)
+    with pytest.raises(RepositoryError, match="cannot be written: No space left on device"):
+        write_entry(tmp_path / "models", make_spec())
+    assert not contents(tmp_path)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is caught or cleaned up after it."""
+
+
+def kill_at_rename(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the process end just before its rename of that number."""
+    rename, count = Path.rename, 0
+
+    def counted(self: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise Killed
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", counted)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_replacement_killed_between_renames_is_finished_later(
+    tmp_path: Path, make_spec: MakeSpec, number: int
+) -> None:
+    repository = tmp_path / "models"
+    write_entry(repository, make_spec())
+    write_entry(tmp_path / "wanted", make_spec(labels=("bad", "good")))
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_rename(patch, number)
+        with pytest.raises(Killed):
+            write_entry(repository, make_spec(labels=("bad", "good")), force=True)
+    public, graph = repository / "tiny", repository / graph_name("tiny")
+    # Never the public model of one export beside the graph of another, nor without any.
+    assert number == 1 or not public.exists()
+    assert graph.exists() or not public.exists()
+    heal(repository)
+    assert contents(repository) == contents(tmp_path / "wanted")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "wanted"]
+
+
+def test_a_killed_preparation_is_discarded_by_the_next_writer(tmp_path: Path, make_spec: MakeSpec) -> None:
+    repository = tmp_path / "models"
+    write_entry(repository, make_spec())
+    before = contents(repository)
+    left = tmp_path / ".models.staging" / "other" / "new" / "other"
+    left.mkdir(parents=True)
+    (left / "half").write_text("half")
+    heal(repository)
+    assert contents(tmp_path / "models") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_an_interrupted_preparation_leaves_nothing(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparse_serve.repository.entries.file_digest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_entry(tmp_path / "models", make_spec())
+    assert not contents(tmp_path)
+
+
+def test_two_writers_of_one_entry_do_not_meet(tmp_path: Path, make_spec: MakeSpec) -> None:
+    with (
+        staging.replaced_folders(tmp_path / "models", "tiny"),
+        pytest.raises(RepositoryError, match="another process is writing entry 'tiny'"),
+    ):
+        write_entry(tmp_path / "models", make_spec())
+
+
+def test_an_overlay_edits_configurations_and_links_the_rest(tmp_path: Path, make_spec: MakeSpec) -> None:
+    source, target = tmp_path / "models", tmp_path / "view"
+    write_entry(source, make_spec())
+    before = contents(source)
+
+    def edit(config: object) -> None:
+        config.parameters["enable_mem_arena"].string_value = "0"  # type: ignore[attr-defined]
+
+    assert overlay_repository(source, target, edit, models=["tiny_model"]) == target
+    assert [path.name for path in find_models(target)] == ["tiny_model"]
+    edited = read_config(target / "tiny_model" / CONFIG_NAME)
+    assert edited.parameters["enable_mem_arena"].string_value == "0"
+    assert (target / "tiny_model" / "1" / "model.onnx").samefile(source / "tiny_model" / "1" / "model.onnx")
+    assert contents(source) == before

@@ -1,0 +1,234 @@
+"""The public model in this process: tokenization, answers by problem type, and fault isolation."""
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import triton_stub as stub
+from tiny_entry import MAX_LENGTH, VOCABULARY, tiny_graph
+
+from sparse_serve.repository.entries import EntrySpec, write_entry
+
+TRITON = Path(str(files("sparse_serve") / "triton"))
+OUTPUTS = ("scores", "label", "logits", "token_count", "truncated", "rho")
+MakeSpec = Callable[..., EntrySpec]
+
+
+class Graph:
+    """NAME_model behind the public model, recording every call and failing on demand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = stub.load_model(TRITON / "onnxruntime_backend" / "model.py", folder)
+        self.calls: list[stub.Request] = []
+        self.fault: Callable[[stub.Request], stub.Error | None] = lambda request: None
+
+    def __call__(self, request: stub.Request) -> stub.Response:
+        self.calls.append(request)
+        error = self.fault(request)
+        return stub.Response(error=error) if error else self.backend.execute([request])[0]
+
+
+@pytest.fixture
+def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Write an entry and return its public model with the graph behind it."""
+
+    def load_entry(**changes: Any) -> tuple[Any, Graph]:
+        public = write_entry(tmp_path, make_spec(**changes))
+        graph = Graph(tmp_path / f"{public.name}_model")
+        monkeypatch.setattr(stub.Request, "call", graph, raising=False)
+        return stub.load_model(public / "1" / "model.py", public), graph
+
+    return load_entry
+
+
+@pytest.fixture
+def tiny(load: Callable[..., Any]) -> Iterator[tuple[Any, Graph]]:
+    return load()
+
+
+def request(
+    *texts: str | bytes, pairs: tuple[str, ...] | None = None, names: tuple[str, ...] = OUTPUTS
+) -> stub.Request:
+    def tensor(name: str, rows: tuple[Any, ...]) -> stub.Tensor:
+        values = [row if isinstance(row, bytes) else row.encode() for row in rows]
+        return stub.Tensor(name, np.array(values, dtype=np.object_)[:, None])
+
+    tensors = [tensor("TEXT", texts)]
+    if pairs is not None:
+        tensors.append(tensor("TEXT_PAIR", pairs))
+    return stub.Request(tensors, names)
+
+
+def answer(model: Any, *requests: stub.Request) -> list[dict[str, np.ndarray]]:
+    return [response.arrays() for response in model.execute(list(requests))]
+
+
+def test_the_graph_gets_the_tokens_of_the_tokenizer(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    answer(model, request("w1 w2", "w3"), request("unknown"))
+    (call,) = graph.calls
+    sent = {tensor.name(): tensor.as_numpy() for tensor in call.inputs}
+    cls, sep, unknown = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[UNK]"))
+    w1, w2, w3 = (VOCABULARY[token] for token in ("w1", "w2", "w3"))
+    assert sent["input_ids"].tolist() == [[cls, w1, w2, sep], [cls, w3, sep, 0], [cls, unknown, sep, 0]]
+    assert sent["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert all(array.dtype == np.int64 for array in sent.values())
+    assert (call.model_name, call.model_version) == ("tiny_model", 1)
+
+
+def test_pairs_and_single_texts_share_a_batch(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    single, pair = answer(model, request("w1"), request("w1", pairs=("w2 w3",)))
+    (call,) = graph.calls
+    segments = {tensor.name(): tensor.as_numpy() for tensor in call.inputs}["token_type_ids"]
+    assert segments.tolist() == [[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
+    assert (single["token_count"].item(), pair["token_count"].item()) == (3, 6)
+    assert single["logits"].tolist() != pair["logits"].tolist()
+
+
+def test_long_texts_are_cut_from_the_right_and_flagged(tiny: tuple[Any, Graph]) -> None:
+    model, _ = tiny
+    exact, longer = "w1 " * (MAX_LENGTH - 2), "w1 " * (MAX_LENGTH - 2) + "w2"
+    (arrays,) = answer(model, request(exact, longer, "x" * 100_000, ("w3 " * 40_000)))
+    assert arrays["truncated"][:, 0].tolist() == [False, True, False, True]
+    assert arrays["token_count"][:, 0].tolist() == [MAX_LENGTH, MAX_LENGTH, 3, MAX_LENGTH]
+    assert arrays["token_count"].dtype == np.int32
+    np.testing.assert_array_equal(arrays["logits"][0], arrays["logits"][1])
+
+
+def test_of_a_pair_the_longer_text_is_cut_first(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    (arrays,) = answer(model, request("w1", pairs=("w2 " * 50,)))
+    ids = graph.calls[0].inputs[0].as_numpy()[0].tolist()
+    assert ids[:3] == [VOCABULARY["[CLS]"], VOCABULARY["w1"], VOCABULARY["[SEP]"]]
+    assert arrays["truncated"].item()
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u00a0"])
+def test_blank_texts_are_valid(tiny: tuple[Any, Graph], text: str) -> None:
+    (arrays,) = answer(tiny[0], request(text))
+    assert arrays["token_count"].item() == 2
+    assert np.isfinite(arrays["scores"]).all()
+
+
+def test_companions_do_not_change_an_answer(tiny: tuple[Any, Graph]) -> None:
+    model, _ = tiny
+    texts = ["w1", "", "w2 w3 " * 30, "w4 w5 w6", "nothing known"]
+    alone = [answer(model, request(text))[0] for text in texts]
+    for order in (texts, texts[::-1]):
+        together = answer(model, *(request(text) for text in order))
+        for text, arrays in zip(order, together, strict=True):
+            expected = alone[texts.index(text)]
+            np.testing.assert_allclose(arrays["logits"], expected["logits"], atol=1e-6)
+            assert arrays["label"].tolist() == expected["label"].tolist()
+
+
+def test_invalid_utf8_fails_its_own_request_only(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    good = request("w1")
+    responses = model.execute([good, request("w1", b"caf\xe9"), request("w2", pairs=("w3",)), good])
+    assert [response.has_error() for response in responses] == [False, True, False, False]
+    error = responses[1].error()
+    assert error.code() == stub.Error.INVALID_ARG
+    assert error.message() == "TEXT must be UTF-8, got unexpected end of data at byte 3"
+    assert len(graph.calls) == 1
+
+
+def test_a_request_without_text_fails_alone(tiny: tuple[Any, Graph]) -> None:
+    pair_only = request("w1", pairs=("w2",))
+    del pair_only.inputs[0]
+    responses = tiny[0].execute([request("w1"), pair_only])
+    assert [response.has_error() for response in responses] == [False, True]
+    assert responses[1].error().message() == "input TEXT is missing"
+
+
+def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> None:
+    model, _ = tiny
+    encode = model.tokenizer.encode_batch_fast
+
+    class Tokenizer:
+        def encode_batch_fast(self, texts: list[str]) -> Any:
+            if "w9" in texts:
+                raise RuntimeError("out\nof order")
+            return encode(texts)
+
+    model.tokenizer = Tokenizer()
+    responses = model.execute([request("w1"), request("w9")])
+    assert [response.has_error() for response in responses] == [False, True]
+    assert responses[1].error().message() == "RuntimeError: out of order"
+    assert responses[1].error().code() == stub.Error.INTERNAL
+
+
+def test_a_batch_of_unreadable_requests_asks_no_graph(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    assert all(response.has_error() for response in model.execute([request(b"\xff")] * 2))
+    assert not graph.calls
+
+
+def test_a_graph_that_fails_on_one_text_answers_the_others(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+
+    def fault(call: stub.Request) -> stub.Error | None:
+        is_guilty = VOCABULARY["w9"] in call.inputs[0].as_numpy()
+        return stub.Error("no", stub.Error.INVALID_ARG) if is_guilty else None
+
+    graph.fault = fault
+    responses = model.execute([request("w1"), request("w9"), request("w2")])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    assert responses[1].error().code() == stub.Error.INVALID_ARG
+    assert len(graph.calls) == 4
+
+
+def test_an_overloaded_graph_is_asked_once(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    graph.fault = lambda call: stub.Error("Exceeds maximum queue size", stub.Error.UNAVAILABLE)
+    responses = model.execute([request("w1"), request("w2")])
+    assert [response.error().code() for response in responses] == [stub.Error.UNAVAILABLE] * 2
+    assert len(graph.calls) == 1
+
+
+def test_rho_is_computed_only_when_asked_for(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    without = request("w1", names=("label", "scores"))
+    (arrays,) = answer(model, without)
+    assert list(arrays) == ["label", "scores"]
+    mixed = answer(model, without, request("w1 w2", names=("rho",)))
+    assert [call.requested_output_names() for call in graph.calls] == [["logits"], ["logits", "rho"]]
+    assert [list(arrays) for arrays in mixed] == [["label", "scores"], ["rho"]]
+
+
+def test_single_label_scores_are_a_softmax(tiny: tuple[Any, Graph]) -> None:
+    (arrays,) = answer(tiny[0], request("w1", "w2 w3 w4"))
+    exponentials = np.exp(arrays["logits"].astype(np.float64))
+    np.testing.assert_allclose(arrays["scores"], exponentials / exponentials.sum(1, keepdims=True), rtol=1e-5)
+    labels = np.array([b"negative", b"positive"])[arrays["logits"].argmax(1)]
+    assert arrays["label"][:, 0].tolist() == labels.tolist()
+    assert arrays["scores"].dtype == np.float32
+
+
+def test_multi_label_scores_are_sigmoids(load: Callable[..., Any], tmp_path: Path) -> None:
+    labels = ("a", "bé", 'c "d"')
+    model, _ = load(
+        graph=tiny_graph(tmp_path / "three.onnx", classes=3),
+        labels=labels,
+        problem_type="multi_label_classification",
+    )
+    (arrays,) = answer(model, request("w1", "w2 w3 w4", "w7 " * 30))
+    logits = arrays["logits"].astype(np.float64)
+    np.testing.assert_allclose(arrays["scores"], 1 / (1 + np.exp(-logits)), rtol=1e-4, atol=1e-7)
+    for row, text in zip(logits, arrays["label"][:, 0], strict=True):
+        assert json.loads(text) == [label for label, logit in zip(labels, row, strict=True) if logit >= 0]
+    assert arrays["scores"].dtype == np.float32
+
+
+def test_regression_gives_the_value_itself(load: Callable[..., Any], tmp_path: Path) -> None:
+    model, _ = load(
+        graph=tiny_graph(tmp_path / "one.onnx", classes=1), labels=("value",), problem_type="regression"
+    )
+    (arrays,) = answer(model, request("w1", "w2"))
+    np.testing.assert_array_equal(arrays["scores"], arrays["logits"])
+    assert [np.float32(text) for text in arrays["label"][:, 0]] == arrays["logits"][:, 0].tolist()

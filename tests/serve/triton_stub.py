@@ -1,0 +1,122 @@
+"""A stand-in for the Python stub of Triton: runs a `model.py` in this process.
+
+Only what the two models of the package use. Tensors are numpy arrays, text is bytes, as in the real one.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+
+from sparse_serve.repository.config import CONFIG_NAME, read_config
+
+
+class Error(Exception):
+    INTERNAL, INVALID_ARG, UNAVAILABLE = "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
+
+    def __init__(self, message: str, code: str = INTERNAL) -> None:
+        super().__init__(message)
+        self._message, self._code = message, code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> str:
+        return self._code
+
+
+class Tensor:
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        self._name, self._array = name, array
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        return self._array
+
+
+class Request:
+    """An inference request, of a client or of a model that calls another."""
+
+    call: Callable[["Request"], "Response"]
+
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        model_name: str = "",
+        model_version: int = -1,
+    ) -> None:
+        self.inputs, self.names = list(inputs), list(requested_output_names)
+        self.model_name, self.model_version = model_name, model_version
+
+    def requested_output_names(self) -> list[str]:
+        return self.names
+
+    def exec(self) -> "Response":
+        return Request.call(self)
+
+
+class Response:
+    def __init__(self, output_tensors: Sequence[Tensor] = (), error: Error | None = None) -> None:
+        self.tensors, self._error = list(output_tensors), error
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> Error | None:
+        return self._error
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        assert self._error is None, self._error
+        return {tensor.name(): tensor.as_numpy() for tensor in self.tensors}
+
+
+def _find(tensors: Sequence[Tensor], name: str) -> Tensor | None:
+    return next((tensor for tensor in tensors if tensor.name() == name), None)
+
+
+def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -> Any:
+    """Return the initialized model whose code is `source` and whose Triton folder is `model`."""
+    utilities: Any = ModuleType("triton_python_backend_utils")
+    utilities.TritonError = Error
+    utilities.TritonModelException = type("TritonModelException", (Exception,), {})
+    utilities.Tensor, utilities.InferenceRequest, utilities.InferenceResponse = Tensor, Request, Response
+    utilities.get_input_tensor_by_name = lambda request, name: _find(request.inputs, name)
+    utilities.get_output_tensor_by_name = lambda response, name: _find(response.tensors, name)
+    specification = importlib.util.spec_from_file_location("served_model", source)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["triton_python_backend_utils"] = utilities
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        del sys.modules["triton_python_backend_utils"]
+    instance = module.TritonPythonModel()
+    instance.initialize(
+        {
+            "model_config": json.dumps(config_as_triton_gives_it(model)),
+            "model_name": model.name,
+            "model_version": str(version),
+            "model_repository": str(model),
+            "model_instance_kind": kind,
+        }
+    )
+    return instance
+
+
+def config_as_triton_gives_it(model: Path) -> dict[str, Any]:
+    config: dict[str, Any] = MessageToDict(
+        read_config(model / CONFIG_NAME),
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    return config
