@@ -1,0 +1,66 @@
+"""What all commands share: how options read the environment, verbosity, and one way to fail."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparse_serve.errors import SparseServeError
+
+# Every option of every command is also read from SPARSE_SERVE_<OPTION>.
+CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
+
+_logger = logging.getLogger("sparse_serve")
+
+
+def _set_verbosity(verbose: bool) -> bool:
+    if verbose:
+        logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+        _logger.setLevel(logging.DEBUG)
+    return verbose
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", callback=_set_verbosity, is_eager=True, help="Details of errors and logs on stderr."
+    ),
+]
+
+ModelRepository = Annotated[Path, typer.Option("--model-repository", help="Triton model repository.")]
+
+
+def run(app: typer.Typer, args: Sequence[str] | None = None) -> None:
+    """Run a command line (default: the process's own) and exit with the status of the contract.
+
+    0 done; 1 failed; 2 the command line is wrong; 3 a gate was not met; 130 interrupted. An error is one
+    line on stderr, with a traceback only under `--verbose`.
+    """
+    sys.exit(_status(app, args))
+
+
+def _status(app: typer.Typer, args: Sequence[str] | None) -> int:
+    try:
+        result = typer.main.get_command(app).main(
+            args=None if args is None else list(args), standalone_mode=False
+        )
+    except typer.TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except SparseServeError as error:
+        return _fail(str(error), error.exit_status)
+    except Exception as error:  # the promise of one line holds for our own mistakes too
+        return _fail(f"internal error: {type(error).__name__}: {error}; run again with --verbose", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    if _logger.isEnabledFor(logging.DEBUG):
+        traceback.print_exc()
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return status

@@ -1,0 +1,75 @@
+"""What is installed here: versions, devices, the op library and the Triton that would be started."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from sparse_serve.environment import read_cpu, read_gpus
+from sparse_serve.errors import OpLibraryError, ServerError
+from sparse_serve.op_library import (
+    DOMAIN,
+    instruction_set,
+    library_digest,
+    library_version,
+    verify_library,
+)
+from sparse_serve.triton.installation import find_triton
+
+_PACKAGES = (
+    "sparse-serve",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "tokenizers",
+    "tritonclient",
+    "nvidia-pytriton",
+    "torch",
+    "transformers",
+)
+
+
+def read_info() -> dict[str, Any]:
+    """Return what is installed as one JSON-able object; what is missing says why in its place."""
+    return {
+        "versions": {package: _version(package) for package in _PACKAGES},
+        "devices": {
+            "cpu": read_cpu().model_dump(),
+            "gpus": [gpu.model_dump() for gpu in read_gpus() or ()],
+        },
+        "op_library": _op_library(),
+        "triton": _triton(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _op_library() -> dict[str, Any]:
+    try:
+        path = verify_library()
+        return {
+            "path": str(path),
+            "sha256": library_digest(path),
+            "domain": DOMAIN,
+            "version": library_version(path),
+            "instruction_set": instruction_set(path),
+        }
+    except OpLibraryError as error:
+        return {"error": str(error)}
+
+
+def _triton() -> dict[str, Any]:
+    try:
+        found = find_triton()
+    except ServerError as error:
+        return {"error": str(error)}
+    return {
+        "kind": found.kind,
+        "path": str(found.executable),
+        "version": found.version,
+        "onnxruntime_backend": "python-based" if found.python_backend is not None else "its own",
+    }

@@ -1,0 +1,244 @@
+"""A real Triton with tiny entries: the answers of the contract, and right refusals."""
+
+import http.client
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tiny_entry import LAYERS, MAX_LENGTH
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from sparse_serve.client import Classifier
+from sparse_serve.repository.entries import EntrySpec
+from sparse_serve.triton.launcher import TritonServer
+
+TEXTS = ["w1", "", "w2 w3 " * 30, "w4 w5 w6", "nothing known", "   ", "w9 w8 w7 w6 w5", "w29"] * 4
+
+
+class Wire:
+    """One stock tritonclient, HTTP or gRPC, with one way to ask."""
+
+    def __init__(self, api: ModuleType, url: str) -> None:
+        self.api = api
+        self.client = api.InferenceServerClient(url)
+
+    def infer(
+        self, model: str, tensors: dict[str, Any], outputs: Sequence[str] = (), **options: Any
+    ) -> dict[str, np.ndarray]:
+        inputs = []
+        for name, array in tensors.items():
+            inputs.append(self.api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+            inputs[-1].set_data_from_numpy(array)
+        requested = [self.api.InferRequestedOutput(name, **options) for name in outputs]
+        result = self.client.infer(model, inputs, outputs=requested or None)
+        return {name: result.as_numpy(name) for name in outputs}
+
+
+@pytest.fixture(params=["http", "grpc"])
+def wire(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Wire]:
+    if request.param == "http":
+        made = Wire(triton_http, server.http_url)
+    else:
+        made = Wire(triton_grpc, server.grpc_url)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def classifier(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Classifier]:
+    url = server.http_url if request.param == "http" else server.grpc_url
+    with Classifier(url, request.param) as made:
+        yield made
+
+
+def post(server: TritonServer, path: str, body: object) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(server.http_url, timeout=30)
+    connection.request("POST", path, json.dumps(body))
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def text(*rows: str | bytes) -> np.ndarray:
+    return np.array([row if isinstance(row, bytes) else row.encode() for row in rows], np.object_)[:, None]
+
+
+def test_all_tensors_of_the_contract(wire: Wire) -> None:
+    names = ["scores", "label", "logits", "token_count", "truncated", "rho"]
+    arrays = wire.infer("tiny", {"TEXT": text("w1 w2", "w3 " * 50)}, names)
+    assert {name: (array.shape, array.dtype.char) for name, array in arrays.items()} == {
+        "scores": ((2, 2), "f"),
+        "label": ((2, 1), "O"),
+        "logits": ((2, 2), "f"),
+        "token_count": ((2, 1), "i"),
+        "truncated": ((2, 1), "?"),
+        "rho": ((2, LAYERS), "f"),
+    }
+    assert arrays["truncated"][:, 0].tolist() == [False, True]
+    assert arrays["token_count"][:, 0].tolist() == [4, MAX_LENGTH]
+
+
+def test_the_graph_answers_as_onnxruntime_does(wire: Wire, make_spec: Callable[..., EntrySpec]) -> None:
+    ids = np.array([[2, 5, 6, 3], [2, 7, 3, 0]], np.int64)
+    feed = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
+    session = onnxruntime.InferenceSession(make_spec().graph, providers=["CPUExecutionProvider"])
+    for name, expected in zip(("logits", "rho"), session.run(["logits", "rho"], feed), strict=True):
+        np.testing.assert_array_equal(wire.infer("tiny_model", feed, [name])[name], expected)
+
+
+def test_classification_extension_gives_the_top_classes(wire: Wire) -> None:
+    scores = wire.infer("tiny", {"TEXT": text("w1 w2 w3")}, ["scores"], class_count=2)["scores"]
+    best, other = (value.decode().split(":") for value in scores.reshape(-1))
+    assert {best[2], other[2]} == {"negative", "positive"}
+    assert float(best[0]) >= float(other[0])
+    assert best[1] == str(["negative", "positive"].index(best[2]))
+
+
+def test_generate_takes_plain_json(server: TritonServer) -> None:
+    status, answer = post(server, "/v2/models/tiny/generate", {"TEXT": "w1 w2", "TEXT_PAIR": "w3"})
+    assert status == 200
+    assert answer["token_count"] == 6
+    assert answer["label"] in ("negative", "positive")
+
+
+def test_a_batch_answers_as_single_requests_in_any_order(classifier: Classifier) -> None:
+    alone = [classifier.classify("tiny", [each])[0] for each in TEXTS]
+    for order in (slice(None), slice(None, None, -1)):
+        together = classifier.classify("tiny", TEXTS[order])
+        for one, other in zip(together, alone[order], strict=True):
+            np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+            assert (one.label, one.token_count, one.truncated) == (
+                other.label,
+                other.token_count,
+                other.truncated,
+            )
+
+
+def test_concurrent_clients_get_their_own_answers(server: TritonServer) -> None:
+    """Single texts and pairs, readable and not, meet in the dynamic batches of one server."""
+    with Classifier(server.grpc_url, "grpc") as classifier:
+        expected = {each: classifier.classify("tiny", [each])[0].logits for each in set(TEXTS)}
+        paired = classifier.classify("tiny", ["w1"], ["w2"])[0].logits
+
+    def ask(number: int) -> None:
+        with Classifier(server.grpc_url, "grpc") as own:
+            wire = Wire(triton_grpc, server.grpc_url)
+            for step in range(20):
+                each = TEXTS[(number + step) % len(TEXTS)]
+                np.testing.assert_allclose(own.classify("tiny", [each])[0].logits, expected[each], atol=1e-5)
+                np.testing.assert_allclose(own.classify("tiny", ["w1"], ["w2"])[0].logits, paired, atol=1e-5)
+                with pytest.raises(InferenceServerException, match="UTF-8"):
+                    wire.infer("tiny", {"TEXT": text(b"\xff\xfe")}, ["label"])
+            wire.client.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+
+
+def test_more_texts_than_a_batch_are_answered_in_order(classifier: Classifier) -> None:
+    texts = [f"w{number % 30}" for number in range(150)]
+    predictions = classifier.classify("tiny", texts, top_k=1)
+    assert classifier.batch_size("tiny") == 64
+    assert len(predictions) == 150
+    assert [prediction.logits for prediction in predictions[:30]] == [
+        prediction.logits for prediction in predictions[30:60]
+    ]
+    assert all(prediction.top[0].label == prediction.label for prediction in predictions)
+
+
+def test_a_smaller_batch_is_learnt_from_the_refusal(classifier: Classifier) -> None:
+    classifier._batch_sizes["topics"] = 64  # as where the server keeps its configuration to itself
+    assert len(classifier.classify("topics", ["w1"] * 10)) == 10
+    assert classifier.batch_size("topics") == 4
+
+
+def test_answers_by_problem_type(classifier: Classifier) -> None:
+    (topics,) = classifier.classify("topics", ["w1 w2"], top_k=3)
+    assert {best.label for best in topics.top} == {"a", "b", "c"}
+    assert json.loads(topics.label) == [
+        label for label, logit in zip("abc", topics.logits, strict=True) if logit >= 0
+    ]
+    (value,) = classifier.classify("value", ["w1 w2"], top_k=1)
+    assert value.score == value.logits[0]
+    assert value.top[0].label is None
+
+
+def test_a_hundred_kilobytes_are_cut_and_flagged(classifier: Classifier) -> None:
+    (prediction,) = classifier.classify("tiny", ["w1 " * 34_000])
+    assert prediction.truncated
+    assert prediction.token_count == MAX_LENGTH
+
+
+IDS = np.ones((1, 3), np.int64)
+GRAPH_INPUTS = {"input_ids": IDS, "attention_mask": IDS, "token_type_ids": IDS * 0}
+
+FAULTS = {
+    "wrong tensor name": ("tiny", {"TEXTS": text("w1")}, "unexpected inference input 'TEXTS'"),
+    "missing tensor": ("tiny", {"TEXT_PAIR": text("w1")}, "input TEXT is missing"),
+    "wrong dtype": ("tiny", {"TEXT": IDS[:, :1]}, "data-type is 'INT64', .* expects 'BYTES'"),
+    "wrong shape": ("tiny", {"TEXT": text("w1", "w2").reshape(1, 2)}, r"unexpected shape for input 'TEXT'"),
+    "too few axes": ("tiny", {"TEXT": text("w1").reshape(1)}, r"unexpected shape for input 'TEXT'"),
+    "invalid UTF-8": ("tiny", {"TEXT": text(b"caf\xe9")}, "must be UTF-8"),
+    "invalid UTF-8 in a pair": ("tiny", {"TEXT": text("a"), "TEXT_PAIR": text(b"\xff")}, "must be UTF-8"),
+    "batch above the maximum": ("tiny", {"TEXT": text(*["w1"] * 65)}, "batch-size must be <= 64"),
+    "pairs of another number": ("tiny", {"TEXT": text("a", "b"), "TEXT_PAIR": text("a")}, "batch"),
+    "unknown model": ("unknown", {"TEXT": text("w1")}, "unknown model"),
+    "graph: wrong dtype": (
+        "tiny_model",
+        GRAPH_INPUTS | {"input_ids": IDS.astype(np.int32)},
+        "data-type is 'INT32', .* expects 'INT64'",
+    ),
+    "graph: lengths that differ": (
+        "tiny_model",
+        GRAPH_INPUTS | {"attention_mask": IDS[:, :1]},
+        "has sequence 1",
+    ),
+    "graph: id outside the vocabulary": ("tiny_model", GRAPH_INPUTS | {"input_ids": IDS * 999}, "999"),
+    "graph: missing tensor": ("tiny_model", {"input_ids": IDS}, "expected 3 inputs but got 1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_refused_and_the_next_request_is_answered(
+    wire: Wire, server: TritonServer, fault: str
+) -> None:
+    model, tensors, message = FAULTS[fault]
+    with pytest.raises(InferenceServerException, match=message) as raised:
+        wire.infer(model, tensors, ["logits"])
+    not_found = fault == "unknown model"
+    expected = (
+        ("404" if not_found else "400")
+        if wire.api is triton_http
+        else ("StatusCode.NOT_FOUND" if not_found else "StatusCode.INVALID_ARGUMENT")
+    )
+    assert raised.value.status() == expected
+    assert "\n" not in raised.value.message()
+    assert wire.infer("tiny", {"TEXT": text("w1 w2")}, ["token_count"])["token_count"].item() == 4
+    server.check()
+
+
+def test_closed_apis_are_closed(server: TritonServer, wire: Wire) -> None:
+    for call in (
+        wire.client.get_model_repository_index,
+        wire.client.get_system_shared_memory_status,
+        wire.client.get_trace_settings,
+        wire.client.get_log_settings,
+    ):
+        with pytest.raises(InferenceServerException, match="restricted"):
+            call()
+
+
+def test_metrics_are_served(server: TritonServer) -> None:
+    host, path = server.metrics_url.removeprefix("http://").split("/", 1)
+    connection = http.client.HTTPConnection(host, timeout=30)
+    connection.request("GET", f"/{path}")
+    assert b'nv_inference_request_success{model="tiny"' in connection.getresponse().read()
+    connection.close()
