@@ -1,0 +1,190 @@
+"""The commands of the serving side: `serve`, `classify`, `profile`, `check`, `info`."""
+
+import json
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sparse_serve.cli_classify import classify
+from sparse_serve.cli_options import CONTEXT, ModelRepository, Verbose, run
+from sparse_serve.cli_profile import profile_command
+from sparse_serve.errors import OptionError, RepositoryError
+from sparse_serve.info import read_info
+from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.triton.launcher import ServerOptions, TritonServer
+
+__all__ = ["CONTEXT", "ModelRepository", "Verbose", "app", "run"]
+
+DEFAULT_REPOSITORY = Path("model_repository")
+
+_CHECK_SECONDS = 1.0
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")]
+
+
+class ServerMode(StrEnum):
+    """Where to take Triton from."""
+
+    auto = "auto"
+    path = "path"
+    bundled = "bundled"
+
+
+@app.command(context_settings=CONTEXT)
+def serve(  # noqa: PLR0913  one parameter per option
+    repository: Annotated[Path, typer.Argument(metavar="DIR", help="Model repository.")] = DEFAULT_REPOSITORY,
+    triton_args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Passed to Triton.")
+    ] = None,
+    *,
+    http_port: Port = 8000,
+    grpc_port: Port = 8001,
+    metrics_port: Port = 8002,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anything but loopback is open to the network.")
+    ] = ("127.0.0.1"),
+    mode: Annotated[
+        ServerMode, typer.Option(help="tritonserver on PATH, or the bundled one.")
+    ] = ServerMode.auto,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Serve without the op library, slower.")
+    ] = False,
+    log_file: Annotated[Path | None, typer.Option(help="Keep Triton's log here.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model repository with Triton until Ctrl-C."""
+    if triton_args and not triton_args[0].startswith("-"):
+        raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")
+    server = TritonServer(
+        ServerOptions(
+            repository,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            address=host,
+            mode=mode.value,
+            portable=portable,
+            extra_args=tuple(triton_args or ()),
+            log_path=log_file,
+            echo_log=verbose,
+        )
+    )
+    _interrupt_once(server)
+    with server:
+        _warn_of_exposure(server)
+        with suppress(KeyboardInterrupt):
+            print(f"http     http://{server.http_url}")
+            print(f"grpc     {server.grpc_url}")
+            print(f"metrics  {server.metrics_url}")
+            print(f"models   {' '.join(server.models)}", flush=True)
+            print("serving; Ctrl-C stops", file=sys.stderr)
+            while True:
+                server.check()
+                time.sleep(_CHECK_SECONDS)
+        print("stopping; Ctrl-C again kills", file=sys.stderr)
+
+
+def _warn_of_exposure(server: TritonServer) -> None:
+    found = server.installation
+    if found is not None and found.kind == "bundled" and not server.options.is_loopback:
+        print(
+            f"warning: the bundled Triton {found.version} has known security holes: "
+            "on a network, serve with the container",
+            file=sys.stderr,
+        )
+
+
+def _interrupt_once(server: TritonServer) -> None:
+    """Have the first signal interrupt, so that the server is stopped, and any further one kill it."""
+    interrupted = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            server.kill()
+            return
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
+
+
+app.command(context_settings=CONTEXT)(classify)
+app.command("profile", context_settings=CONTEXT)(profile_command)
+
+
+@app.command(context_settings=CONTEXT)
+def check(
+    entry: Annotated[Path, typer.Argument(metavar="DIR/NAME", help="Public folder of an entry.")],
+    triton: Annotated[
+        str | None, typer.Option(help="Triton release to check against.", show_default="26.07")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Findings as JSON.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Validate a repository entry without a server."""
+    findings = check_entry(entry, triton)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        Console().print(_findings_table(findings))
+    errors = sum(finding.level is Level.error for finding in findings)
+    if errors:
+        raise RepositoryError(
+            f"entry {entry} is not fit to serve: {errors} of {len(findings)} findings are errors"
+        )
+
+
+def _findings_table(findings: list[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("level", "check", "message"):
+        table.add_column(column)
+    for finding in findings:
+        table.add_row(finding.level.value, Text(finding.check), Text(finding.message))
+    return table
+
+
+@app.command(context_settings=CONTEXT)
+def info(
+    as_json: Annotated[bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="As JSON.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show versions, devices, the op library and the Triton that `serve` would start."""
+    found = read_info()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for title, part in found.items():
+        print(f"{title}:")
+        for line in _lines(part):
+            print(f"  {line}")
+
+
+def _lines(part: dict[str, Any]) -> list[str]:
+    width = max(map(len, part))
+    return [f"{key:{width}}  {_shown(value)}" for key, value in part.items()]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    if isinstance(value, list) and value:
+        return "; ".join(map(_shown, value))
+    return str(value) if value else "none"

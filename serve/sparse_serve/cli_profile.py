@@ -1,0 +1,188 @@
+"""The command `profile`: latency, throughput and memory of models and their dense twins, as a report."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import FrameType
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from sparse_serve.cli_options import ModelRepository, Verbose
+from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
+from sparse_serve.profiling.profile import LENGTHS, ProfileOptions, profile
+from sparse_serve.profiling.report import VARIANTS, Variant, write_text_reports
+from sparse_serve.profiling.report_page import write_page
+
+
+def profile_command(  # noqa: PLR0913  one parameter per option
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Entries of the repository.")],
+    *,
+    model_repository: ModelRepository = Path("model_repository"),
+    output_dir: Annotated[
+        Path, typer.Option(help="Where report.json, report.csv and report.html are written.")
+    ] = Path("report"),
+    batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Texts per request.")] = 1,
+    concurrency_range: Annotated[
+        str, typer.Option(metavar="START[:END[:STEP]]", help="Requests in flight; only 1 so far.")
+    ] = "1",
+    lengths: Annotated[
+        str, typer.Option(metavar="N,...", help="Longest text of a request, in tokens.")
+    ] = ",".join(map(str, LENGTHS)),
+    variants: Annotated[str, typer.Option(metavar="NAME,...", help="What is measured.")] = ",".join(VARIANTS),
+    measurement_interval: Annotated[
+        int, typer.Option("-p", "--measurement-interval", min=1, help="Length of a window in ms.")
+    ] = 5000,
+    stability_percentage: Annotated[
+        float,
+        typer.Option(
+            "-s", "--stability-percentage", min=0.1, help="How far the last three windows may lie apart."
+        ),
+    ] = 10.0,
+    percentile: Annotated[
+        int | None,
+        typer.Option(min=1, max=99, help="Latency that must be stable.", show_default="the mean"),
+    ] = None,
+    max_trials: Annotated[
+        int, typer.Option("-r", "--max-trials", min=STABLE_WINDOWS, help="Most windows of a measurement.")
+    ] = 10,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of every session.", show_default="one per core")
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(help="Texts, one a line.", show_default="built-in texts")
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option("--eval", help="TSV, CSV or JSONL with text_a and label: accuracy of every variant."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout, too.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure memory, latency and throughput of models and their dense twins.
+
+    Starts servers of its own on free loopback ports and stops them.
+    """
+    _require_concurrency_one(concurrency_range)
+    options = ProfileOptions(
+        repository=model_repository,
+        names=list(dict.fromkeys(names)),
+        lengths=_lengths(lengths),
+        variants=_variants(variants),
+        batch_size=batch_size,
+        measurement_interval_ms=measurement_interval,
+        rule=StabilityRule(stability_percentage, percentile, max_trials),
+        threads=threads,
+        inputs=inputs,
+        evaluation=evaluation,
+    )
+    _make_folder(output_dir)
+    with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
+        report = profile(options, progress)
+    write_text_reports(report, output_dir)
+    write_page(report, output_dir)
+    for name in ("report.json", "report.csv", "report.html"):
+        print(f"wrote {output_dir / name}", file=sys.stderr)
+    if as_json:
+        print(report.to_json(), end="")
+
+
+class ConsoleProgress:
+    """Progress on a terminal as a bar, elsewhere as one line per step."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._steps = self._done = 0
+
+    def __enter__(self) -> "ConsoleProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.stop()
+
+    def start(self, steps: int) -> None:
+        """Begin to count towards `steps`."""
+        self._steps = steps
+        self._task = self._bar.add_task("starting servers", total=steps)
+
+    def done(self, what: str) -> None:
+        """Count one step."""
+        self._done += 1
+        if self._task is not None:
+            self._bar.update(self._task, advance=1, description=what)
+        if not self._console.is_terminal:
+            print(f"{self._done} of {self._steps}: {what}", file=sys.stderr)
+
+    def notice(self, message: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP stop the servers as Ctrl-C does; later signals do not disturb that."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        print("stopping the servers", file=sys.stderr)
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _require_concurrency_one(text: str) -> None:
+    parts = text.split(":")
+    if len(parts) > 3 or not all(part.isdecimal() for part in parts):
+        raise OptionError(f"--concurrency-range '{text}' is not START[:END[:STEP]]; give 1")
+    if {int(part) for part in parts[:2]} != {1}:
+        raise OptionError(f"--concurrency-range {text} is not measured yet; give 1")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(f"--lengths '{text}' is no list of token counts; give for example 64,128,256,512")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _variants(text: str) -> tuple[Variant, ...]:
+    wanted = [part.strip() for part in text.split(",")]
+    for name in wanted:
+        if name not in get_args(Variant):
+            raise OptionError(f"--variants has no variant '{name}'; accepted are {', '.join(VARIANTS)}")
+    return tuple(variant for variant in VARIANTS if variant in wanted)
+
+
+def _make_folder(path: Path) -> None:
+    """Fail before the measurements, not after them."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise SparseServeError(
+            f"--output-dir {path} cannot be written: {error.strerror}; give another"
+        ) from error

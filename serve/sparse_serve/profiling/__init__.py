@@ -1,0 +1,1 @@
+"""What `profile` does: the requests, the measurements, and the report they end in."""

@@ -1,0 +1,128 @@
+"""A profile's requests against one model of a running Triton, over gRPC, timed part by part."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from sparse_serve.errors import ServerError
+from sparse_serve.profiling.measure import ServerTimes, Timing
+from sparse_serve.profiling.workload import Batch
+
+TEXT_INPUT = "TEXT"
+
+# Portable attention at full length can take seconds; a server that hangs must still end the profile.
+_TIMEOUT_S = 300.0
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tensors a request was answered with, by name, and its timing."""
+
+    tensors: dict[str, Array]
+    timing: Timing
+
+
+class TritonLoad:
+    """One connection to one model; sends batches as the model takes them, as text or as token ids.
+
+    As a `measure.Load` it sends the batches given to `repeat` in turn.
+    """
+
+    def __init__(self, grpc_url: str, model: str, output: str) -> None:
+        self.model = model
+        self._output = output
+        self._client = InferenceServerClient(grpc_url)
+        self._batches: Iterator[Batch] = iter(())
+        try:
+            metadata = self._client.get_model_metadata(model, client_timeout=_TIMEOUT_S)
+            self.server_version = str(self._client.get_server_metadata(client_timeout=_TIMEOUT_S).version)
+        except InferenceServerException as error:
+            raise self._failure(error) from error
+        self._inputs = [str(tensor.name) for tensor in metadata.inputs]
+
+    def __enter__(self) -> "TritonLoad":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def repeat(self, batches: Sequence[Batch]) -> None:
+        """Set the batches that `request` sends, one after another, over and over."""
+        self._batches = cycle(batches)
+
+    def request(self) -> Timing:
+        """Send the next batch.
+
+        Raises:
+            ServerError: the server refused it, or is gone.
+        """
+        return self.send(next(self._batches), (self._output,)).timing
+
+    def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
+        """Send one batch, ask for `outputs`, and return them.
+
+        Raises:
+            ServerError: the server refused the request, or is gone.
+        """
+        start = time.perf_counter_ns()
+        inputs = [_input(name, array) for name, array in self._tensors(batch).items()]
+        wanted = [InferRequestedOutput(name) for name in outputs]
+        sent = time.perf_counter_ns()
+        try:
+            result = self._client.infer(self.model, inputs, outputs=wanted, client_timeout=_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise self._failure(error) from error
+        answered = time.perf_counter_ns()
+        tensors = {name: result.as_numpy(name) for name in outputs}
+        received = time.perf_counter_ns()
+        return Answer(tensors, Timing(sent - start, answered - sent, received - answered))
+
+    def server_times(self) -> ServerTimes:
+        """Return Triton's statistics of the model since it was loaded.
+
+        Raises:
+            ServerError: the server does not give statistics, or is gone.
+        """
+        try:
+            answer = self._client.get_inference_statistics(self.model, client_timeout=_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise self._failure(error) from error
+        total = ServerTimes()
+        for version in answer.model_stats:
+            stats = version.inference_stats
+            total += ServerTimes(
+                requests=stats.success.count,
+                queue_ns=stats.queue.ns,
+                compute_input_ns=stats.compute_input.ns,
+                compute_infer_ns=stats.compute_infer.ns,
+                compute_output_ns=stats.compute_output.ns,
+            )
+        return total
+
+    def _tensors(self, batch: Batch) -> dict[str, Array]:
+        if TEXT_INPUT in self._inputs:
+            encoded = [[text.encode()] for text in batch.texts]
+            return {TEXT_INPUT: np.array(encoded, dtype=np.object_)}
+        return {name: batch.arrays[name] for name in self._inputs}
+
+    def _failure(self, error: InferenceServerException) -> ServerError:
+        reason = " ".join(str(error.message() or error).split())
+        return ServerError(f"model '{self.model}' did not answer while it was measured: {reason}")
+
+
+def _input(name: str, array: Array) -> InferInput:
+    tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor

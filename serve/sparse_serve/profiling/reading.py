@@ -1,0 +1,202 @@
+"""What a report says, in plain sentences: where the model saves, where it does not, and what to doubt."""
+
+from collections.abc import Iterator, Sequence
+
+from sparse_serve.profiling.report import QUANTITIES, Baseline, Measurement, Quantity, Report, Variant
+
+TITLES: dict[Variant, str] = {
+    "model": "this model",
+    "packed_dense": "packed dense",
+    "padded_fused": "padded dense, fused",
+    "padded_eager": "padded dense, eager",
+    "portable": "portable fallback",
+    "text": "text to label",
+}
+DENSE_FUSED: tuple[Baseline, ...] = ("packed_dense", "padded_fused")
+MIB = 2**20
+
+_MOST_NAMED = 4
+
+# Peak memory repeats to about this share, or to some pages that happened to be touched.
+_MEMORY_NOISE = 0.03
+_MEMORY_NOISE_BYTES = MIB // 2
+
+
+def read_model(report: Report, model: str) -> list[str]:
+    """Return what the report says of one model."""
+    return [
+        *_against_fused(report, model, "latency_ms"),
+        *_against_fused(report, model, "memory_bytes"),
+        *_eager(report, model),
+        *_padding(report, model),
+        *_sparsity(report, model),
+        *_growth(report, model),
+        *_text(report, model),
+        *_portable(report, model),
+    ]
+
+
+def read_doubts(report: Report) -> list[str]:
+    """Return what a reader should know before trusting the figures."""
+    unstable = [m for m in report.measurements if not m.stable]
+    doubts = [
+        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, over "
+        "loopback, the client on the same machine. Differences smaller than the spread column are noise."
+    ]
+    if unstable:
+        which = ", ".join(f"{m.model} {TITLES[m.variant]} at {m.length}" for m in unstable[:_MOST_NAMED])
+        more = " and others, marked ⚠ in the table" if len(unstable) > _MOST_NAMED else ""
+        doubts.append(
+            f"{len(unstable)} of {len(report.measurements)} latency measurements were not stable within "
+            f"{report.settings.stability_percentage:g} % after {report.settings.max_trials} windows: "
+            f"{which}{more}. Repeat on a quieter machine, or with a longer --measurement-interval."
+        )
+    doubts += [
+        f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
+    ]
+    return doubts
+
+
+def noise(ours: Measurement, theirs: Measurement, quantity: Quantity) -> float:
+    """Return the relative difference below which the two are not to be told apart."""
+    if quantity == "latency_ms":
+        return max(ours.spread, theirs.spread)
+    peak = theirs.memory_bytes.peak_above_idle
+    return max(_MEMORY_NOISE, _MEMORY_NOISE_BYTES / peak) if peak else 1.0
+
+
+def value(measurement: Measurement, quantity: Quantity) -> float:
+    """Return the p50 latency in ms or the peak memory above idle in bytes."""
+    if quantity == "latency_ms":
+        return measurement.latency_ms.p50
+    return float(measurement.memory_bytes.peak_above_idle)
+
+
+def amount(number: float, quantity: Quantity) -> str:
+    """Return a latency or memory with its unit."""
+    return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
+
+
+def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
+    """Compare with the better of the fused dense variants, length by length."""
+    name = "p50 latency" if quantity == "latency_ms" else "peak memory above idle"
+    saves: list[str] = []
+    costs: list[str] = []
+    ties: list[str] = []
+    for ours in report.series(model, "model"):
+        rivals = [rival for rival in _rivals(report, ours) if value(rival, quantity) > 0]
+        if not rivals:
+            continue
+        best = min(rivals, key=lambda rival: value(rival, quantity))
+        saved = 1 - value(ours, quantity) / value(best, quantity)
+        detail = (
+            f"{ours.length} tokens ({amount(value(ours, quantity), quantity)} against "
+            f"{amount(value(best, quantity), quantity)} of {TITLES[best.variant]}, {-saved:+.0%})"
+        )
+        group = ties if abs(saved) <= noise(ours, best, quantity) else saves if saved > 0 else costs
+        group.append(detail)
+    if not (saves or costs or ties):
+        return
+    yield (
+        f"Against the best fused dense variant, in {name}: "
+        + "; ".join(
+            f"{what} at {_list(found)}"
+            for what, found in (("lower", saves), ("higher", costs), ("no difference beyond noise", ties))
+            if found
+        )
+        + "."
+    )
+    if quantity == "latency_ms" and not saves:
+        yield (
+            "So the sparse model saves no time against fused dense attention at these lengths. At short "
+            "lengths attention is a small part of the work and the linear layers are most of it: however "
+            "sparse attention is, it has little to save there."
+        )
+    if quantity == "memory_bytes" and not saves and report.series(model, "packed_dense"):
+        yield (
+            "So sparsity saves no memory against packed dense attention: that kernel forms no L×L scores "
+            "either, and there are none to leave out."
+        )
+
+
+def _rivals(report: Report, ours: Measurement) -> list[Measurement]:
+    return [
+        rival
+        for variant in DENSE_FUSED
+        for rival in report.series(ours.model, variant)
+        if (rival.length, rival.batch) == (ours.length, ours.batch)
+    ]
+
+
+def _eager(report: Report, model: str) -> Iterator[str]:
+    ours, eager = report.series(model, "model"), report.series(model, "padded_eager")
+    if ours and eager and ours[-1].length == eager[-1].length:
+        parts = [
+            " against ".join(amount(value(each, quantity), quantity) for each in (ours[-1], eager[-1]))
+            for quantity in QUANTITIES
+        ]
+        yield (
+            f"Against padded eager attention, the form papers compare with, at {ours[-1].length} tokens: "
+            f"{' (peak above idle) and '.join(parts)} (p50). The split below says how much of it is sparsity."
+        )
+
+
+def _padding(report: Report, model: str) -> Iterator[str]:
+    shares = [inputs.padding_share for inputs in report.inputs if inputs.model == model]
+    if not report.series(model, "model"):
+        return
+    if report.settings.batch_size == 1:
+        yield (
+            "Requests hold one text each, so nothing is padded: the step from padded fused to packed dense "
+            "shows two dense kernels against each other and no removed padding. Profile with -b 8 for that."
+        )
+    else:
+        yield (
+            f"Of the tokens in padded requests, {max(shares):.0%} are padding; "
+            "packed variants do not compute them."
+        )
+
+
+def _sparsity(report: Report, model: str) -> Iterator[str]:
+    measured = [m for m in report.series(model, "model") if m.sparsity is not None]
+    for measurement in measured[-1:]:
+        if measurement.sparsity is not None:
+            rho, kept = measurement.sparsity.rho, measurement.sparsity.keys_kept
+            yield (
+                f"At {measurement.length} tokens {min(rho):.1%} to {max(rho):.1%} of the attention "
+                f"weights are exactly zero, by layer: a query keeps {min(kept):.1f} to {max(kept):.1f} "
+                "keys on average."
+            )
+
+
+def _growth(report: Report, model: str) -> Iterator[str]:
+    for found in report.growth:
+        if found.model == model:
+            yield (
+                f"Memory of padded eager attention grows by {found.measured:.0f} bytes per squared token; "
+                f"theory ({found.live_copies} live score tensors × batch {found.batch} × {found.heads} heads "
+                f"× 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
+            )
+
+
+def _text(report: Report, model: str) -> Iterator[str]:
+    text, ours = report.series(model, "text"), report.series(model, "model")
+    if text and ours and text[-1].length == ours[-1].length:
+        yield (
+            f"From text to label, tokenisation included, a request of {text[-1].length} tokens takes "
+            f"{text[-1].latency_ms.p50:.1f} ms where the graph alone takes {ours[-1].latency_ms.p50:.1f} ms."
+        )
+
+
+def _portable(report: Report, model: str) -> Iterator[str]:
+    portable, ours = report.series(model, "portable"), report.series(model, "model")
+    if portable and ours and portable[-1].length == ours[-1].length:
+        times = portable[-1].latency_ms.p50 / ours[-1].latency_ms.p50
+        yield (
+            f"Without the op library the same file takes {times:.1f} times as long at {ours[-1].length} "
+            "tokens: the fallback is for portability, not for speed."
+        )
+
+
+def _list(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

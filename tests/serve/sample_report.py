@@ -1,0 +1,149 @@
+"""A report as `profile` makes it, with chosen numbers."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from sparse_serve.profiling.report import (
+    VARIANTS,
+    Absent,
+    Breakdown,
+    Cpu,
+    Environment,
+    Growth,
+    Inputs,
+    Latency,
+    Measurement,
+    Memory,
+    OpLibrary,
+    Quality,
+    Report,
+    Settings,
+    Sparsity,
+    Variant,
+)
+from sparse_serve.profiling.savings import growth, savings, splits
+
+HEADS = 12
+
+
+def measurement(
+    variant: Variant = "model",
+    length: int = 128,
+    *,
+    p50: float = 10.0,
+    peak: int = 2**20,
+    model: str = "reviews",
+    batch: int = 1,
+    spread: float = 0.02,
+) -> Measurement:
+    return Measurement(
+        model=model,
+        variant=variant,
+        served_as=f"{model}_model",
+        length=length,
+        batch=batch,
+        concurrency=1,
+        tokens_per_request=batch * length,
+        requests=300,
+        windows=3,
+        stable=spread <= 0.1,
+        spread=spread,
+        texts_per_second=batch * 1000 / p50,
+        tokens_per_second=batch * length * 1000 / p50,
+        latency_ms=Latency(mean=p50, p50=p50, p90=1.1 * p50, p95=1.2 * p50, p99=1.5 * p50),
+        breakdown_us=Breakdown(
+            client_send=50,
+            network=400,
+            server_queue=30,
+            server_compute_input=20,
+            server_compute_infer=1000 * p50 - 600,
+            server_compute_output=60,
+            client_receive=40,
+        ),
+        memory_bytes=Memory(idle=200 * 2**20, peak_above_idle=peak, rounds=(peak, peak, peak)),
+        sparsity=Sparsity(rho=(0.9, 0.95), keys_kept=(12.8, 6.4)) if variant == "model" else None,
+    )
+
+
+def eager_growth(measurements: Iterable[Measurement]) -> tuple[Growth, ...]:
+    return tuple(growth(list(measurements), "reviews", HEADS))
+
+
+def report_of(measurements: Iterable[Measurement], absent: Iterable[Absent] = ()) -> Report:
+    measured = tuple(measurements)
+    lengths = tuple(sorted({each.length for each in measured}))
+    return Report(
+        environment=Environment(
+            created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            cpu=Cpu(model="A processor", architecture="x86_64", cores=2, memory_bytes=8 * 2**30),
+            gpus=None,
+            kernel="Linux 6.1",
+            transparent_huge_pages="madvise",
+            triton="2.51.0 (release 24.10, bundled)",
+            onnxruntime="1.31.1",
+            op_library=OpLibrary(sha256="0" * 64, version=1, instruction_set="avx2"),
+            python="3.11.7",
+            package="0.1.0",
+        ),
+        settings=Settings(
+            lengths=lengths,
+            variants=VARIANTS,
+            batch_size=measured[0].batch,
+            concurrency=1,
+            measurement_interval_ms=1000,
+            stability_percentage=10,
+            percentile=None,
+            max_trials=10,
+            intra_op_threads=2,
+            memory_arena=False,
+            malloc_mmap_threshold_bytes=65536,
+            memory="How memory was measured.",
+            latency="How latency was measured.",
+        ),
+        inputs=tuple(
+            Inputs(
+                model="reviews",
+                length=length,
+                batch=1,
+                source="built-in texts",
+                requests=4,
+                row_lengths=(length,),
+                mean_length=length,
+                tokens=length,
+                padding_share=0,
+            )
+            for length in lengths
+        ),
+        measurements=measured,
+        absent=tuple(absent),
+        quality=(
+            Quality(
+                model=measured[0].model, variant=measured[0].variant, file="dev.tsv", rows=100, accuracy=0.9
+            ),
+        ),
+        savings=tuple(savings(measured)),
+        splits=tuple(splits(measured)),
+        growth=eager_growth(measured),
+    )
+
+
+def full_report() -> Report:
+    """Every variant at four lengths; eager memory is quadratic, the rest linear."""
+    factors: dict[Variant, float] = {
+        "model": 0.9,
+        "packed_dense": 1.0,
+        "padded_fused": 1.2,
+        "padded_eager": 2.0,
+        "portable": 9.0,
+        "text": 1.0,
+    }
+    return report_of(
+        measurement(
+            variant,
+            length,
+            p50=factor * length / 8,
+            peak=round(factor * 20_000 * length + (96 * length**2 if variant == "padded_eager" else 0)),
+        )
+        for variant, factor in factors.items()
+        for length in (64, 128, 256, 512)
+    )

@@ -1,0 +1,348 @@
+"""The whole profile against a real Triton, the requests it sends, its variants, and its errors."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
+from tiny_entry import WORDS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from sparse_serve.cli import app, run
+from sparse_serve.errors import DataError, OptionError
+from sparse_serve.profiling.evaluation import read_evaluation
+from sparse_serve.profiling.report import Measurement, Report, Variant, report_schema
+from sparse_serve.profiling.subjects import attention_heads, find_subjects
+from sparse_serve.profiling.workload import (
+    BUILT_IN,
+    REQUESTS,
+    load_tokenizer,
+    make_workload,
+    read_texts,
+    row_lengths,
+)
+from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+
+MakeSpec = Callable[..., EntrySpec]
+
+LENGTHS = (128, 256, 512)
+TEXTS = tuple(" ".join(WORDS[start:] + WORDS[:start]) for start in range(len(WORDS)))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Path:
+    """An entry with fused attention and its eager twin; packed twins are absent."""
+    folder = tmp_path_factory.mktemp("graphs")
+    spec = make_spec(
+        name="attending",
+        graph=attention_graph(folder / "fused.onnx", "fused"),
+        max_length=MAX_LENGTH,
+        layers=LAYERS,
+        baselines={"padded_eager": attention_graph(folder / "eager.onnx", "eager")},
+    )
+    # The manifest's own `baselines` are names, which write_entry fills in.
+    spec = EntrySpec(**{**vars(spec), "manifest": spec.manifest.model_copy(update={"baselines": {}})})
+    repository = tmp_path_factory.mktemp("repository")
+    write_entry(repository, spec)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def texts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("\n\n".join(TEXTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def evaluation_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("evaluation") / "dev.tsv"
+    rows = [f"{text}\t{number % 2}" for number, text in enumerate(TEXTS)]
+    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
+    return path
+
+
+Profiled = tuple[Path, Report]
+
+
+@pytest.fixture(scope="module")
+def profiled(
+    repository: Path,
+    texts_file: Path,
+    evaluation_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Profiled:
+    """One short profile of everything, by command line: the output folder and the report."""
+    output = tmp_path_factory.mktemp("output") / "report"
+    arguments = [
+        "profile",
+        "attending",
+        f"--model-repository={repository}",
+        f"--output-dir={output}",
+        f"--lengths={','.join(map(str, LENGTHS))}",
+        "--variants=text,model,packed_dense,padded_eager",
+        "--measurement-interval=20",
+        "--max-trials=3",
+        f"--inputs={texts_file}",
+        f"--eval={evaluation_file}",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        run(app, arguments)
+    assert ended.value.code == 0
+    return output, Report.model_validate_json((output / "report.json").read_bytes())
+
+
+def points(report: Report, variant: Variant) -> list[Measurement]:
+    return report.series("attending", variant)
+
+
+def test_every_variant_is_measured_at_every_length(profiled: Profiled) -> None:
+    _, report = profiled
+    measured = [(m.variant, m.length) for m in report.measurements]
+    variants = ("model", "padded_eager", "text")
+    assert measured == [(variant, length) for variant in variants for length in LENGTHS]
+    (absent,) = report.absent
+    assert absent.variant == "packed_dense"
+    assert "--with-baselines" in absent.reason
+
+
+def test_memory_of_eager_attention_grows_as_theory_says(profiled: Profiled) -> None:
+    _, report = profiled
+    (found,) = report.growth
+    assert found.theory == 2 * HEADS * 4
+    assert 0.7 < found.ratio < 1.3
+    # With a mask, ONNX Runtime's MultiHeadAttention forms the scores as well, but once.
+    fused, eager = points(report, "model")[-1], points(report, "padded_eager")[-1]
+    once = HEADS * 4 * 512**2
+    assert eager.memory_bytes.peak_above_idle - fused.memory_bytes.peak_above_idle == pytest.approx(
+        once, rel=0.3
+    )
+
+
+def test_figures_agree_with_each_other(profiled: Profiled) -> None:
+    _, report = profiled
+    for measured in report.measurements:
+        latency, breakdown = measured.latency_ms, measured.breakdown_us
+        assert 0 < latency.p50 <= latency.p90 <= latency.p95 <= latency.p99
+        assert measured.tokens_per_second == pytest.approx(measured.length * measured.texts_per_second)
+        assert measured.memory_bytes.idle > 50 * 2**20
+        assert len(measured.memory_bytes.rounds) == 3
+        assert breakdown is not None
+        assert 0 < breakdown.server_compute_infer < 1000 * latency.mean
+        assert (measured.sparsity is not None) == (measured.variant == "model")
+    for measured in points(report, "model"):
+        assert measured.sparsity is not None
+        assert measured.sparsity.rho == (0.0,) * LAYERS
+        assert measured.sparsity.keys_kept == (float(measured.length),) * LAYERS
+
+
+def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:
+    _, report = profiled
+    accuracies = {quality.variant: quality.accuracy for quality in report.quality}
+    assert set(accuracies) == {"model", "padded_eager", "text"}
+    assert len(set(accuracies.values())) == 1
+    assert {quality.rows for quality in report.quality} == {len(TEXTS)}
+
+
+def test_files_of_the_report(profiled: Profiled) -> None:
+    output, report = profiled
+    jsonschema.validate(json.loads((output / "report.json").read_text()), json.loads(report_schema()))
+    with (output / "report.csv").open(encoding="utf-8") as stream:
+        assert len(list(csv.DictReader(stream))) == len(report.measurements)
+    assert "What it says" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_environment_and_settings_are_stated(profiled: Profiled) -> None:
+    _, report = profiled
+    assert re.match(r"2\.\d+\.\d+ ", report.environment.triton)
+    assert report.environment.cpu.cores == len(os.sched_getaffinity(0))
+    assert not report.settings.memory_arena
+    assert [inputs.row_lengths for inputs in report.inputs] == [(length,) for length in LENGTHS]
+
+
+def test_ctrl_c_leaves_no_server(repository: Path, texts_file: Path, tmp_path: Path) -> None:
+    script = "from sparse_serve.cli import app, run; run(app)"
+    command = [sys.executable, "-c", script, "profile", "attending", f"--model-repository={repository}"]
+    options = [f"--inputs={texts_file}", f"--output-dir={tmp_path}", "--lengths=512", "--variants=model,text"]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
+        family = _wait_for_servers(psutil.Process(process.pid))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not [child for child in family if child.is_running()]
+    assert not list(Path("/dev/shm").glob(f"sparse_serve_{process.pid}_*"))
+    assert not list(tmp_path.iterdir())
+
+
+def _wait_for_servers(process: psutil.Process) -> list[psutil.Process]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        family = process.children(recursive=True)
+        if any("stub" in child.name() for child in family):
+            return family
+        time.sleep(0.05)
+    raise TimeoutError("no server was started")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--concurrency-range=4"], 2, "--concurrency-range 4"),
+        (["--concurrency-range=1:4"], 2, "--concurrency-range 1:4"),
+        (["--concurrency-range=many"], 2, "--concurrency-range 'many'"),
+        (["--lengths=64,513"], 2, "length 513 is more than the 512 tokens"),
+        (["--lengths=64,2"], 2, "length 2 leaves no room"),
+        (["--lengths=long"], 2, "--lengths 'long'"),
+        (["--variants=model,best"], 2, "no variant 'best'"),
+        (["--variants=packed_dense"], 2, "none of the variants packed_dense"),
+        (["-b", "65"], 2, "batch size 65 is more than the 64 rows"),
+        (["-b", "0"], 2, "--batch-size"),
+        (["--inputs=/does/not/exist"], 1, "/does/not/exist"),
+        (["--eval=/does/not/exist.tsv"], 1, "/does/not/exist.tsv"),
+        (["--output-dir=/dev/null/report"], 1, "--output-dir /dev/null/report"),
+        (["another"], 1, "another"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str],
+    status: int,
+    message: str,
+    repository: Path,
+    texts_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    defaults = [f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--inputs={texts_file}"]
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", "attending", *defaults, *arguments])
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (status, "")
+    line = errors.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_variants_are_found_where_they_are_served(repository: Path) -> None:
+    entry = read_entry(repository / "attending")
+    subjects, absent = find_subjects(entry, ("model", "padded_fused", "padded_eager", "portable", "text"))
+    found = {subject.variant: (subject.served_as, subject.loads) for subject in subjects}
+    assert found == {
+        "model": ("attending_model", ("attending_model",)),
+        "padded_eager": ("attending_padded_eager", ("attending_padded_eager",)),
+        "portable": ("attending_model", ("attending_model",)),
+        "text": ("attending", ("attending", "attending_model")),
+    }
+    assert [each.variant for each in absent] == ["padded_fused"]
+    assert attention_heads(entry) == HEADS
+
+
+def bert_like(path: Path) -> Tokenizer:
+    """A tokenizer that splits words into pieces and marks them."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(read_texts(None), trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.enable_padding(length=128, pad_id=0)
+    tokenizer.enable_truncation(16)
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+def roberta_like(path: Path) -> Tokenizer:
+    """A byte-level tokenizer, to which the space before a word belongs to it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<s>", "<pad>", "</s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(read_texts(None), trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize(("make", "pad"), [(bert_like, 0), (roberta_like, 1)])
+@pytest.mark.parametrize(("length", "batch_size"), [(3, 1), (17, 1), (512, 1), (64, 2), (128, 8)])
+def test_texts_are_cut_to_exact_lengths(
+    make: Callable[[Path], Tokenizer], pad: int, length: int, batch_size: int, tmp_path: Path
+) -> None:
+    tokenizer = make(tmp_path / "tokenizer.json")
+    workload = make_workload(tokenizer, read_texts(None), length, batch_size)
+    assert workload.source == BUILT_IN
+    assert len(workload.batches) == REQUESTS
+    assert length == 3 or len({batch.texts for batch in workload.batches}) == REQUESTS
+    for batch in workload.batches:
+        assert batch.row_lengths == row_lengths(length, batch_size, 3)
+        assert [len(tokenizer.encode(text).ids) for text in batch.texts] == list(batch.row_lengths)
+        ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
+        assert ids.shape == mask.shape == (batch_size, length)
+        assert (ids[mask == 0] == pad).all()
+        assert not (ids[mask == 1] == pad).any()
+
+
+@pytest.mark.parametrize("length", [64, 512])
+@pytest.mark.parametrize("batch_size", [2, 3, 8, 32])
+def test_rows_of_a_batch_are_of_mixed_lengths(length: int, batch_size: int) -> None:
+    lengths = row_lengths(length, batch_size, 3)
+    assert len(lengths) == batch_size
+    assert max(lengths) == length
+    assert sum(lengths) / batch_size == pytest.approx(0.6 * length, abs=1)
+
+
+def test_short_batches_keep_room_for_a_token() -> None:
+    assert min(row_lengths(5, 8, 3)) == 3
+
+
+def test_texts_without_a_single_token_word_are_refused(tmp_path: Path) -> None:
+    tokenizer = bert_like(tmp_path / "tokenizer.json")
+    with pytest.raises(DataError, match="no word of the texts is a single token"):
+        make_workload(tokenizer, ["qqzzqqzz xxyyxxyy"], 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text_a\tlabel\ngood\tneutral\n", "line 2: label 'neutral' is none of negative, positive"),
+        ("text_a\tlabel\ngood\t1\nbad\tnegative\n", "line 2: label '1'"),
+        ("text_a\tlabel\n", "has no rows"),
+        ("text_a\ttext_b\tlabel\na\tb\t1\n", "line 2: has a second text"),
+        ("text_a\na\n", "no column 'label'"),
+    ],
+)
+def test_labels_that_cannot_be_used(content: str, message: str, repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_evaluation(path, read_entry(repository / "attending"))
+
+
+def test_accuracy_needs_one_label_each(make_spec: MakeSpec, evaluation_file: Path, tmp_path: Path) -> None:
+    write_entry(tmp_path, make_spec(problem_type="multi_label_classification"))
+    with pytest.raises(OptionError, match="multi_label_classification"):
+        read_evaluation(evaluation_file, read_entry(tmp_path / "tiny"))
+
+
+def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpec, tmp_path: Path) -> None:
+    write_entry(tmp_path, make_spec())
+    path = tmp_path / "dev.jsonl"
+    rows = [{"text_a": "w1 " * count, "label": "positive"} for count in (100, 2)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
+    assert evaluation.batches[0].row_lengths == (4, 16)
+    assert evaluation.labels == (1, 1)

@@ -1,0 +1,230 @@
+"""The report's schema and files, what it computes from measurements, and its page."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+from sample_report import full_report, measurement, report_of
+
+from sparse_serve.profiling.reading import TITLES, read_doubts, read_model
+from sparse_serve.profiling.report import (
+    VARIANTS,
+    Absent,
+    Report,
+    Variant,
+    generate_schema,
+    report_schema,
+    to_csv,
+    write_text_reports,
+)
+from sparse_serve.profiling.report_page import to_html, write_page
+from sparse_serve.profiling.savings import growth, savings, splits
+
+MIB = 2**20
+
+# perf_analyzer's own header, from its CSV.
+PERF_ANALYZER_HEADER = (
+    "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency"
+)
+
+
+def test_the_schema_in_the_package_is_that_of_the_model() -> None:
+    assert report_schema() == generate_schema(), "write generate_schema() to report.schema.json"
+
+
+def test_reports_validate_against_the_schema() -> None:
+    schema = json.loads(report_schema())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    report = json.loads(full_report().to_json())
+    validator.validate(report)
+    report["measurements"][0]["variant"] = "quantum"
+    assert not validator.is_valid(report)
+
+
+def test_json_comes_back() -> None:
+    report = full_report()
+    assert Report.model_validate_json(report.to_json()) == report
+
+
+def test_csv_begins_as_perf_analyzers() -> None:
+    report = full_report()
+    lines = to_csv(report).splitlines()
+    assert lines[0].startswith(PERF_ANALYZER_HEADER + ",model,variant,length,batch,")
+    rows = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert len(rows) == len(report.measurements) == 24
+    first, source = rows[0], report.measurements[0]
+    assert float(first["Inferences/Second"]) == pytest.approx(source.texts_per_second, rel=1e-3)
+    assert int(first["p99 latency"]) == round(1000 * source.latency_ms.p99)
+    assert int(first["Client Recv"]) == 40
+    assert int(first["peak_memory_bytes"]) == source.memory_bytes.peak_above_idle
+    assert first["rho_per_layer"] == "0.90000 0.95000"
+    assert (first["accuracy"], rows[-1]["accuracy"]) == ("0.90000", "")
+
+
+def test_csv_without_server_statistics() -> None:
+    bare = measurement().model_copy(update={"breakdown_us": None})
+    row = next(csv.DictReader(io.StringIO(to_csv(report_of([bare])))))
+    assert row["Server Queue"] == ""
+    assert row["p50 latency"] == "10000"
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    report = full_report()
+    write_text_reports(report, tmp_path)
+    write_page(report, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.html", "report.json"]
+
+
+def test_savings_are_shares_of_the_baseline() -> None:
+    found = list(
+        savings(
+            [
+                measurement("model", p50=6, peak=2 * MIB),
+                measurement("padded_fused", p50=8, peak=4 * MIB),
+                measurement("padded_eager", p50=5, peak=0),
+                measurement("packed_dense", length=256),
+            ]
+        )
+    )
+    assert [(saving.baseline, saving.latency, saving.memory) for saving in found] == [
+        ("padded_eager", pytest.approx(-0.2), None),
+        ("padded_fused", pytest.approx(0.25), pytest.approx(0.5)),
+    ]
+
+
+def test_splits_add_up_to_the_whole_saving() -> None:
+    report = full_report()
+    for split in report.splits:
+        ours, eager = (
+            next(m for m in report.series("reviews", variant) if m.length == split.length)
+            for variant in ("model", "padded_eager")
+        )
+        whole = (
+            eager.latency_ms.p50 - ours.latency_ms.p50
+            if split.quantity == "latency_ms"
+            else eager.memory_bytes.peak_above_idle - ours.memory_bytes.peak_above_idle
+        )
+        steps = (split.fusion, split.padding_removal, split.sparsity)
+        assert sum(step for step in steps if step is not None) == pytest.approx(whole)
+    assert len(report.splits) == 8
+
+
+def test_a_split_has_gaps_where_variants_are_absent() -> None:
+    latency = next(
+        split
+        for split in splits([measurement("model", p50=6), measurement("packed_dense", p50=7)])
+        if split.quantity == "latency_ms"
+    )
+    assert (latency.fusion, latency.padding_removal, latency.sparsity) == (None, None, 1.0)
+    assert not list(splits([measurement("model")]))
+
+
+def test_growth_is_the_quadratic_part() -> None:
+    lengths = (32, 64, 128, 256)
+    peaks = {length: round(3 * MIB + 9000 * length + 110 * length**2) for length in lengths}
+    peaks[32] += 4 * MIB  # the shortest has another cause, and is left out
+    measured = [measurement("padded_eager", length, peak=peaks[length]) for length in lengths]
+    (found,) = growth(measured, "reviews", 12)
+    assert found.lengths == (64, 128, 256)
+    assert found.measured == pytest.approx(110, rel=1e-3)
+    assert found.theory == 2 * 12 * 4
+    assert found.ratio == pytest.approx(110 / 96, rel=1e-3)
+    assert not list(growth(measured[:2], "reviews", 12))
+    assert not list(growth(measured, "reviews", None))
+    assert not list(growth(measured, "another", 12))
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load, and the text outside scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self._inside):
+            self.text.append(data)
+
+
+def test_the_page_is_self_contained_and_names_every_variant() -> None:
+    page = Page(to_html(full_report()))
+    assert page.loads == []
+    text = " ".join(page.text)
+    for title in TITLES.values():
+        assert title in text
+    assert [name for name in page.ids if name.startswith("figure")] == [f"figure-{n}" for n in range(1, 6)]
+    assert "How memory was measured." in text
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    name = "</script><script>alert(1)</script>"
+    html = to_html(report_of([measurement(model=name), measurement("packed_dense", model=name)]))
+    assert "<script>alert(1)" not in html
+    assert "</script><script>" not in html
+    assert name in " ".join(Page(html).text)
+
+
+@pytest.mark.parametrize("variants", [[variant] for variant in VARIANTS] + [["model", "text"]])
+def test_the_page_stands_missing_variants_and_a_single_length(variants: list[Variant]) -> None:
+    absent = Absent(model="reviews", variant="padded_eager", reason="it was not exported")
+    page = Page(to_html(report_of([measurement(variant, peak=0) for variant in variants], [absent])))
+    assert "it was not exported" in " ".join(page.text)
+
+
+def test_several_models_are_told_apart() -> None:
+    html = to_html(report_of([measurement(model="one"), measurement(model="two")]))
+    assert re.search(r"one: this model", html)
+    assert re.search(r"two: this model", html)
+
+
+def test_the_reading_says_what_is_saved() -> None:
+    sentences = " ".join(read_model(full_report(), "reviews"))
+    assert "lower at 64 tokens (7.2 ms against 8.0 ms of packed dense, -10%)" in sentences
+    assert "saves no time" not in sentences
+    assert "says 96: a ratio of 1.00" in sentences
+
+
+def test_the_reading_says_when_nothing_is_saved() -> None:
+    report = report_of(
+        [
+            measurement("model", p50=10.0, peak=10 * MIB, spread=0.05),
+            measurement("packed_dense", p50=10.2, peak=10 * MIB),
+            measurement("padded_fused", p50=20.0, peak=20 * MIB),
+        ]
+    )
+    sentences = " ".join(read_model(report, "reviews"))
+    assert "no difference beyond noise at 128 tokens" in sentences
+    assert "saves no time against fused dense attention" in sentences
+    assert "saves no memory against packed dense attention" in sentences
+
+
+def test_the_reading_says_what_costs_more() -> None:
+    report = report_of([measurement("model", p50=13), measurement("padded_fused", p50=10)])
+    sentences = " ".join(read_model(report, "reviews"))
+    assert "higher at 128 tokens (13.0 ms against 10.0 ms of padded dense, fused, +30%)" in sentences
+
+
+def test_doubts_name_what_was_unstable() -> None:
+    shaky = report_of([measurement("padded_fused", spread=0.4), measurement()])
+    assert any("padded dense, fused at 128" in doubt for doubt in read_doubts(shaky))
+    assert not any("not stable" in doubt for doubt in read_doubts(full_report()))
