@@ -1,0 +1,294 @@
+"""From a checkpoint to an entry of a model repository, through the parity gate."""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.data import Columns, label_ids, read_data
+from sparse_export.graph import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
+from sparse_export.parity import (
+    DEFAULT_ATOL,
+    Examples,
+    ParityReport,
+    builtin_examples,
+    check_parity,
+    encode_examples,
+    twin_difference,
+)
+from sparse_serve import __version__
+from sparse_serve.errors import CheckpointError, GateError, OptionError, RepositoryError
+from sparse_serve.op_library import OPSET_VERSION, library_digest, verify_library
+from sparse_serve.profiling.workload import read_texts
+from sparse_serve.repository.entries import EntrySpec, validate_name, write_entry
+from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
+from sparse_serve.repository.releases import DEFAULT_RELEASE, release
+
+BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
+_GRAPH_FILE = "model.onnx"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What to export, where to, and how it is judged.
+
+    Attributes:
+        checkpoint: a Transformers folder, or the id of a model on the hub.
+        repository: the Triton model repository; made if absent.
+        name: name of the public model.
+        attention: overrides the checkpoint's own attention.
+        model_version: Triton's version number of the model.
+        triton: the Triton release that is to serve the entry, such as "26.07".
+        opset: version of the standard ONNX operators.
+        max_length: tokens at which texts are cut; None for what the encoder has positions for.
+        max_batch_size: the most rows of one request.
+        atol: accepted |Δlogit| between torch and either ONNX Runtime.
+        eval_file: labelled texts on which the task metric is compared and recorded.
+        columns: the columns of `eval_file`.
+        texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
+        with_baselines: write the dense twins too, from the same weights.
+        force: replace an existing version.
+        command: the command line to be recorded in the manifest.
+    """
+
+    checkpoint: str
+    repository: Path
+    name: str
+    attention: AttentionSpec | None = None
+    model_version: int = 1
+    triton: str = DEFAULT_RELEASE
+    opset: int = DEFAULT_OPSET
+    max_length: int | None = None
+    max_batch_size: int = 64
+    atol: float = DEFAULT_ATOL
+    eval_file: Path | None = None
+    columns: Columns = field(default_factory=Columns)
+    texts_file: Path | None = None
+    with_baselines: bool = False
+    force: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote: the public folder, and what its gate saw."""
+
+    path: Path
+    attention: AttentionSpec
+    parity: ParityReport
+    quality: ParityReport | None
+    baselines: dict[str, float]
+
+
+def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: None) -> Exported:
+    """Export a checkpoint into a model repository, or raise before anything is written.
+
+    Args:
+        options: what, where to and how.
+        progress: called with what is being done, in a few words.
+
+    Raises:
+        OptionError: an option is out of range.
+        CheckpointError: the checkpoint cannot be loaded or exported.
+        DataError: the evaluation file is malformed.
+        OpLibraryError: the op library is missing or is not the installed one.
+        GateError: an ONNX graph differs from torch by more than `atol`.
+        RepositoryError: the repository cannot be written or the entry exists.
+    """
+    target = _target(options)
+    _check_destination(options)
+    progress("loading the checkpoint")
+    model = load_classifier(options.checkpoint, options.attention)
+    tokenizer = load_tokenizer(options.checkpoint)
+    max_length = _max_length(model, options.max_length)
+    gate = _Gate.of(options, model, tokenizer, max_length)
+    with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
+        folder = Path(scratch)
+        progress("tracing the graph")
+        graph = _save_graph(model, "packed", target, folder)
+        progress(f"comparing torch and ONNX Runtime on {len(gate.texts.encodings)} texts")
+        parity = check_parity(model, graph, gate.library, gate.texts, options.atol)
+        parity.require()
+        quality = None
+        if gate.labelled is not None:
+            progress(f"comparing the task metric on {len(gate.labelled.encodings)} labelled texts")
+            quality = check_parity(model, graph, gate.library, gate.labelled, options.atol)
+            quality.require()
+        twins = _export_baselines(model, target, gate, options, folder, progress)
+        progress("writing the entry")
+        tokenizer_file = folder / "tokenizer.json"
+        tokenizer_file.write_text(tokenizer.backend_tokenizer.to_str(pretty=False), encoding="utf-8")
+        labels = _labels(model)
+        path = write_entry(
+            options.repository,
+            EntrySpec(
+                name=options.name,
+                version=options.model_version,
+                graph=graph,
+                tokenizer=tokenizer_file,
+                labels=labels,
+                problem_type="single_label_classification",
+                max_length=max_length,
+                max_batch_size=options.max_batch_size,
+                baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
+                manifest=_manifest(options, model, target, gate, labels, max_length, parity, quality),
+            ),
+            force=options.force,
+        )
+    return Exported(path, AttentionSpec.from_config(model.config), parity, quality, twins)
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What the graphs are judged with."""
+
+    library: Path
+    texts: Examples
+    labelled: Examples | None
+
+    @classmethod
+    def of(
+        cls,
+        options: ExportOptions,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        max_length: int,
+    ) -> "_Gate":
+        """Read the texts before anything is traced, so that bad data is refused at once."""
+        labelled = None
+        if options.eval_file is not None:
+            data = read_data(options.eval_file, options.columns)
+            ids = label_ids(data, _labels(model))
+            labelled = encode_examples(tokenizer, max_length, [row.text for row in data.rows], ids)
+        texts = read_texts(options.texts_file)
+        examples = (
+            builtin_examples(tokenizer, max_length, texts)
+            if options.texts_file is None
+            else encode_examples(tokenizer, max_length, texts)
+        )
+        return cls(verify_library(), examples, labelled)
+
+
+def _target(options: ExportOptions) -> GraphTarget:
+    served = release(options.triton)
+    target = GraphTarget(options.opset)
+    if not MIN_OPSET <= options.opset <= served.opset:
+        raise OptionError(
+            f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
+            f"{served.onnxruntime}, which takes {MIN_OPSET} to {served.opset}; choose one with --opset, or "
+            "a newer --triton"
+        )
+    if target.ir_version > served.ir_version:
+        raise OptionError(
+            f"opset {options.opset} needs ONNX IR {target.ir_version}, but Triton {served.name} takes at "
+            f"most {served.ir_version}: choose a lower --opset"
+        )
+    return target
+
+
+def _check_destination(options: ExportOptions) -> None:
+    """Refuse before the long work what `write_entry` would refuse after it."""
+    validate_name(options.name)
+    if not options.force and (options.repository / options.name / str(options.model_version)).exists():
+        raise RepositoryError(
+            f"entry {options.repository / options.name} has version {options.model_version} already: "
+            "replace it with --force, or choose another --name or --model-version"
+        )
+
+
+def _max_length(model: PreTrainedModel, wanted: int | None) -> int:
+    positions = int(model.config.max_position_embeddings)
+    if wanted is not None and not 3 <= wanted <= positions:
+        raise OptionError(
+            f"--max-length {wanted} is out of range: the encoder has positions for 3 to {positions} tokens"
+        )
+    return wanted or positions
+
+
+def _labels(model: PreTrainedModel) -> list[str]:
+    problem_type = model.config.problem_type
+    if problem_type not in (None, "single_label_classification") or model.config.num_labels < 2:
+        raise CheckpointError(
+            f"the checkpoint's problem_type is {problem_type} with {model.config.num_labels} labels; "
+            "supported is single_label_classification with two labels or more"
+        )
+    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+
+
+def _save_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget, folder: Path) -> Path:
+    graph = folder / kind / _GRAPH_FILE
+    graph.parent.mkdir()
+    proto = export_graph(model, kind, target)
+    # One file up to protobuf's 2 GiB; weights beside it above that.
+    onnx.save(
+        proto, graph, save_as_external_data=proto.ByteSize() > 2**31 - 2**20, location=f"{_GRAPH_FILE}.data"
+    )
+    return graph
+
+
+def _export_baselines(
+    model: PreTrainedModel,
+    target: GraphTarget,
+    gate: _Gate,
+    options: ExportOptions,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, float]:
+    """Write the twins below `folder`; return by variant how far each is from torch with softmax."""
+    if not options.with_baselines:
+        return {}
+    dense = load_classifier(options.checkpoint, AttentionSpec())
+    differences: dict[str, float] = {}
+    for kind in BASELINES:
+        progress(f"tracing the {kind.replace('_', ' ')} twin")
+        graph = _save_graph(dense, kind, target, folder)
+        differences[kind] = twin_difference(dense, graph, gate.library, gate.texts)
+        if not differences[kind] <= options.atol:
+            raise GateError(
+                f"parity not met: the {kind} twin differs from torch with softmax by up to "
+                f"{differences[kind]:.3g} in a logit, accepted is {options.atol:g} (--atol); "
+                "nothing was written"
+            )
+    return differences
+
+
+def _manifest(
+    options: ExportOptions,
+    model: PreTrainedModel,
+    target: GraphTarget,
+    gate: _Gate,
+    labels: Sequence[str],
+    max_length: int,
+    parity: ParityReport,
+    quality: ParityReport | None,
+) -> Manifest:
+    spec = AttentionSpec.from_config(model.config)
+    return Manifest(
+        name=options.name,
+        version=options.model_version,
+        versions=Versions(
+            package=__version__,
+            **{name: version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")},
+        ),
+        opset=target.opset,
+        ir_version=target.ir_version,
+        triton_release=options.triton,
+        attention=Attention(kind=spec.kind, lambd=spec.lambd),
+        problem_type="single_label_classification",
+        labels=tuple(labels),
+        max_length=max_length,
+        layers=int(model.config.num_hidden_layers),
+        op_library=OpLibrary(version=OPSET_VERSION, sha256=library_digest(gate.library)),
+        parity=asdict(parity),
+        quality=None if quality is None else asdict(quality),
+        command=options.command or shlex.join(sys.argv),
+    )

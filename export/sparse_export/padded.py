@@ -1,0 +1,77 @@
+"""The padded forward passes: what a classifier's graph looks like without packing.
+
+`eager` is Transformers' own graph, N² scores and softmax; `fused` has ONNX Runtime's `MultiHeadAttention`
+in their place; `unfused` is the sparse model with its N² scores and a `SparsegenLin` node, the eager sparse
+baseline that shows attention maps.
+"""
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from sparse_export.checkpoint import AttentionSpec
+from sparse_export.symbolic import multi_head_attention_node, sparsegen_lin_node
+
+PaddedKind = Literal["eager", "fused", "unfused"]
+
+
+class PaddedClassifier(nn.Module):
+    """A Transformers BERT classifier, computed on padded rows; for export only."""
+
+    def __init__(self, model: PreTrainedModel, kind: PaddedKind) -> None:
+        super().__init__()
+        self.model = model
+        self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_{kind}")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        """Return logits `(B, C)` float32; inputs `(B, L)` int64."""
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+        )
+        return cast(Tensor, outputs.logits)
+
+
+def _attend_fused(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`AttentionInterface` signature; `attention_mask` is the model's own `(B, L)`."""
+    batch, num_heads, length, head_size = query.shape
+    width = num_heads * head_size
+    q, k, v = (x.transpose(1, 2).reshape(batch, length, width) for x in (query, key, value))
+    output = multi_head_attention_node(q, k, v, attention_mask.to(torch.int32), num_heads, scaling)
+    return output.view(batch, length, num_heads, head_size), None
+
+
+def _attend_unfused(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """`AttentionInterface` signature; `attention_mask` is bool, broadcastable to the scores."""
+    lambd = AttentionSpec.from_config(module.config).lambd
+    if lambd is None:
+        raise ValueError("the unfused graph shows sparsegen-lin: the model attends with softmax")
+    scores = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    weights = sparsegen_lin_node(scores, lambd)
+    return (weights @ value).transpose(1, 2), weights
+
+
+AttentionInterface.register("sparse_serve_fused", _attend_fused)
+AttentionMaskInterface.register("sparse_serve_fused", lambda *_, attention_mask, **__: attention_mask)
+AttentionInterface.register("sparse_serve_unfused", _attend_unfused)
+AttentionMaskInterface.register("sparse_serve_unfused", sdpa_mask)

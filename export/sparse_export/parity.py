@@ -1,0 +1,233 @@
+"""The gate in front of the repository: the exported graph against the torch model.
+
+Three executions see the same texts: torch (padded, the specification), ONNX Runtime with the op library, and
+stock ONNX Runtime, which inlines the model-local functions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from sparse_export.attention import zero_share
+from sparse_export.checkpoint import AttentionSpec
+from sparse_export.graph import INPUT_NAMES
+from sparse_export.metrics import HEADLINE, task_metrics
+from sparse_serve.errors import GateError
+
+Logits = npt.NDArray[np.float32]
+Encoding = dict[str, list[int]]
+
+DEFAULT_ATOL = 1e-4
+# Padded tokens of one batch: torch and the fallback form N² scores.
+_BATCH_TOKENS = 1024
+_LENGTHS = (3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256)
+_LONGEST = 512
+_ODD_TEXTS = (
+    "",
+    " \t\n ",
+    "a",
+    "¿Qué? — naïve café",
+    "雪が降る。 🎬🍿",
+    "x" * 300,
+    "no no no " * 20,
+    "\u0000\u200b\ufeff",
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One runtime held against torch.
+
+    Attributes:
+        max_abs_diff: the largest |Δlogit|.
+        label_agreement: share of rows with the same largest logit.
+        quality: the task metric of this runtime, where labels were given.
+    """
+
+    max_abs_diff: float
+    label_agreement: float
+    quality: float | None
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """What the gate saw.
+
+    Attributes:
+        rows: number of texts.
+        longest: tokens of the longest text.
+        atol: the accepted |Δlogit|.
+        metric: name of the task metric.
+        torch_quality: the task metric of the torch model, where labels were given.
+        library: ONNX Runtime with the op library.
+        portable: stock ONNX Runtime.
+        rho_torch: share of exactly zero attention weights per layer in torch, mean over rows.
+        rho: the same as the graph answers it with the op library.
+    """
+
+    rows: int
+    longest: int
+    atol: float
+    metric: str
+    torch_quality: float | None
+    library: Agreement
+    portable: Agreement
+    rho_torch: list[float]
+    rho: list[float]
+
+    def require(self) -> None:
+        """Raise `GateError` unless both runtimes are within the threshold."""
+        for name, side in (("with the op library", self.library), ("without it", self.portable)):
+            if not side.max_abs_diff <= self.atol:
+                raise GateError(
+                    f"parity not met: ONNX Runtime {name} differs from torch by up to "
+                    f"{side.max_abs_diff:.3g} in a logit over {self.rows} texts, accepted is {self.atol:g} "
+                    "(--atol); nothing was written"
+                )
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenised texts, and for each the index of its label, or no labels at all."""
+
+    encodings: Sequence[Encoding]
+    labels: Sequence[int] | None = None
+
+
+def builtin_examples(tokenizer: PreTrainedTokenizerFast, max_length: int, texts: Sequence[str]) -> Examples:
+    """Make examples of many lengths, up to `max_length` or 512 tokens, from `texts` and from odd input."""
+    corpus = " ".join(texts)
+    longest = min(max_length, _LONGEST)
+    lengths = [*(length for length in _LENGTHS if length < longest), longest]
+    encodings = [_encode(tokenizer, corpus, length) for length in lengths]
+    encodings += [_encode(tokenizer, text, max_length) for text in _ODD_TEXTS]
+    # Every batch mixes lengths, as a server's batches do.
+    return Examples([encodings[index] for index in np.random.default_rng(0).permutation(len(encodings))])
+
+
+def encode_examples(
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    texts: Sequence[str],
+    labels: Sequence[int] | None = None,
+) -> Examples:
+    """Tokenise the user's texts, cut to `max_length` tokens."""
+    return Examples([_encode(tokenizer, text, max_length) for text in texts], labels)
+
+
+def check_parity(
+    model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples, atol: float = DEFAULT_ATOL
+) -> ParityReport:
+    """Run torch, ONNX Runtime with the op library and stock ONNX Runtime on the same examples.
+
+    Args:
+        model: the classifier, as `checkpoint.load_classifier` gives it.
+        graph: its packed ONNX graph.
+        op_library: path of `libsparse_ops.so`.
+        examples: tokenised texts.
+        atol: accepted |Δlogit|, recorded in the report.
+    """
+    pad_id = model.config.pad_token_id or 0
+    batches = list(_batches(examples.encodings, pad_id))
+    expected, rho_torch = _run_torch(model, batches)
+    with_library, rho = _run_graph(graph, op_library, batches)
+    portable, _ = _run_graph(graph, None, batches)
+
+    def quality(logits: Logits) -> float | None:
+        return None if examples.labels is None else task_metrics(logits, examples.labels)[HEADLINE]
+
+    def agreement(logits: Logits) -> Agreement:
+        same = logits.argmax(1) == expected.argmax(1)
+        return Agreement(float(np.abs(logits - expected).max()), float(same.mean()), quality(logits))
+
+    return ParityReport(
+        rows=len(examples.encodings),
+        longest=max(len(encoding["input_ids"]) for encoding in examples.encodings),
+        atol=atol,
+        metric=HEADLINE,
+        torch_quality=quality(expected),
+        library=agreement(with_library),
+        portable=agreement(portable),
+        rho_torch=rho_torch.mean(0).tolist(),
+        rho=rho.mean(0).tolist(),
+    )
+
+
+def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples) -> float:
+    """Return the largest |Δlogit| between a softmax twin's graph and the softmax torch model."""
+    batches = list(_batches(examples.encodings, model.config.pad_token_id or 0))
+    expected, _ = _run_torch(model, batches)
+    logits, _ = _run_graph(graph, op_library, batches)
+    return float(np.abs(logits - expected).max())
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, text: str, max_length: int) -> Encoding:
+    encoded = tokenizer(text, truncation=True, max_length=max_length, padding=False)
+    ids = encoded["input_ids"]
+    return {
+        "input_ids": ids,
+        "attention_mask": [1] * len(ids),
+        "token_type_ids": encoded.get("token_type_ids", [0] * len(ids)),
+    }
+
+
+def _batches(encodings: Sequence[Encoding], pad_id: int) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
+    rows: list[Encoding] = []
+    longest = 0
+    for encoding in encodings:
+        length = len(encoding["input_ids"])
+        if rows and (len(rows) + 1) * max(longest, length) > _BATCH_TOKENS:
+            yield _pad(rows, longest, pad_id)
+            rows, longest = [], 0
+        rows.append(encoding)
+        longest = max(longest, length)
+    if rows:
+        yield _pad(rows, longest, pad_id)
+
+
+def _pad(rows: Sequence[Encoding], length: int, pad_id: int) -> dict[str, npt.NDArray[np.int64]]:
+    batch = {name: np.zeros((len(rows), length), np.int64) for name in INPUT_NAMES}
+    batch["input_ids"][:] = pad_id
+    for index, row in enumerate(rows):
+        for name, values in row.items():
+            batch[name][index, : len(values)] = values
+    return batch
+
+
+@torch.no_grad()
+def _run_torch(
+    model: PreTrainedModel, batches: Sequence[dict[str, npt.NDArray[np.int64]]]
+) -> tuple[Logits, npt.NDArray[np.float32]]:
+    sparse = AttentionSpec.from_config(model.config).kind != "softmax"
+    logits, rho = [], []
+    for batch in batches:
+        inputs = {name: torch.from_numpy(values) for name, values in batch.items()}
+        outputs = model(**inputs, output_attentions=sparse)
+        logits.append(outputs.logits.numpy())
+        if sparse:
+            layers = [zero_share(weights, inputs["attention_mask"]) for weights in outputs.attentions]
+            rho.append(torch.stack(layers, 1).numpy())
+        else:
+            rho.append(np.zeros((len(outputs.logits), model.config.num_hidden_layers), np.float32))
+    return np.concatenate(logits), np.concatenate(rho)
+
+
+def _run_graph(
+    graph: Path, op_library: Path | None, batches: Sequence[dict[str, npt.NDArray[np.int64]]]
+) -> tuple[Logits, npt.NDArray[np.float32]]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if op_library is not None:
+        options.register_custom_ops_library(str(op_library))
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    rows = [dict(zip(names, session.run(names, batch), strict=True)) for batch in batches]
+    logits = np.concatenate([row["logits"] for row in rows])
+    rho = np.concatenate([row.get("rho", np.zeros((len(row["logits"]), 0), np.float32)) for row in rows])
+    return logits, rho

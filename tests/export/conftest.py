@@ -1,0 +1,43 @@
+"""A tiny SSAF checkpoint and its export, made once a session."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+from transformers import logging as transformers_logging
+
+from sparse_export.checkpoint import AttentionSpec, load_classifier, save_classifier
+from sparse_export.exporting import Exported, ExportOptions, export_checkpoint
+from tiny_bert import LAMBD, make_model, make_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_transformers() -> None:
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SSAF checkpoint folder."""
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    folder.mkdir()
+    save_classifier(make_model(AttentionSpec("sparsegen", LAMBD)), make_tokenizer(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Path) -> PreTrainedModel:
+    return load_classifier(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The checkpoint as a repository entry `tiny` with its dense twins."""
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=tmp_path_factory.mktemp("repository"),
+        name="tiny",
+        with_baselines=True,
+    )
+    return export_checkpoint(options)

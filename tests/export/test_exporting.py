@@ -1,0 +1,139 @@
+"""Export end to end: what an entry holds, and that nothing is written where the gate or an option says no."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+import sparse_export.exporting as module
+from sparse_export.checkpoint import AttentionSpec
+from sparse_export.exporting import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
+from sparse_serve.op_library import library_digest, library_path
+from sparse_serve.repository.entries import read_entry
+from tiny_bert import LABELS, LAMBD, LAYERS, POSITIONS
+
+
+@pytest.fixture
+def options(checkpoint: Path, tmp_path: Path) -> ExportOptions:
+    return ExportOptions(checkpoint=str(checkpoint), repository=tmp_path / "repository", name="tiny")
+
+
+def is_unwritten(options: ExportOptions) -> bool:
+    return not options.repository.exists() or not list(options.repository.iterdir())
+
+
+def test_manifest_says_what_the_entry_is(exported: Exported) -> None:
+    manifest = read_entry(exported.path).manifest
+    assert (manifest.attention.kind, manifest.attention.lambd) == ("sparsegen", LAMBD)
+    assert (manifest.opset, manifest.ir_version, manifest.triton_release) == (20, 9, "26.07")
+    assert manifest.labels == LABELS
+    assert (manifest.layers, manifest.max_length) == (LAYERS, POSITIONS)
+    assert manifest.op_library is not None
+    assert manifest.op_library.sha256 == library_digest(library_path())
+    assert manifest.baselines == {kind: f"tiny_{kind}" for kind in BASELINES}
+    assert {"tiny/config.pbtxt", "tiny_model/1/model.onnx", "tiny/tokenizer.json"} <= set(manifest.files)
+    assert manifest.versions.torch == torch.__version__
+
+
+def test_gate_compared_three_executions(exported: Exported) -> None:
+    parity = exported.parity
+    assert parity.longest == POSITIONS
+    for side in (parity.library, parity.portable):
+        assert side.max_abs_diff <= 1e-4
+        assert side.label_agreement == 1
+    assert parity.rho == pytest.approx(parity.rho_torch, abs=1e-6)
+    assert all(0 < rho < 1 for rho in parity.rho)
+    assert set(exported.baselines) == set(BASELINES)
+
+
+def test_tokenizer_is_the_checkpoints(exported: Exported) -> None:
+    tokenizer = Tokenizer.from_file(str(exported.path / "tokenizer.json"))
+    assert tokenizer.encode("ab c").tokens == ["[CLS]", "a", "##b", "c", "[SEP]"]
+
+
+def test_quality_is_compared_on_every_side(options: ExportOptions, tmp_path: Path) -> None:
+    file = tmp_path / "eval.tsv"
+    file.write_text("text_a\tlabel\n" + "".join(f"text {n}\t{LABELS[n % 3]}\n" for n in range(30)))
+    quality = export_checkpoint(replace(options, eval_file=file)).quality
+    assert quality is not None
+    assert quality.torch_quality == quality.library.quality == quality.portable.quality
+    assert quality.rows == 30
+
+
+def test_a_plain_checkpoint_can_be_exported_as_ssaf(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    spec = AttentionSpec("sparsegen", -7.0)
+    exported = export_checkpoint(replace(options, attention=spec, max_length=40, model_version=3))
+    manifest = read_entry(exported.path).manifest
+    assert (manifest.attention.lambd, manifest.max_length, manifest.version) == (-7.0, 40, 3)
+
+
+def test_gate_stops_a_graph_that_differs(options: ExportOptions) -> None:
+    with pytest.raises(GateError, match="parity not met: ONNX Runtime with the op library"):
+        export_checkpoint(replace(options, atol=1e-12))
+    assert is_unwritten(options)
+
+
+def test_gate_stops_a_twin_that_differs(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "twin_difference", lambda *_: 0.5)
+    with pytest.raises(GateError, match="packed_dense twin differs"):
+        export_checkpoint(replace(options, with_baselines=True))
+    assert is_unwritten(options)
+
+
+def test_gate_stops_nan(options: ExportOptions, checkpoint: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(checkpoint, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["classifier.bias"] *= torch.inf
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"classifier\.bias"):
+        export_checkpoint(replace(options, checkpoint=str(broken)))
+    assert is_unwritten(options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"opset": 17}, "opset 17 is out of range: Triton 26.07"),
+        ({"opset": 99}, "opset 99 is out of range"),
+        ({"triton": "25.02", "opset": 22}, "Triton 25.02 runs ONNX Runtime 1.20.1, which takes 18 to 21"),
+        ({"triton": "19.01"}, "19.01"),
+        ({"max_length": 2}, "--max-length 2 is out of range"),
+        ({"max_length": POSITIONS + 1}, f"3 to {POSITIONS} tokens"),
+    ],
+)
+def test_options_out_of_range(options: ExportOptions, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        export_checkpoint(replace(options, **changes))  # type: ignore[arg-type]
+    assert is_unwritten(options)
+
+
+def test_bad_labels_are_refused_before_the_graph_is_traced(options: ExportOptions, tmp_path: Path) -> None:
+    file = tmp_path / "eval.tsv"
+    file.write_text("text_a\tlabel\nfine\tpositive\nodd\tpurple\n")
+    done: list[str] = []
+    with pytest.raises(DataError, match="line 3"):
+        export_checkpoint(replace(options, eval_file=file), done.append)
+    assert done == ["loading the checkpoint"]
+
+
+def test_existing_version_is_refused_before_the_work(exported: Exported, options: ExportOptions) -> None:
+    taken = replace(options, repository=exported.path.parent)
+    with pytest.raises(RepositoryError, match="has version 1 already"):
+        export_checkpoint(taken, pytest.fail)
+
+
+def test_interrupted_export_leaves_no_entry(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "check_parity", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_checkpoint(options)
+    assert is_unwritten(options)

@@ -1,0 +1,100 @@
+"""The model-local functions equal the torch reference on a stock ONNX Runtime."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from cases import ATTENTION_CASES, LAMBDAS, AttentionCase
+from sparse_export.functions import attach_functions, op_function
+from sparse_export.packed import packed_attention
+from sparse_export.sparsegen import sparsegen_lin
+from sparse_export.symbolic import HeadSettings
+from sparse_serve.op_library import DOMAIN
+
+Array = npt.NDArray[Any]
+
+
+def run(
+    op_type: str, inputs: dict[str, Array], outputs: dict[str, int], opset: int = 20, **attributes: Any
+) -> list[Array]:
+    """Run one node of our domain without the op library; `outputs` maps names to ONNX types."""
+    rank = next(iter(inputs.values())).ndim
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
+        for name, array in inputs.items()
+    ]
+    results = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind in outputs.items()]
+    node = helper.make_node(op_type, list(inputs), list(outputs), domain=DOMAIN, **attributes)
+    model = helper.make_model(
+        helper.make_graph([node], "one_op", values, results),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=9 if opset < 21 else 11,
+    )
+    attach_functions(model, opset)
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    answers: list[Array] = session.run(None, inputs)
+    return answers
+
+
+@pytest.mark.parametrize("lambd", LAMBDAS)
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_sparsegen_lin(lambd: float, axis: int) -> None:
+    scores = np.random.default_rng(0).standard_normal((4, 9, 33), dtype=np.float32) * 4
+    (weights,) = run(
+        "SparsegenLin", {"scores": scores}, {"weights": TensorProto.FLOAT}, lambd=lambd, axis=axis
+    )
+    expected = sparsegen_lin(torch.from_numpy(scores), lambd, axis).numpy()
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21, 23])
+def test_sparsegen_lin_on_non_finite_rows_and_every_opset(opset: int) -> None:
+    inf, nan = np.inf, np.nan
+    scores = np.array([[0, 1, -inf], [-inf] * 3, [0, nan, 1], [inf, 0, 0]], np.float32)
+    (weights,) = run("SparsegenLin", {"scores": scores}, {"weights": TensorProto.FLOAT}, opset, lambd=0.0)
+    np.testing.assert_array_equal(weights, [[0, 1, 0], [0, 0, 0], [nan] * 3, [nan] * 3])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_sparsegen_lin_keeps_the_type(dtype: type) -> None:
+    scores = np.random.default_rng(0).standard_normal((5, 17)).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    (weights,) = run("SparsegenLin", {"scores": scores}, {"weights": kind}, lambd=-4.0)
+    assert weights.dtype == dtype
+    expected = sparsegen_lin(torch.from_numpy(scores), -4.0).numpy()
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=max(1e-6, np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("op_type", ["SparsegenAttention", "SoftmaxAttention"])
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_packed_attention(case: AttentionCase, op_type: str) -> None:
+    query, key, value = case.inputs()
+    sparse = op_type == "SparsegenAttention"
+    outputs = {"output": TensorProto.FLOAT} | ({"support": TensorProto.INT32} if sparse else {})
+    attributes = {"num_heads": case.num_heads, "scale": case.scale} | (
+        {"lambd": case.lambd} if sparse else {}
+    )
+    inputs = {"query": query, "key": key, "value": value, "cu_seqlens": case.cu_seqlens}
+    answers = run(op_type, inputs, outputs, **attributes)
+
+    heads = HeadSettings(case.num_heads, case.scale or case.head_size**-0.5, case.lambd if sparse else None)
+    tensors = (torch.from_numpy(array) for array in inputs.values())
+    output, support = packed_attention(*tensors, heads)
+    np.testing.assert_allclose(answers[0], output.numpy(), rtol=0, atol=1e-5)
+    if sparse:
+        np.testing.assert_array_equal(answers[1], support.numpy())
+
+
+def test_function_signatures() -> None:
+    function = op_function("SparsegenAttention", 20)
+    assert list(function.input) == ["query", "key", "value", "cu_seqlens"]
+    assert list(function.output) == ["output", "support"]
+    assert {attribute.name for attribute in function.attribute_proto} == {"num_heads", "lambd", "scale"}
+    assert {(entry.domain, entry.version) for entry in function.opset_import} == {("", 20), (DOMAIN, 1)}

@@ -1,0 +1,188 @@
+"""The exported graph: its nodes, its signature, and its answers with and without the op library."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from sparse_export.checkpoint import AttentionSpec, load_classifier
+from sparse_export.functions import GRAPH_DOMAIN
+from sparse_export.graph import GraphKind, GraphTarget, export_graph
+from sparse_serve.op_library import DOMAIN, library_path
+from tiny_bert import LAMBD, LAYERS, masks, token_ids
+
+Feed = dict[str, npt.NDArray[np.int64]]
+
+
+@pytest.fixture(scope="module")
+def graph(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "model.onnx"
+    onnx.save(export_graph(model, "packed", GraphTarget()), path)
+    return path
+
+
+def session(graph: Path, *, op_library: bool, **settings: Any) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    for name, value in settings.items():
+        setattr(options, name, value)
+    if op_library:
+        options.register_custom_ops_library(str(library_path()))
+    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+
+
+def feed(mask_name: str) -> Feed:
+    ids, segments = token_ids()
+    tensors = {"input_ids": ids, "attention_mask": masks()[mask_name], "token_type_ids": segments}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def logits_of(model: PreTrainedModel, batch: Feed) -> npt.NDArray[np.float32]:
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = model(
+            **{k: torch.from_numpy(v) for k, v in batch.items()}
+        ).logits.numpy()
+    return logits
+
+
+def test_has_one_attention_node_per_layer(graph: Path) -> None:
+    model = onnx.load(graph)
+    onnx.checker.check_model(model, full_check=True)
+    counts = Counter((node.domain, node.op_type) for node in model.graph.node)
+    assert counts[DOMAIN, "SparsegenAttention"] == LAYERS
+    assert counts[GRAPH_DOMAIN, "SparsegenHiddenFirst"] == LAYERS
+    assert not counts["", "Softmax"]
+    assert {function.name for function in model.functions} == {
+        "SparsegenAttention",
+        "SparsegenLin",
+        "SparsegenHiddenFirst",
+    }
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            attributes = {
+                attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+            }
+            assert attributes == {"num_heads": 4, "scale": 0.25, "lambd": LAMBD}
+
+
+def test_signature_and_versions(graph: Path) -> None:
+    model = onnx.load(graph)
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    ids = ["batch", "sequence"]
+    assert shapes == {
+        "input_ids": ids,
+        "attention_mask": ids,
+        "token_type_ids": ids,
+        "logits": ["batch", 3],
+        "rho": ["batch", LAYERS],
+    }
+    assert model.ir_version == 9
+    assert {entry.domain: entry.version for entry in model.opset_import} == {
+        "": 20,
+        DOMAIN: 1,
+        GRAPH_DOMAIN: 1,
+    }
+
+
+def test_tells_nothing_of_the_machine_that_exported_it(graph: Path) -> None:
+    assert str(Path(onnx.__file__).parents[2]).encode() not in graph.read_bytes()
+    assert b".py" not in graph.read_bytes()
+
+
+@pytest.mark.parametrize("mask_name", masks())
+@pytest.mark.parametrize("op_library", [True, False], ids=["op_library", "portable"])
+def test_answers_as_torch_does(model: PreTrainedModel, graph: Path, mask_name: str, op_library: bool) -> None:
+    batch = feed(mask_name)
+    logits, rho = session(graph, op_library=op_library).run(["logits", "rho"], batch)
+    has_token = batch["attention_mask"].any(1)
+    np.testing.assert_allclose(logits[has_token], logits_of(model, batch)[has_token], rtol=0, atol=1e-4)
+    assert not logits[~has_token].any()
+    assert ((rho[has_token] > 0) | (batch["attention_mask"].sum(1)[has_token, None] == 1)).all()
+
+
+@pytest.mark.parametrize("op_library", [True, False], ids=["op_library", "portable"])
+def test_no_row_depends_on_its_companions(graph: Path, op_library: bool) -> None:
+    running = session(graph, op_library=op_library)
+    batch = feed("left_padded_and_empty")
+    together, rho = running.run(None, batch)
+    for row in reversed(range(len(together))):
+        alone, rho_alone = running.run(None, {name: values[row : row + 1] for name, values in batch.items()})
+        np.testing.assert_allclose(alone[0], together[row], rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(rho_alone[0], rho[row])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 160), (64, 3)])
+def test_takes_any_batch_and_length(model: PreTrainedModel, graph: Path, shape: tuple[int, int]) -> None:
+    ids = np.random.default_rng(0).integers(5, 80, shape)
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    logits = session(graph, op_library=True).run(["logits"], batch)[0]
+    np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
+
+
+def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> None:
+    running = session(
+        graph, op_library=True, enable_profiling=True, profile_file_prefix=str(tmp_path / "profile")
+    )
+    running.run(None, feed("right_padded"))
+    events = json.loads(Path(running.end_profiling()).read_text())
+    executed = Counter(
+        event["args"]["op_name"] for event in events if event.get("cat") == "Node" and "args" in event
+    )
+    assert executed["SparsegenAttention"] >= LAYERS
+    assert not {"Loop", "TopK", "SparsegenLin"} & set(executed)
+    portable = session(
+        graph, op_library=False, enable_profiling=True, profile_file_prefix=str(tmp_path / "portable")
+    )
+    portable.run(None, feed("right_padded"))
+    events = json.loads(Path(portable.end_profiling()).read_text())
+    assert "TopK" in {event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "domain"),
+    [
+        ("packed_dense", "SoftmaxAttention", DOMAIN),
+        ("padded_fused", "MultiHeadAttention", "com.microsoft"),
+        ("padded_eager", "Softmax", ""),
+        ("unfused", "SparsegenLin", DOMAIN),
+    ],
+)
+def test_twins_share_the_weights(
+    model: PreTrainedModel, checkpoint: Path, tmp_path: Path, kind: GraphKind, node: str, domain: str
+) -> None:
+    proto = export_graph(model, kind, GraphTarget())
+    assert sum((n.domain, n.op_type) == (domain, node) for n in proto.graph.node) == LAYERS
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    batch = feed("right_padded")
+    twin = model if kind == "unfused" else load_classifier(checkpoint, AttentionSpec())
+    logits = session(path, op_library=True).run(["logits"], batch)[0]
+    np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
+    # Exporting a twin leaves the model as it was.
+    assert AttentionSpec.from_config(model.config) == AttentionSpec("sparsegen", LAMBD)
+    assert model.config._attn_implementation == "sparsegen"
+
+
+@pytest.mark.parametrize(("opset", "ir_version"), [(18, 9), (23, 11)])
+def test_opset_decides_the_file_format(
+    model: PreTrainedModel, tmp_path: Path, opset: int, ir_version: int
+) -> None:
+    proto = export_graph(model, "packed", GraphTarget(opset))
+    assert proto.ir_version == ir_version
+    assert proto.opset_import[0].version == opset
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    batch = feed("holes")
+    for op_library in (True, False):
+        logits = session(path, op_library=op_library).run(["logits"], batch)[0]
+        np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
