@@ -1,0 +1,128 @@
+"""`sparse-serve export`: a checkpoint in, an entry of a model repository out."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from sparse_export.cli_options import AttentionKind, Json, ending_cleanly, load_model_side
+from sparse_export.data import Columns
+from sparse_serve.cli_options import ModelRepository, Verbose
+from sparse_serve.repository.releases import DEFAULT_RELEASE
+
+if TYPE_CHECKING:
+    from sparse_export.exporting import Exported
+
+
+def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
+    checkpoint: Annotated[
+        str, typer.Argument(help="Fine-tuned classifier: a folder, or a hub id.", show_default=False)
+    ],
+    model_repository: ModelRepository = Path("model_repository"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model.", show_default="the checkpoint's folder name")
+    ] = None,
+    attention: Annotated[
+        AttentionKind | None,
+        typer.Option(help="Attend with this instead.", show_default="as the checkpoint was trained"),
+    ] = None,
+    lambd: Annotated[
+        float | None,
+        typer.Option(
+            "--lambda",
+            envvar="SPARSE_SERVE_LAMBDA",
+            help="Sparsegen's λ, below 1, with --attention sparsegen.",
+            show_default=False,
+        ),
+    ] = None,
+    triton: Annotated[str, typer.Option(help="Triton release that is to serve it.")] = DEFAULT_RELEASE,
+    opset: Annotated[int, typer.Option(help="Version of the ONNX operators.")] = 20,
+    atol: Annotated[float, typer.Option(help="Accepted difference of a logit from torch's.")] = 1e-4,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--eval",
+            envvar="SPARSE_SERVE_EVAL",
+            help="Labelled rows: compare the task metric on each side as well.",
+            show_default=False,
+        ),
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts for the parity gate, one a line.", show_default="built-in texts of many lengths"
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens at which texts are cut.", show_default="the encoder's positions"),
+    ] = None,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
+    model_version: Annotated[int, typer.Option(min=1, help="Version number in the repository.")] = 1,
+    with_baselines: Annotated[
+        bool, typer.Option("--with-baselines", help="Write the dense twins that `profile` compares with.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the version if it exists.")] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export a classifier for Triton, if ONNX Runtime answers as torch does.
+
+    The entry is written only after torch, ONNX Runtime with the op library and stock ONNX Runtime agree on
+    every text (exit status 3 otherwise), and appears whole or not at all.
+    """
+    load_model_side(verbose=verbose)
+    from sparse_export.checkpoint import attention_override  # noqa: PLC0415
+    from sparse_export.exporting import ExportOptions, export_checkpoint  # noqa: PLC0415
+
+    options = ExportOptions(
+        checkpoint=checkpoint,
+        repository=model_repository,
+        name=name or Path(checkpoint).resolve().name,
+        attention=attention_override(None if attention is None else attention.value, lambd),
+        model_version=model_version,
+        triton=triton,
+        opset=opset,
+        max_length=max_length,
+        max_batch_size=max_batch_size,
+        atol=atol,
+        eval_file=evaluation,
+        columns=Columns(text=text_column, label=label_column),
+        texts_file=texts,
+        with_baselines=with_baselines,
+        force=force,
+        command=shlex.join(["sparse-serve", *sys.argv[1:]]),
+    )
+    console = Console(stderr=True)
+    with ending_cleanly(), console.status("starting") as status:
+        exported = export_checkpoint(options, status.update)
+    typer.echo(json.dumps(_figures(exported), indent=2) if as_json else _summary(exported))
+
+
+def _figures(exported: "Exported") -> dict[str, object]:
+    figures = asdict(exported)
+    figures["path"] = str(exported.path)
+    return figures
+
+
+def _summary(exported: "Exported") -> str:
+    parity = exported.parity
+    lines = [
+        f"{exported.path}: largest difference of a logit from torch over {parity.rows} texts of up to "
+        f"{parity.longest} tokens: {parity.library.max_abs_diff:.1e} with the op library, "
+        f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.atol:g}"
+    ]
+    if exported.quality is not None and exported.quality.torch_quality is not None:
+        quality = exported.quality
+        lines.append(
+            f"{quality.metric} on {quality.rows} rows: torch {quality.torch_quality:.4f}, "
+            f"op library {quality.library.quality:.4f}, portable {quality.portable.quality:.4f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""What `finetune` and `export` share: options, and how they come by torch."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from sparse_serve.errors import SparseServeError
+
+DEFAULT_LAMBD = -4.0
+
+
+class AttentionKind(StrEnum):
+    """Normalisers of attention scores."""
+
+    SOFTMAX = "softmax"
+    SPARSEGEN = "sparsegen"
+
+
+Json = Annotated[
+    bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the figures as JSON on stdout.")
+]
+
+
+def load_model_side(*, verbose: bool) -> None:
+    """Import torch and Transformers, which takes seconds, and keep them quiet unless asked.
+
+    Raises:
+        SparseServeError: they are not installed, or do not load in this environment.
+    """
+    try:
+        import torch  # noqa: F401, PLC0415
+        from transformers import Trainer  # noqa: F401, PLC0415
+        from transformers.utils import logging  # noqa: PLC0415
+    except ImportError as error:
+        raise SparseServeError(
+            f"this command needs torch and transformers, which do not load here ({error}): "
+            "pip install 'sparse-serve[export,cpu]'"
+        ) from error
+    if not verbose:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: by an exception, so that scratch folders are removed."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

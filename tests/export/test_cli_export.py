@@ -1,0 +1,124 @@
+"""`sparse-serve export` and the root command, as a user meets them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparse_export.cli import app
+from sparse_serve.cli_options import run
+from sparse_serve.repository.entries import read_entry
+
+
+def invoke(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command line."""
+    with pytest.raises(SystemExit) as exit_info:
+        run(app, [str(arg) for arg in args])
+    captured = capsys.readouterr()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code, captured.out, captured.err
+
+
+def assert_one_line_error(stderr: str, *parts: str) -> None:
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    for part in parts:
+        assert part in stderr
+
+
+def test_json_figures_and_manifest(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = invoke(
+        capsys,
+        "export",
+        checkpoint,
+        "--model-repository",
+        tmp_path,
+        "--name",
+        "x",
+        "--triton",
+        "25.02",
+        "--json",
+    )
+    assert status == 0
+    figures = json.loads(out)
+    assert figures["attention"] == {"kind": "sparsegen", "lambd": -1.0}
+    assert figures["parity"]["library"]["max_abs_diff"] <= 1e-4
+    manifest = read_entry(tmp_path / "x").manifest
+    assert manifest.triton_release == "25.02"
+    assert manifest.command.startswith("sparse-serve ")
+
+
+def test_gate_not_met_is_status_3(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = invoke(
+        capsys, "export", checkpoint, "--model-repository", tmp_path / "r", "--name", "x", "--atol", "1e-15"
+    )
+    assert (status, out) == (3, "")
+    assert_one_line_error(err, "parity not met", "nothing was written")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "parts"),
+    [
+        (["--attention", "sparsegen", "--lambda", "1"], 2, ["below 1", "1.0"]),
+        (["--lambda", "-4"], 2, ["--attention sparsegen"]),
+        (["--attention", "entmax"], 2, ["entmax", "softmax", "sparsegen"]),
+        (["--triton", "1.0"], 2, ["1.0", "26.07"]),
+        (["--max-batch-size", "0"], 2, ["--max-batch-size"]),
+        (["--name", "../up"], 1, ["../up"]),
+        (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
+        (["--no-such-option"], 2, ["--no-such-option"]),
+    ],
+)
+def test_errors_are_one_line(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    status: int,
+    parts: list[str],
+) -> None:
+    code, out, err = invoke(capsys, "export", checkpoint, "--model-repository", tmp_path / "r", *args)
+    assert (code, out) == (status, "")
+    assert_one_line_error(err, *parts)
+    assert not (tmp_path / "r").exists()
+
+
+def test_lambda_from_the_environment(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "1.5")
+    monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "sparsegen")
+    monkeypatch.setenv("SPARSE_SERVE_MODEL_REPOSITORY", str(tmp_path / "r"))
+    status, _, err = invoke(capsys, "export", checkpoint)
+    assert status == 2
+    assert_one_line_error(err, "1.5")
+
+
+def test_repository_that_cannot_be_written(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    status, _, err = invoke(capsys, "export", checkpoint, "--model-repository", tmp_path / "file" / "r")
+    assert status == 1
+    assert_one_line_error(err, "cannot be written")
+
+
+def test_root_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = invoke(capsys, "--help")
+    assert status == 0
+    for command in ("finetune", "export", "serve", "classify", "profile", "check", "info"):
+        assert command in out
+
+
+@pytest.mark.parametrize("module", ["sparse_serve.cli", "sparse_export.cli"])
+def test_command_line_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
