@@ -1,0 +1,42 @@
+#!/bin/sh
+# Starts Triton with everything closed that answering requests does not need. Arguments are added to its own.
+#
+#   MODEL_REPOSITORY                    where the models are (default /models)
+#   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
+#                                       without it nobody can
+#   GRPC_SERVER_CERT, GRPC_SERVER_KEY   PEM files: gRPC over TLS
+#   GRPC_ROOT_CERT                      PEM file: only clients with a certificate of this authority
+#
+# Triton's HTTP has no TLS: put a gateway before it.
+set -eu
+
+key=${ADMIN_KEY:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
+restricted="shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=$key"
+
+if [ -n "${GRPC_ROOT_CERT:-}" ]; then
+  set -- --grpc-use-ssl-mutual=true "--grpc-root-cert=$GRPC_ROOT_CERT" "$@"
+fi
+if [ -n "${GRPC_SERVER_CERT:-}" ]; then
+  set -- --grpc-use-ssl=true "--grpc-server-cert=$GRPC_SERVER_CERT" "--grpc-server-key=$GRPC_SERVER_KEY" "$@"
+elif [ -n "${GRPC_ROOT_CERT:-}" ]; then
+  echo "error: GRPC_ROOT_CERT is set without GRPC_SERVER_CERT and GRPC_SERVER_KEY" >&2
+  exit 2
+fi
+
+# Triton refuses flags it was built without.
+flags=$(tritonserver --help 2>&1 || true)
+for flag in --allow-sagemaker=false --allow-vertex-ai=false; do
+  case $flags in
+    *"${flag%=*} "*) set -- "$flag" "$@" ;;
+  esac
+done
+
+exec tritonserver \
+  "--model-repository=${MODEL_REPOSITORY:-/models}" \
+  --model-control-mode=none \
+  --disable-auto-complete-config \
+  --exit-on-error=true \
+  --strict-readiness=true \
+  "--http-restricted-api=$restricted" \
+  "--grpc-restricted-protocol=$restricted" \
+  "$@"

@@ -1,0 +1,43 @@
+# Triton with the op library and the tokenizer, for a model repository mounted at /models.
+#
+#   docker build -f docker/serve.Dockerfile -t sparse-serve .
+#   docker run --rm --shm-size=256m -p 127.0.0.1:8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" sparse-serve
+#
+# The stock image carries every backend of Triton. For one of a fraction of its size, compose an image that
+# has only the two that are used, with compose.py of triton-inference-server/server (branch r26.07), and
+# build on it:
+#
+#   python3 compose.py --backend onnxruntime --backend python --output-name triton-onnxruntime
+#   docker build -f docker/serve.Dockerfile --build-arg TRITON_IMAGE=triton-onnxruntime -t sparse-serve .
+
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
+
+FROM python:3.12-slim-bookworm AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /source
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY ops ops
+COPY export export
+COPY serve serve
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+    && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel
+
+FROM ${TRITON_IMAGE}
+# Its dependencies only fetch tokenizers from a hub, which serving never does.
+RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
+    pip install --no-cache-dir --no-deps --constraint /constraints.txt tokenizers
+
+# Repositories name the library without a folder; Triton finds it here.
+COPY --from=build /wheel/sparse_serve/lib/libsparse_ops.so /opt/sparse-serve/lib/libsparse_ops.so
+ENV LD_LIBRARY_PATH=/opt/sparse-serve/lib:${LD_LIBRARY_PATH}
+
+COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /opt/sparse-serve/
+ENV MODEL_REPOSITORY=/models
+VOLUME /models
+USER 1000:1000
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
+    CMD ["python3", "/opt/sparse-serve/healthcheck.py"]
+ENTRYPOINT ["/opt/sparse-serve/entrypoint.sh"]

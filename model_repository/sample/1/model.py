@@ -1,0 +1,184 @@
+"""The public model of an entry: tokenizes a whole dynamic batch, asks NAME_model once, answers per request.
+
+Runs in Triton's Python stub: no package of this project is importable here. Everything it needs lies in the
+entry: tokenizer.json, labels.txt and the parameters of config.pbtxt.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tokenizers import Tokenizer
+
+
+class RefusedError(Exception):
+    """A request, or the graph's answer to it, is an error; carries it as Triton's clients get it."""
+
+    def __init__(self, error):
+        super().__init__(error.message())
+        self.error = error
+
+
+class TritonPythonModel:
+    """Text to labels, through one BLS call per dynamic batch."""
+
+    def initialize(self, args):
+        """Load the tokenizer and the labels."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        folder = Path(args["model_repository"])
+        self.graph = parameters["model"]
+        self.graph_version = int(args["model_version"])
+        self.graph_inputs = parameters["inputs"].split(",")
+        self.labels = (folder / "labels.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        self.answer = ANSWERS[parameters["problem_type"]]
+        try:
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:
+            raise pb_utils.TritonModelException(f"tokenizer.json cannot be read: {error}") from None
+        self.pad_id = pad_id(self.tokenizer)
+        # What the file says of padding and truncation belongs to training; here the entry decides.
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(
+            int(parameters["max_length"]), strategy="longest_first", direction="right"
+        )
+
+    def execute(self, requests):
+        """Answer each request; one that cannot be read gets its own error and stays out of the batch."""
+        responses = [None] * len(requests)
+        readable = {}
+        for index, request in enumerate(requests):
+            try:
+                readable[index] = read_texts(request)
+            except RefusedError as refusal:
+                responses[index] = pb_utils.InferenceResponse(error=refusal.error)
+        for index, response in self._answer(requests, readable).items():
+            responses[index] = response
+        return responses
+
+    def _answer(self, requests, texts):
+        """Return the responses to `texts`, lists of texts by index of their request."""
+        if not texts:
+            return {}
+        wanted = {index: requests[index].requested_output_names() for index in texts}
+        with_rho = any("rho" in names for names in wanted.values())
+        try:
+            columns = self._columns([text for each in texts.values() for text in each], with_rho)
+        except Exception as failure:
+            error = failure.error if isinstance(failure, RefusedError) else internal_error(failure)
+            # One of several may be at fault: ask one by one. An overloaded graph is not asked again.
+            if len(texts) > 1 and error.code() != pb_utils.TritonError.UNAVAILABLE:
+                return {
+                    index: response
+                    for index, each in texts.items()
+                    for response in self._answer(requests, {index: each}).values()
+                }
+            return {index: pb_utils.InferenceResponse(error=error) for index in texts}
+        responses = {}
+        start = 0
+        for index, each in texts.items():
+            rows = slice(start, start + len(each))
+            start = rows.stop
+            responses[index] = pb_utils.InferenceResponse(
+                [pb_utils.Tensor(name, columns[name][rows]) for name in wanted[index]]
+            )
+        return responses
+
+    def _columns(self, texts, with_rho):
+        """Return every output of the model for all rows, by name."""
+        encodings = self.tokenizer.encode_batch_fast(texts)
+        columns = self._run_graph(encodings, with_rho)
+        columns["scores"], labels = self.answer(columns["logits"], self.labels)
+        columns["label"] = np.array([label.encode() for label in labels], dtype=np.object_)[:, None]
+        columns["token_count"] = np.array([[len(encoding)] for encoding in encodings], dtype=np.int32)
+        columns["truncated"] = np.array([[bool(encoding.overflowing)] for encoding in encodings])
+        return columns
+
+    def _run_graph(self, encodings, with_rho):
+        """Return logits (rows, C) and, if asked for, rho (rows, layers), both float32."""
+        shape = (len(encodings), max(map(len, encodings)))
+        arrays = {
+            "input_ids": np.full(shape, self.pad_id, dtype=np.int64),
+            "attention_mask": np.zeros(shape, dtype=np.int64),
+            "token_type_ids": np.zeros(shape, dtype=np.int64),
+        }
+        for row, encoding in enumerate(encodings):
+            arrays["input_ids"][row, : len(encoding)] = encoding.ids
+            arrays["attention_mask"][row, : len(encoding)] = 1
+            arrays["token_type_ids"][row, : len(encoding)] = encoding.type_ids
+        names = ["logits", "rho"] if with_rho else ["logits"]
+        response = pb_utils.InferenceRequest(
+            model_name=self.graph,
+            model_version=self.graph_version,
+            requested_output_names=names,
+            inputs=[pb_utils.Tensor(name, arrays[name]) for name in self.graph_inputs],
+        ).exec()
+        if response.has_error():
+            raise RefusedError(response.error())
+        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
+
+
+def read_texts(request):
+    """Return a request's rows as `text` or `(text, pair)`; RefusedError where that is not possible."""
+    texts, pairs = (decoded(request, name) for name in ("TEXT", "TEXT_PAIR"))
+    if texts is None:
+        # Triton counts inputs: with an optional one among them, it lets a request without TEXT pass.
+        raise RefusedError(pb_utils.TritonError("input TEXT is missing", pb_utils.TritonError.INVALID_ARG))
+    return texts if pairs is None else list(zip(texts, pairs, strict=True))
+
+
+def decoded(request, name):
+    """Return an input's rows as strings, None where the request does not have it."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return None
+    try:
+        return [text.decode("utf-8") for text in tensor.as_numpy().reshape(-1)]
+    except UnicodeDecodeError as error:
+        message = f"{name} must be UTF-8, got {error.reason} at byte {error.start}"
+        raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)) from None
+
+
+def internal_error(error):
+    """Return an unforeseen exception as a one-line error."""
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
+
+
+def pad_id(tokenizer):
+    """Return the id that fills rows up; the mask hides it, so any id of the vocabulary will do."""
+    if tokenizer.padding is not None:
+        return tokenizer.padding["pad_id"]
+    known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>"))
+    return next((token_id for token_id in known if token_id is not None), 0)
+
+
+def single_label(logits, labels):
+    """Return softmax scores and the best label of each row."""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return scores, [labels[best] for best in scores.argmax(axis=1)]
+
+
+def multi_label(logits, labels):
+    """Return sigmoid scores and, as a JSON array, each row's labels with a score of at least 0.5."""
+    scores = 0.5 * (1.0 + np.tanh(0.5 * logits))
+    return scores, [
+        json.dumps(
+            [label for label, score in zip(labels, row, strict=True) if score >= 0.5], ensure_ascii=False
+        )
+        for row in scores
+    ]
+
+
+def regression(logits, labels):
+    """Return the values themselves, as scores and as text: one number, or a JSON array of several."""
+    return logits, [str(row[0]) if len(labels) == 1 else json.dumps(row.tolist()) for row in logits]
+
+
+ANSWERS = {
+    "single_label_classification": single_label,
+    "multi_label_classification": multi_label,
+    "regression": regression,
+}

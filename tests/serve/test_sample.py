@@ -1,0 +1,45 @@
+"""The entry in git is what `export` writes today, and Triton serves it with the op library."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from sparse_serve.client import Classifier
+from sparse_serve.op_library import library_path
+from sparse_serve.repository.check import Level, check_entry
+from sparse_serve.repository.entries import overlay_repository, read_entry
+from sparse_serve.triton.launcher import ServerOptions, TritonServer
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+SAMPLE = REPOSITORY / "sample"
+
+
+def test_the_sample_is_up_to_date() -> None:
+    source = files("sparse_serve") / "triton" / "text_model" / "model.py"
+    assert (SAMPLE / "1" / "model.py").read_bytes() == source.read_bytes(), "run tests/serve/make_sample.py"
+    # Another build of the op library than the sample's is to be expected.
+    assert not [finding for finding in check_entry(SAMPLE) if finding.level is Level.error]
+    assert read_entry(SAMPLE).manifest.attention.kind == "sparsegen"
+
+
+def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:
+    view = overlay_repository(REPOSITORY, tmp_path, lambda config: None, ["sample", "sample_model"])
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library_path()))
+    session = onnxruntime.InferenceSession(
+        REPOSITORY / "sample_model" / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    with (
+        TritonServer(ServerOptions(view, http_port=0, grpc_port=0, metrics_port=0)) as server,
+        Classifier(server.grpc_url, "grpc") as classifier,
+    ):
+        (empty, text) = classifier.classify("sample", ["", "a fine film"])
+    ids = np.array([[2, 3]], np.int64)  # [CLS] [SEP]
+    (expected,) = session.run(
+        ["logits"], {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    )
+    np.testing.assert_allclose(empty.logits, expected[0], atol=1e-6)
+    assert text.token_count > 2
+    assert text.logits != empty.logits
