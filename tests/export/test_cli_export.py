@@ -1,6 +1,7 @@
 """`sparse-serve export` and the root command, as a user meets them."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -29,27 +30,26 @@ def assert_one_line_error(stderr: str, *parts: str) -> None:
 
 
 def test_json_figures_and_manifest(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, out, _ = invoke(
-        capsys,
+    args = [
         "export",
-        checkpoint,
+        str(checkpoint),
         "--model-repository",
-        tmp_path,
-        "--name",
-        "x",
-        "--triton",
-        "25.02",
+        str(tmp_path),
+        "--name=x",
+        "--triton=25.02",
         "--json",
-    )
+    ]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/sparse-serve", *args])
+    status, out, _ = invoke(capsys, *args)
     assert status == 0
     figures = json.loads(out)
     assert figures["attention"] == {"kind": "sparsegen", "lambd": -1.0}
     assert figures["parity"]["library"]["max_abs_diff"] <= 1e-4
     manifest = read_entry(tmp_path / "x").manifest
     assert manifest.triton_release == "25.02"
-    assert manifest.command.startswith("sparse-serve ")
+    assert manifest.command == shlex.join(["sparse-serve", *args])
 
 
 def test_gate_not_met_is_status_3(
