@@ -1,4 +1,6 @@
 // The library's whole surface: what exports.map lists.
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,11 +19,11 @@ constexpr const char* kDomain = "ai.sparse_serve";
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
 struct Registration {
   explicit Registration(const OrtApi& api) : lin(api), sparsegen(api), softmax(api) {
-    Check(api.CreateCustomOpDomain(kDomain, &domain));
+    Check(api, api.CreateCustomOpDomain(kDomain, &domain));
     for (const OrtCustomOp* op :
          {static_cast<const OrtCustomOp*>(&lin), static_cast<const OrtCustomOp*>(&sparsegen),
           static_cast<const OrtCustomOp*>(&softmax)}) {
-      Check(api.CustomOpDomain_Add(domain, op));
+      Check(api, api.CustomOpDomain_Add(domain, op));
     }
   }
 
@@ -42,13 +44,18 @@ OrtCustomOpDomain* DomainOf(const OrtApi& api) {
 }
 
 // A status made by an ONNX Runtime that lacks our API version: CreateStatus has been at its slot since
-// version 1.
-OrtStatus* UnsupportedRuntime(const OrtApiBase& base) {
+// version 1. Where even that table is missing, nothing can carry the refusal: null would report success and
+// let models fall back to their functions unnoticed, and any other pointer would be read and freed by ONNX
+// Runtime as a status of its own. Stopping is the safe one left.
+OrtStatus* UnsupportedRuntime(const OrtApiBase& base) noexcept {
+  char message[128];
+  std::snprintf(message, sizeof(message),
+                "libsparse_ops.so needs ONNX Runtime 1.%u or newer; this is ONNX Runtime %s",
+                static_cast<unsigned>(kOrtApiVersion), base.GetVersionString());
   const OrtApi* oldest = base.GetApi(1);
-  if (oldest == nullptr) return nullptr;
-  const std::string message = Message("libsparse_ops.so needs ONNX Runtime 1.", kOrtApiVersion,
-                                      " or newer; this is ONNX Runtime ", base.GetVersionString());
-  return oldest->CreateStatus(ORT_FAIL, message.c_str());
+  if (oldest != nullptr) return oldest->CreateStatus(ORT_FAIL, message);
+  std::fprintf(stderr, "%s\n", message);
+  std::abort();
 }
 
 }  // namespace
@@ -61,7 +68,7 @@ SPARSE_OPS_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const
   if (api == nullptr) return sparse_ops::UnsupportedRuntime(*base);
   return sparse_ops::StatusOf(*api, [&] {
     sparse_ops::ChosenKernels();
-    sparse_ops::Check(api->AddCustomOpDomain(options, sparse_ops::DomainOf(*api)));
+    sparse_ops::Check(*api, api->AddCustomOpDomain(options, sparse_ops::DomainOf(*api)));
   });
 }
 

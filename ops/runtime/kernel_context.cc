@@ -16,11 +16,11 @@ class ScratchPool {
  public:
   ScratchPool(const OrtApi& api, const OrtKernelContext* context, size_t floats)
       : api_(api), floats_(floats) {
-    Check(api_.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &memory_info_));
+    Check(api_, api_.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &memory_info_));
     OrtStatus* status = api_.KernelContext_GetAllocator(context, memory_info_, &allocator_);
     if (status != nullptr) {
       api_.ReleaseMemoryInfo(memory_info_);
-      throw OrtError(status);
+      Check(api_, status);
     }
   }
 
@@ -45,7 +45,7 @@ class ScratchPool {
     }
     idle_.reserve(buffers_.size() + 1);  // so that Release cannot fail
     void*& memory = buffers_.emplace_back(nullptr);
-    Check(api_.AllocatorAlloc(allocator_, floats_ * sizeof(float) + kAlignment, &memory));
+    Check(api_, api_.AllocatorAlloc(allocator_, floats_ * sizeof(float) + kAlignment, &memory));
     const auto address = reinterpret_cast<uintptr_t>(memory);
     return reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
   }
@@ -116,6 +116,13 @@ bool KernelInfo::HasString(const char* name) const {
   return Succeeds(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));
 }
 
+// A list of any type: there is no getter for strings, but ONNX Runtime answers these for them too.
+bool KernelInfo::HasList(const char* name) const {
+  size_t size = 0;
+  return Succeeds(api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, &size)) ||
+         Succeeds(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size));
+}
+
 void KernelInfo::RequireAbsent(const char* name, bool present_as_other_type, const char* accepted) const {
   if (present_as_other_type) {
     throw InvalidArgument(Message(op_, ": attribute ", name, " has the wrong type; accepted: ", accepted));
@@ -125,14 +132,14 @@ void KernelInfo::RequireAbsent(const char* name, bool present_as_other_type, con
 float KernelInfo::FloatOr(const char* name, float absent, const char* accepted) const {
   float value;
   if (Succeeds(api_.KernelInfoGetAttribute_float(info_, name, &value))) return value;
-  RequireAbsent(name, HasInt(name) || HasString(name), accepted);
+  RequireAbsent(name, HasInt(name) || HasString(name) || HasList(name), accepted);
   return absent;
 }
 
 int64_t KernelInfo::IntOr(const char* name, int64_t absent, const char* accepted) const {
   int64_t value;
   if (Succeeds(api_.KernelInfoGetAttribute_int64(info_, name, &value))) return value;
-  RequireAbsent(name, HasFloat(name) || HasString(name), accepted);
+  RequireAbsent(name, HasFloat(name) || HasString(name) || HasList(name), accepted);
   return absent;
 }
 
@@ -154,25 +161,25 @@ int64_t KernelInfo::Int(const char* name, const char* accepted) const {
 
 const void* KernelContext::InputData(size_t index, Shape* shape) const {
   const OrtValue* value = nullptr;
-  Check(api_.KernelContext_GetInput(context_, index, &value));
+  Check(api_, api_.KernelContext_GetInput(context_, index, &value));
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  Check(api_.GetTensorTypeAndShape(value, &info));
+  Check(api_, api_.GetTensorTypeAndShape(value, &info));
   size_t rank = 0;
   OrtStatus* status = api_.GetDimensionsCount(info, &rank);
   shape->resize(rank);
   if (status == nullptr) status = api_.GetDimensions(info, shape->data(), rank);
   api_.ReleaseTensorTypeAndShapeInfo(info);
-  Check(status);
+  Check(api_, status);
   void* data = nullptr;
-  Check(api_.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  Check(api_, api_.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   return data;
 }
 
 void* KernelContext::OutputData(size_t index, const Shape& shape) {
   OrtValue* value = nullptr;
-  Check(api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  Check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
-  Check(api_.GetTensorMutableData(value, &data));
+  Check(api_, api_.GetTensorMutableData(value, &data));
   return data;
 }
 
@@ -181,7 +188,7 @@ void KernelContext::ParallelFor(size_t tasks, size_t scratch_floats,
   if (tasks == 0) return;
   ScratchPool scratch(api_, context_, scratch_floats);
   ParallelTasks parallel{task, scratch, {false}, nullptr};
-  Check(api_.KernelContext_ParallelFor(context_, &ParallelTasks::Run, tasks, 0, &parallel));
+  Check(api_, api_.KernelContext_ParallelFor(context_, &ParallelTasks::Run, tasks, 0, &parallel));
   if (parallel.error) std::rethrow_exception(parallel.error);
 }
 
@@ -194,12 +201,12 @@ bool ShapeContext::Dimensions::known() const {
 
 ShapeContext::Dimensions ShapeContext::InputDimensions(size_t index) const {
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  Check(api_.ShapeInferContext_GetInputTypeShape(context_, index, &info));
+  Check(api_, api_.ShapeInferContext_GetInputTypeShape(context_, index, &info));
   size_t rank = 0;
-  Check(api_.GetDimensionsCount(info, &rank));
+  Check(api_, api_.GetDimensionsCount(info, &rank));
   Dimensions dimensions{info, Shape(rank), std::vector<const char*>(rank)};
-  Check(api_.GetDimensions(info, dimensions.sizes.data(), rank));
-  Check(api_.GetSymbolicDimensions(info, dimensions.names.data(), rank));
+  Check(api_, api_.GetDimensions(info, dimensions.sizes.data(), rank));
+  Check(api_, api_.GetSymbolicDimensions(info, dimensions.names.data(), rank));
   return dimensions;
 }
 
@@ -215,7 +222,7 @@ bool ShapeContext::GetInt(const char* attribute, int64_t* value) const {
 
 void ShapeContext::SetOutputLike(size_t output, size_t input) {
   const Dimensions like = InputDimensions(input);
-  if (like.known()) Check(api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
+  if (like.known()) Check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
 }
 
 void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,
@@ -226,13 +233,13 @@ void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType ty
   sizes[0] = like.sizes[0];
   const char* names[2] = {like.names[0], ""};
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  Check(api_.CreateTensorTypeAndShapeInfo(&info));
+  Check(api_, api_.CreateTensorTypeAndShapeInfo(&info));
   OrtStatus* status = api_.SetTensorElementType(info, type);
   if (status == nullptr) status = api_.SetDimensions(info, sizes, 2);
   if (status == nullptr) status = api_.SetSymbolicDimensions(info, names, 2);
   if (status == nullptr) status = api_.ShapeInferContext_SetOutputTypeShape(context_, output, info);
   api_.ReleaseTensorTypeAndShapeInfo(info);
-  Check(status);
+  Check(api_, status);
 }
 
 }  // namespace sparse_ops

@@ -33,6 +33,7 @@ class KernelInfo {
   bool HasFloat(const char* name) const;
   bool HasInt(const char* name) const;
   bool HasString(const char* name) const;
+  bool HasList(const char* name) const;
   void RequireAbsent(const char* name, bool present_as_other_type, const char* accepted) const;
 
   const OrtApi& api_;

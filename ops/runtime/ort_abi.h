@@ -82,7 +82,12 @@ struct OrtApi {
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);
   OrtUnusedSlot unused_100[32];
   void (*ReleaseAllocator)(OrtAllocator* allocator);
-  OrtUnusedSlot unused_133[120];
+  OrtUnusedSlot unused_133[29];
+  OrtStatus* (*KernelInfoGetAttributeArray_float)(const OrtKernelInfo* info, const char* name, float* out,
+                                                  size_t* size);
+  OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out,
+                                                  size_t* size);
+  OrtUnusedSlot unused_164[89];
   OrtStatus* (*KernelContext_GetAllocator)(const OrtKernelContext* context, const OrtMemoryInfo* info,
                                            OrtAllocator** out);
   OrtUnusedSlot unused_254[14];
@@ -163,6 +168,8 @@ SPARSE_OPS_CHECK_SLOT(ReleaseStatus, 93);
 SPARSE_OPS_CHECK_SLOT(ReleaseMemoryInfo, 94);
 SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_float, 162);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_int64, 163);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetAllocator, 253);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetAttribute, 269);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "runtime/ort_abi.h"
 
@@ -16,19 +18,24 @@ class InvalidArgument : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A status that ONNX Runtime answered; handed back to it as it came.
+using OwnedStatus = std::unique_ptr<OrtStatus, decltype(OrtApi::ReleaseStatus)>;
+
+// A status that ONNX Runtime answered. One that is not handed back is released with the last copy of the
+// error.
 class OrtError : public std::exception {
  public:
-  explicit OrtError(OrtStatus* status) : status_(status) {}
+  explicit OrtError(OwnedStatus status) : status_(std::make_shared<OwnedStatus>(std::move(status))) {}
   const char* what() const noexcept override { return "ONNX Runtime answered an error status"; }
-  OrtStatus* status() const { return status_; }
+
+  // Hands the status over as it came; the error holds none afterwards.
+  OrtStatus* release() const noexcept { return status_->release(); }
 
  private:
-  OrtStatus* status_;
+  std::shared_ptr<OwnedStatus> status_;  // shared, as what is thrown must be copyable
 };
 
-inline void Check(OrtStatus* status) {
-  if (status != nullptr) throw OrtError(status);
+inline void Check(const OrtApi& api, OrtStatus* status) {
+  if (status != nullptr) throw OrtError(OwnedStatus(status, api.ReleaseStatus));
 }
 
 template <class... Parts>
@@ -44,7 +51,7 @@ OrtStatus* StatusOf(const OrtApi& api, const Function& function) noexcept {
     function();
     return nullptr;
   } catch (const OrtError& error) {
-    return error.status();
+    return error.release();
   } catch (const InvalidArgument& error) {
     return api.CreateStatus(ORT_INVALID_ARGUMENT, error.what());
   } catch (const std::exception& error) {

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,25 @@ def test_an_old_runtime_gets_a_status() -> None:
     register.restype = ctypes.c_void_p
     assert register(None, ctypes.byref(base)) == 0xBAD
     assert messages == [b"libsparse_ops.so needs ONNX Runtime 1.17 or newer; this is ONNX Runtime 1.16.3"]
+
+
+def test_a_runtime_without_any_api_table_stops_the_process() -> None:
+    script = (
+        "import ctypes, sys\n"
+        "get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda version: None)\n"
+        "version = ctypes.create_string_buffer(b'2.0.0')\n"
+        "get_version = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: ctypes.addressof(version))\n"
+        "functions = [ctypes.cast(f, ctypes.c_void_p).value for f in (get_api, get_version)]\n"
+        "ctypes.CDLL(sys.argv[1]).RegisterCustomOps(None, (ctypes.c_void_p * 2)(*functions))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, str(library_under_test())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == -signal.SIGABRT
+    assert answer.stderr == "libsparse_ops.so needs ONNX Runtime 1.17 or newer; this is ONNX Runtime 2.0.0\n"
 
 
 def test_registers_on_many_sessions_from_many_threads() -> None:
