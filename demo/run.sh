@@ -7,10 +7,18 @@ cd "$(dirname "$0")/.."
 HTTP_PORT=${HTTP_PORT:-8000} GRPC_PORT=${GRPC_PORT:-8001} METRICS_PORT=${METRICS_PORT:-8002}
 
 server=
-stop() {
-  [ -z "$server" ] || { kill -TERM "$server" 2>/dev/null && wait "$server" || true; server=; }
+ready=$(mktemp)
+# Whatever happens, the server ends with the demo; at the planned end it must end well.
+abandon() {
+  if [ -n "$server" ]; then kill -TERM "$server" 2>/dev/null && wait "$server"; fi
+  rm -f "$ready"
 }
-trap stop EXIT
+stop() {
+  kill -TERM "$server"
+  wait "$server"
+  server=
+}
+trap abandon EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
@@ -24,7 +32,6 @@ say "2. Export through the parity gate, with the dense twins"
 sparse-serve export checkpoints/reviews --name reviews --eval demo/reviews_eval.tsv --with-baselines --force
 
 say "3. Serve"
-ready=$(mktemp)
 sparse-serve serve model_repository \
   --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" >"$ready" &
 server=$!
@@ -33,15 +40,17 @@ until [ -s "$ready" ]; do
   sleep 0.2
 done
 cat "$ready"
-rm -f "$ready"
 
 say "4. Classify over HTTP and over gRPC"
 sparse-serve classify reviews -i http -u "127.0.0.1:$HTTP_PORT" \
   "A warm, funny and beautifully acted little film." "Two hours I will never get back."
 sparse-serve classify reviews -i grpc -u "127.0.0.1:$GRPC_PORT" \
   "Not without charm, but it never comes together."
-! command -v curl >/dev/null || curl --silent --show-error --fail "http://127.0.0.1:$HTTP_PORT/v2/models/reviews/generate" \
-  --data '{"TEXT": "I laughed, I cried, I would see it again."}' && echo
+if command -v curl >/dev/null; then
+  curl --silent --show-error --fail "http://127.0.0.1:$HTTP_PORT/v2/models/reviews/generate" \
+    --data '{"TEXT": "I laughed, I cried, I would see it again."}'
+  echo
+fi
 stop
 
 say "5. Measure memory and latency while serving, against dense attention"

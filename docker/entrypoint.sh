@@ -1,5 +1,6 @@
 #!/bin/sh
 # Starts Triton with everything closed that answering requests does not need. Arguments are added to its own.
+# Nothing is started on an op library that is not the image's own, or not of the version the entries need.
 #
 #   MODEL_REPOSITORY                    where the models are (default /models)
 #   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
@@ -9,6 +10,13 @@
 #
 # Triton's HTTP has no TLS: put a gateway before it.
 set -eu
+
+home=$(dirname "$0")
+if ! (cd "$home/lib" && sha256sum --check --status libsparse_ops.so.sha256) 2>/dev/null; then
+  echo "error: $home/lib/libsparse_ops.so is not the op library this image was built with: build it again" >&2
+  exit 1
+fi
+python3 "$home/check_entries.py"
 
 key=${ADMIN_KEY:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 restricted="shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=$key"

@@ -22,19 +22,24 @@ COPY ops ops
 COPY export export
 COPY serve serve
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
-    && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel
+    && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel \
+    && cd /wheel/sparse_serve/lib \
+    && sha256sum libsparse_ops.so > libsparse_ops.so.sha256
 
 FROM ${TRITON_IMAGE}
-# Its dependencies only fetch tokenizers from a hub, which serving never does.
+# Into the system's Python, as Triton's Python backend reads no PYTHONPATH. The dependencies of tokenizers
+# only fetch from a hub, which serving never does.
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --no-deps --constraint /constraints.txt tokenizers
+    PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir --no-deps --constraint /constraints.txt tokenizers
 
-# Repositories name the library without a folder; Triton finds it here.
-COPY --from=build /wheel/sparse_serve/lib/libsparse_ops.so /opt/sparse-serve/lib/libsparse_ops.so
+# Repositories name the library without a folder; Triton finds it here, the entry point its digest beside it.
+COPY --from=build /wheel/sparse_serve/lib/ /opt/sparse-serve/lib/
 ENV LD_LIBRARY_PATH=/opt/sparse-serve/lib:${LD_LIBRARY_PATH}
+# An unfit base fails here, not when it is served from.
+RUN python3 -c "import ctypes, numpy, tokenizers; ctypes.CDLL('libsparse_ops.so')"
 
-COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /opt/sparse-serve/
-ENV MODEL_REPOSITORY=/models
+COPY --chmod=755 docker/entrypoint.sh docker/check_entries.py docker/healthcheck.py /opt/sparse-serve/
+ENV MODEL_REPOSITORY=/models ORT_DISABLE_TELEMETRY=1
 VOLUME /models
 USER 1000:1000
 EXPOSE 8000 8001 8002

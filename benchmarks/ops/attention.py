@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import entmax
+import entmax  # type: ignore[import-untyped]
 import numpy as np
 import onnx
 import onnxruntime
@@ -129,7 +129,7 @@ def session(model: onnx.ModelProto, threads: int, with_library: bool) -> onnxrun
 def op_session(case: AttentionCase, op: str, threads: int, *, with_library: bool = True) -> Run:
     """Run one op of ours on packed rows: its kernel, or its function of standard ops."""
     sparse = op == "SparsegenAttention"
-    attributes = {"num_heads": case.num_heads, "scale": case.scale} | (
+    attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale} | (
         {"lambd": case.lambd} if sparse else {}
     )
     names = ["query", "key", "value", "cu_seqlens"]
@@ -182,7 +182,8 @@ def torch_entmax(case: AttentionCase) -> Run:
 
     @torch.inference_mode()
     def run() -> torch.Tensor:
-        return entmax.sparsemax(query @ key.transpose(-1, -2) * factor, dim=-1) @ value
+        weights: torch.Tensor = entmax.sparsemax(query @ key.transpose(-1, -2) * factor, dim=-1)
+        return weights @ value
 
     return run
 

@@ -1,6 +1,10 @@
 """What sparse attention costs in accuracy: SSAF against its softmax twin on SST-2, and how sparse it gets.
 
-    python benchmarks/quality/ssaf_sst2.py ENCODER [--data ../shared/data]
+    python benchmarks/quality/ssaf_sst2.py ENCODER --data FOLDER
+
+FOLDER holds `train.tsv` (67,349 rows) and `dev.tsv` (872) of SST-2, the Stanford Sentiment Treebank
+(Socher et al. 2013) as in GLUE (https://gluebenchmark.com/tasks): UTF-8, tab-separated, unquoted, with the
+header `text_a`, `label` in place of GLUE's `sentence`, `label`; 0 is negative, 1 positive.
 
 Both are fine-tuned alike from the same encoder, rows and seeds. Accuracy is the last epoch's on dev, so no
 choice was made on the rows it is measured on; the best epoch's, which `finetune` keeps, stands beside it.
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import scipy.stats
+import scipy.stats  # type: ignore[import-untyped]
 import torch
 import typer
 from rich.console import Console
@@ -24,21 +28,20 @@ from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention import zero_share
 from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
-from sparse_export.data import TextData, read_data
 from sparse_export.finetune import FinetuneOptions, FinetuneRecord, finetune
 from sparse_export.metrics import HEADLINE
+from sparse_serve.data import TextData, read_data
+from sparse_serve.digests import file_digest
 from sparse_serve.environment import read_cpu
-from sparse_serve.repository.manifest import file_digest
 
 SSAF = AttentionSpec("sparsegen", -4.0)
 SEEDS = (0, 1, 2)
-ROOT = Path(__file__).parents[2]
 
 
 def main(
     encoder: Annotated[Path, typer.Argument(help="Folder of a pretrained BERT encoder.")],
-    data: Annotated[Path, typer.Option(help="Folder with sst2/train.tsv and dev.tsv.")] = ROOT
-    / "../shared/data",
+    *,
+    data: Annotated[Path, typer.Option(help="Folder with SST-2's train.tsv and dev.tsv.")],
     results: Annotated[Path, typer.Option(help="Folder for the CSV files.")] = Path(__file__).parent
     / "results",
     rows: Annotated[int, typer.Option(help="Training rows.")] = 4000,
@@ -52,7 +55,7 @@ def main(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     console = Console(stderr=True)
-    train, dev = data / "sst2" / "train.tsv", data / "sst2" / "dev.tsv"
+    train, dev = data / "train.tsv", data / "dev.tsv"
     setting = FinetuneOptions(
         epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_train_rows=rows
     )

@@ -30,6 +30,9 @@ _CONFIG_KEY = "sparse_attention"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 
+AttentionKind = Literal["softmax", "sparsegen"]
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Which normaliser a model attends with.
@@ -39,7 +42,7 @@ class AttentionSpec:
         lambd: λ of sparsegen-lin, finite and below 1; None for softmax.
     """
 
-    kind: Literal["softmax", "sparsegen"] = "softmax"
+    kind: AttentionKind = "softmax"
     lambd: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,9 +57,23 @@ class AttentionSpec:
         if self.lambd is None:
             raise OptionError("sparsegen attention needs a lambda below 1, for example -4")
         try:
-            check_lambd(self.lambd)
+            # ONNX attributes are float32: 0.999999999 would be 1 there.
+            check_lambd(torch.tensor(self.lambd, dtype=torch.float32).item())
         except ValueError as error:
             raise OptionError(str(error)) from None
+
+    @classmethod
+    def override(cls, kind: AttentionKind | None, lambd: float | None) -> Self | None:
+        """Return the attention that a command line asks for, or None where it asks for none.
+
+        Raises:
+            OptionError: a λ without a kind that takes one, or out of range.
+        """
+        if kind is not None:
+            return cls(kind, lambd)
+        if lambd is not None:
+            raise OptionError(f"--lambda {lambd:g} needs --attention sparsegen")
+        return None
 
     @property
     def implementation(self) -> str:
@@ -169,9 +186,13 @@ def save_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
     """Write weights (safetensors), config with its attention, and tokenizer into `folder`."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # safetensors writes for the owner alone; weights are as readable as the rest of the checkpoint.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
 
 
 def _load_config(checkpoint: str | Path) -> PreTrainedConfig:
+    if not str(checkpoint).strip():
+        raise CheckpointError("the name of the checkpoint or encoder is empty: give a folder or a hub id")
     if _looks_like_path(checkpoint) and not (Path(checkpoint) / "config.json").is_file():
         raise CheckpointError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
     try:
@@ -204,14 +225,15 @@ def _load_model(
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {_first_line(error)}") from error
-    missing = sorted(report["missing_keys"])
+    missing = sorted(report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]})
     # Encoders pretrained without a pooler get a fresh one with the head; anything else missing is damage.
     damaged = [
         name for name in missing if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
     ]
     if damaged:
         raise CheckpointError(
-            f"{checkpoint}: {len(damaged)} weights of the encoder are missing, first {damaged[0]}"
+            f"{checkpoint}: {len(damaged)} weights of the encoder are missing or of another shape than "
+            f"config.json says, first {damaged[0]}"
         )
     return model, missing
 
@@ -228,18 +250,3 @@ def _looks_like_path(checkpoint: str | Path) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def attention_override(kind: str | None, lambd: float | None) -> AttentionSpec | None:
-    """Return the attention that a command line asks for, or None where it asks for none.
-
-    Raises:
-        OptionError: a λ without a kind that takes one, or out of range.
-    """
-    if kind is None:
-        if lambd is not None:
-            raise OptionError(f"--lambda {lambd} needs --attention sparsegen")
-        return None
-    if kind not in ("softmax", "sparsegen"):
-        raise OptionError(f"attention must be softmax or sparsegen, got {kind!r}")
-    return AttentionSpec(kind, lambd)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from sparse_export.cli_options import AttentionKind, Json, ending_cleanly, load_model_side
-from sparse_export.data import Columns
-from sparse_serve.cli_options import ModelRepository, Verbose
+from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.data import Columns
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     checkpoint: Annotated[
         str, typer.Argument(help="Fine-tuned classifier: a folder, or a hub id.", show_default=False)
     ],
-    model_repository: ModelRepository = Path("model_repository"),
+    model_repository: ModelRepository = DEFAULT_REPOSITORY,
     name: Annotated[
         str | None, typer.Option(help="Name of the model.", show_default="the checkpoint's folder name")
     ] = None,
@@ -79,14 +79,14 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     every text (exit status 3 otherwise), and appears whole or not at all.
     """
     load_model_side(verbose=verbose)
-    from sparse_export.checkpoint import attention_override  # noqa: PLC0415
+    from sparse_export.checkpoint import AttentionSpec  # noqa: PLC0415
     from sparse_export.exporting import ExportOptions, export_checkpoint  # noqa: PLC0415
 
     options = ExportOptions(
         checkpoint=checkpoint,
         repository=model_repository,
         name=name or Path(checkpoint).resolve().name,
-        attention=attention_override(None if attention is None else attention.value, lambd),
+        attention=AttentionSpec.override(None if attention is None else attention.value, lambd),
         model_version=model_version,
         triton=triton,
         opset=opset,

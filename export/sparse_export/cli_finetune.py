@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from sparse_export.cli_options import DEFAULT_LAMBD, AttentionKind, Json, ending_cleanly, load_model_side
-from sparse_export.data import TEXT_PAIR, Columns
 from sparse_serve.cli_options import Verbose
+from sparse_serve.data import TEXT_PAIR, Columns
 
 if TYPE_CHECKING:
     from sparse_export.finetune import FinetuneRecord

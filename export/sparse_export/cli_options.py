@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from logging import getLogger
 from typing import Annotated
 
 import typer
@@ -44,6 +45,7 @@ def load_model_side(*, verbose: bool) -> None:
     if not verbose:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+        getLogger("huggingface_hub").setLevel("ERROR")
 
 
 @contextmanager

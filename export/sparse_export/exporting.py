@@ -1,18 +1,20 @@
 """From a checkpoint to an entry of a model repository, through the parity gate."""
 
+import math
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import onnxruntime
+import torch
+import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
-from sparse_export.data import Columns, label_ids, read_data
 from sparse_export.graph import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.parity import (
     DEFAULT_ATOL,
@@ -24,9 +26,10 @@ from sparse_export.parity import (
     twin_difference,
 )
 from sparse_serve import __version__
+from sparse_serve.data import Columns, label_ids, read_data, read_texts
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, GateError, OptionError, RepositoryError
-from sparse_serve.op_library import OPSET_VERSION, library_digest, verify_library
-from sparse_serve.profiling.workload import read_texts
+from sparse_serve.op_library import OPSET_VERSION, verify_library
 from sparse_serve.repository.entries import EntrySpec, validate_name, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
@@ -168,17 +171,20 @@ class _Gate:
         if options.eval_file is not None:
             data = read_data(options.eval_file, options.columns)
             ids = label_ids(data, _labels(model))
-            labelled = encode_examples(tokenizer, max_length, [row.text for row in data.rows], ids)
+            pairs = [(row.text, row.text_pair) for row in data.rows]
+            labelled = encode_examples(tokenizer, max_length, pairs, ids)
         texts = read_texts(options.texts_file)
         examples = (
             builtin_examples(tokenizer, max_length, texts)
             if options.texts_file is None
-            else encode_examples(tokenizer, max_length, texts)
+            else encode_examples(tokenizer, max_length, [(text, "") for text in texts])
         )
         return cls(verify_library(), examples, labelled)
 
 
 def _target(options: ExportOptions) -> GraphTarget:
+    if not 0 < options.atol < math.inf:
+        raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
     served = release(options.triton)
     target = GraphTarget(options.opset)
     if not MIN_OPSET <= options.opset <= served.opset:
@@ -197,7 +203,10 @@ def _target(options: ExportOptions) -> GraphTarget:
 
 def _check_destination(options: ExportOptions) -> None:
     """Refuse before the long work what `write_entry` would refuse after it."""
-    validate_name(options.name)
+    try:
+        validate_name(options.name)
+    except RepositoryError as error:
+        raise OptionError(f"--name: {error}") from None
     if not options.force and (options.repository / options.name / str(options.model_version)).exists():
         raise RepositoryError(
             f"entry {options.repository / options.name} has version {options.model_version} already: "
@@ -277,7 +286,10 @@ def _manifest(
         version=options.model_version,
         versions=Versions(
             package=__version__,
-            **{name: version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")},
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            onnx=onnx.__version__,
+            onnxruntime=onnxruntime.__version__,
         ),
         opset=target.opset,
         ir_version=target.ir_version,
@@ -287,7 +299,7 @@ def _manifest(
         labels=tuple(labels),
         max_length=max_length,
         layers=int(model.config.num_hidden_layers),
-        op_library=OpLibrary(version=OPSET_VERSION, sha256=library_digest(gate.library)),
+        op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),
         parity=asdict(parity),
         quality=None if quality is None else asdict(quality),
         command=options.command or shlex.join(sys.argv),

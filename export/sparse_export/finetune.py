@@ -1,7 +1,8 @@
 """Fine-tuning an encoder into a sparse-attention classifier, with Transformers' `Trainer`.
 
-The defaults are those of the SSAF paper for SST-2: Adam at 2e-5, batches of 16, 4 epochs, here with 10 %
-warm-up and linear decay. The epoch that does best on the evaluation rows is kept, the first of equals.
+The defaults are those of the SSAF paper for SST-2: Adam at 2e-5, batches of 16, 4 epochs. Adam is meant as in
+BERT's own code: with a weight decay of 0.01, 10 % warm-up and linear decay. The epoch that does best on the
+evaluation rows is kept, the first of equals.
 """
 
 import json
@@ -34,11 +35,11 @@ from transformers import (
 )
 
 from sparse_export.checkpoint import AttentionSpec, load_tokenizer, new_classifier, save_classifier
-from sparse_export.data import Columns, TextData, hold_out, label_ids, read_data
 from sparse_export.metrics import HEADLINE, task_metrics
 from sparse_serve import __version__
+from sparse_serve.data import Columns, TextData, hold_out, label_ids, read_data
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, OptionError
-from sparse_serve.repository.manifest import file_digest
 
 RECORD_NAME = "finetune.json"
 HOLD_OUT_SHARE = 0.1
@@ -239,7 +240,8 @@ def _staged(output: Path, force: bool) -> Iterator[Path]:
             _swap(folder / "checkpoint", output, folder / "replaced")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{output} cannot be written: {reason}") from error
+        where = getattr(error, "filename", None) or output
+        raise CheckpointError(f"{output} was not written: {reason} ({where})") from error
 
 
 def _swap(new: Path, output: Path, aside: Path) -> None:
@@ -369,7 +371,7 @@ class _Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
             )
         self._progress.console.print(
             f"epoch {state.epoch:.0f} of {args.num_train_epochs:.0f}: "
-            f"loss {metrics['eval_loss']:.4f}, {HEADLINE} {metrics[f'eval_{HEADLINE}']:.4f}"
+            f"evaluation loss {metrics['eval_loss']:.4f}, {HEADLINE} {metrics[f'eval_{HEADLINE}']:.4f}"
         )
 
 

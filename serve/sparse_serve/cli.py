@@ -18,16 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_serve.cli_classify import classify
-from sparse_serve.cli_options import CONTEXT, ModelRepository, Verbose, run
+from sparse_serve.cli_options import CONTEXT, DEFAULT_REPOSITORY, Verbose, run
 from sparse_serve.cli_profile import profile_command
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.info import read_info
 from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 
-__all__ = ["CONTEXT", "ModelRepository", "Verbose", "app", "run"]
-
-DEFAULT_REPOSITORY = Path("model_repository")
+__all__ = ["app", "run"]
 
 _CHECK_SECONDS = 1.0
 
@@ -55,8 +54,8 @@ def serve(  # noqa: PLR0913  one parameter per option
     grpc_port: Port = 8001,
     metrics_port: Port = 8002,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; anything but loopback is open to the network.")
-    ] = ("127.0.0.1"),
+        str, typer.Option(help="Address to listen on; the bundled Triton takes loopback only.")
+    ] = "127.0.0.1",
     mode: Annotated[
         ServerMode, typer.Option(help="tritonserver on PATH, or the bundled one.")
     ] = ServerMode.auto,
@@ -85,7 +84,6 @@ def serve(  # noqa: PLR0913  one parameter per option
     )
     _interrupt_once(server)
     with server:
-        _warn_of_exposure(server)
         with suppress(KeyboardInterrupt):
             print(f"http     http://{server.http_url}")
             print(f"grpc     {server.grpc_url}")
@@ -96,16 +94,6 @@ def serve(  # noqa: PLR0913  one parameter per option
                 server.check()
                 time.sleep(_CHECK_SECONDS)
         print("stopping; Ctrl-C again kills", file=sys.stderr)
-
-
-def _warn_of_exposure(server: TritonServer) -> None:
-    found = server.installation
-    if found is not None and found.kind == "bundled" and not server.options.is_loopback:
-        print(
-            f"warning: the bundled Triton {found.version} has known security holes: "
-            "on a network, serve with the container",
-            file=sys.stderr,
-        )
 
 
 def _interrupt_once(server: TritonServer) -> None:
@@ -132,7 +120,7 @@ app.command("profile", context_settings=CONTEXT)(profile_command)
 def check(
     entry: Annotated[Path, typer.Argument(metavar="DIR/NAME", help="Public folder of an entry.")],
     triton: Annotated[
-        str | None, typer.Option(help="Triton release to check against.", show_default="26.07")
+        str | None, typer.Option(help="Triton release to check against.", show_default=DEFAULT_RELEASE)
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Findings as JSON.")

@@ -17,10 +17,10 @@ from rich.text import Text as RichText
 
 from sparse_serve.cli_options import Verbose
 from sparse_serve.client import Classifier, Prediction
+from sparse_serve.data import TEXT_PAIR
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.records import iter_records, text_of
 
-_DEFAULT_PAIR_COLUMN = "text_b"
 _SHOWN_CHARACTERS = 60
 _DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 
@@ -58,7 +58,9 @@ def classify(  # noqa: PLR0913  one parameter per option
     text_column: Annotated[str, typer.Option(help="The file's column of texts.")] = "text_a",
     text_pair_column: Annotated[
         str | None,
-        typer.Option(help="The file's column of second texts.", show_default="text_b where there is one"),
+        typer.Option(
+            help="The file's column of second texts.", show_default=f"{TEXT_PAIR}, where there is one"
+        ),
     ] = None,
     text_pair: Annotated[list[str] | None, typer.Option(help="Second text, one for each TEXT.")] = None,
     interface: Annotated[Interface, typer.Option("-i", "--interface", help="Protocol.")] = Interface.http,
@@ -129,7 +131,7 @@ def _texts_of_stdin() -> Iterator[Text]:
 def _texts_of_file(path: Path, column: str, pair_column: str | None) -> Iterator[Text]:
     """Yield a file's texts; an empty second text means that the row has none."""
     required = [column] if pair_column is None else [column, pair_column]
-    pair_name = pair_column or _DEFAULT_PAIR_COLUMN
+    pair_name = pair_column or TEXT_PAIR
     for line, record in iter_records(path, required):
         has_pair = record.get(pair_name) not in (None, "")
         yield Text(

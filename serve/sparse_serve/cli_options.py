@@ -1,6 +1,7 @@
 """What all commands share: how options read the environment, verbosity, and one way to fail."""
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ Verbose = Annotated[
 ]
 
 ModelRepository = Annotated[Path, typer.Option("--model-repository", help="Triton model repository.")]
+DEFAULT_REPOSITORY = Path("model_repository")
 
 
 def run(app: typer.Typer, args: Sequence[str] | None = None) -> None:
@@ -40,6 +42,8 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> None:
     0 done; 1 failed; 2 the command line is wrong; 3 a gate was not met; 130 interrupted. An error is one
     line on stderr, with a traceback only under `--verbose`.
     """
+    # ONNX Runtime's wheels report usage over the network unless told not to, before they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.exit(_status(app, args))
 
 
@@ -62,5 +66,6 @@ def _status(app: typer.Typer, args: Sequence[str] | None) -> int:
 def _fail(message: str, status: int) -> int:
     if _logger.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    if message:
+        print("error:", " ".join(message.split()), file=sys.stderr)
     return status

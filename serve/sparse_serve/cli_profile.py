@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sparse_serve.cli_options import ModelRepository, Verbose
+from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.data import Columns
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
 from sparse_serve.profiling.profile import LENGTHS, ProfileOptions, profile
@@ -24,7 +25,7 @@ from sparse_serve.profiling.report_page import write_page
 def profile_command(  # noqa: PLR0913  one parameter per option
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Entries of the repository.")],
     *,
-    model_repository: ModelRepository = Path("model_repository"),
+    model_repository: ModelRepository = DEFAULT_REPOSITORY,
     output_dir: Annotated[
         Path, typer.Option(help="Where report.json, report.csv and report.html are written.")
     ] = Path("report"),
@@ -60,9 +61,15 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     ] = None,
     evaluation: Annotated[
         Path | None,
-        typer.Option("--eval", help="TSV, CSV or JSONL with text_a and label: accuracy of every variant."),
+        typer.Option(
+            "--eval", envvar="SPARSE_SERVE_EVAL", help="Labelled rows: measure the accuracy of every variant."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout, too.")] = False,
+    text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure memory, latency and throughput of models and their dense twins.
@@ -81,6 +88,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         threads=threads,
         inputs=inputs,
         evaluation=evaluation,
+        columns=Columns(text=text_column, label=label_column),
     )
     _make_folder(output_dir)
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:

@@ -13,12 +13,13 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.errors import RequestError
+from sparse_serve.errors import OptionError, RequestError
 
 Protocol = Literal["http", "grpc"]
 
 _TIMEOUT_SECONDS = 600.0
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+_HIGHEST_PORT = 65535
 _OUTPUTS = ("label", "scores", "logits", "token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
@@ -58,17 +59,22 @@ class Classifier:
         """Prepare a client for the server at `host:port`; nothing is sent yet.
 
         Raises:
-            RequestError: the address is malformed.
+            OptionError: the address is malformed.
         """
         self.url = url
         self.protocol = protocol
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
         self._labels: dict[str, list[str | None]] = {}
         self._batch_sizes: dict[str, int] = {}
-        if not _ADDRESS.fullmatch(url):
-            raise RequestError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
-        timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
-        self._client = self._api.InferenceServerClient(url, **(timeouts if protocol == "http" else {}))
+        address = _ADDRESS.fullmatch(url)
+        if address is None or int(address["port"]) > _HIGHEST_PORT:
+            raise OptionError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
+        if protocol == "http":
+            # Over gRPC the time limit goes with each call.
+            timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
+            self._client = triton_http.InferenceServerClient(url, **timeouts)
+        else:
+            self._client = triton_grpc.InferenceServerClient(url)
 
     def __enter__(self) -> "Classifier":
         return self
@@ -176,9 +182,13 @@ class Classifier:
         return {"as_json": True} if self.protocol == "grpc" else {}
 
     def _call(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self.protocol == "grpc":
+            kwargs["client_timeout"] = _TIMEOUT_SECONDS
         try:
             return getattr(self._client, method)(*args, **kwargs)
         except InferenceServerException as error:
+            if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s") from error
             if error.status() == str(grpc.StatusCode.UNAVAILABLE) and "failed to connect" in error.message():
                 raise self._unreachable(error.message()) from error
             message = " ".join(str(error.message()).split())

@@ -1,39 +1,45 @@
-"""The machine and the software a report was made with."""
+"""The machine and the op library on it, as records."""
 
 import os
 import platform
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 import pynvml
+from pydantic import BaseModel, ConfigDict, Field
 
-from sparse_serve import __version__
-from sparse_serve.errors import OpLibraryError
-from sparse_serve.op_library import instruction_set, library_digest, library_path, library_version
-from sparse_serve.profiling.report import Cpu, Environment, Gpu, OpLibrary
-from sparse_serve.triton.installation import TritonInstallation
-
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+from sparse_serve.digests import file_digest
+from sparse_serve.op_library import instruction_set, library_version
 
 
-def read_environment(installation: TritonInstallation, server_version: str) -> Environment:
-    """Describe this machine; `server_version` is what the running Triton says of itself."""
-    release = f"release {installation.version}, " if installation.version else ""
-    return Environment(
-        created=datetime.now(UTC).replace(microsecond=0),
-        cpu=read_cpu(),
-        gpus=read_gpus(),
-        kernel=f"{platform.system()} {platform.release()}",
-        transparent_huge_pages=_transparent_huge_pages(),
-        triton=f"{server_version} ({release}{installation.kind})",
-        # A C++ onnxruntime backend brings its own, and does not say which.
-        onnxruntime=_onnxruntime_version() if installation.python_backend is not None else None,
-        op_library=_op_library(),
-        python=platform.python_version(),
-        package=__version__,
-    )
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cpu(_Record):
+    """The processor; `cores` are those this process may use."""
+
+    model: str
+    architecture: str
+    cores: int = Field(ge=1)
+    memory_bytes: int = Field(ge=0)
+
+
+class Gpu(_Record):
+    """One NVIDIA device; `cuda` is the highest version its driver supports."""
+
+    name: str
+    memory_bytes: int = Field(ge=0)
+    driver: str
+    cuda: str
+
+
+class OpLibrary(_Record):
+    """What the installed op library is and says of itself."""
+
+    sha256: str
+    version: int
+    instruction_set: str
 
 
 def available_cores() -> int:
@@ -82,30 +88,12 @@ def read_gpus() -> tuple[Gpu, ...] | None:
         pynvml.nvmlShutdown()
 
 
-def _transparent_huge_pages() -> str | None:
-    try:
-        setting = _HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:
-        return None
-    return setting.partition("[")[2].partition("]")[0] or None
+def read_op_library(path: Path) -> OpLibrary:
+    """Describe the op library at `path`.
 
-
-def _onnxruntime_version() -> str | None:
-    for name in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def _op_library() -> OpLibrary | None:
-    try:
-        path = library_path()
-        return OpLibrary(
-            sha256=library_digest(path),
-            version=library_version(path),
-            instruction_set=instruction_set(path),
-        )
-    except OpLibraryError:
-        return None
+    Raises:
+        OpLibraryError: the file is no loadable op library.
+    """
+    return OpLibrary(
+        sha256=file_digest(path), version=library_version(path), instruction_set=instruction_set(path)
+    )

@@ -3,15 +3,9 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sparse_serve.environment import read_cpu, read_gpus
+from sparse_serve.environment import read_cpu, read_gpus, read_op_library
 from sparse_serve.errors import OpLibraryError, ServerError
-from sparse_serve.op_library import (
-    DOMAIN,
-    instruction_set,
-    library_digest,
-    library_version,
-    verify_library,
-)
+from sparse_serve.op_library import DOMAIN, verify_library
 from sparse_serve.triton.installation import find_triton
 
 _PACKAGES = (
@@ -51,13 +45,7 @@ def _version(package: str) -> str | None:
 def _op_library() -> dict[str, Any]:
     try:
         path = verify_library()
-        return {
-            "path": str(path),
-            "sha256": library_digest(path),
-            "domain": DOMAIN,
-            "version": library_version(path),
-            "instruction_set": instruction_set(path),
-        }
+        return {"path": str(path), "domain": DOMAIN, **read_op_library(path).model_dump()}
     except OpLibraryError as error:
         return {"error": str(error)}
 

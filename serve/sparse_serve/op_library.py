@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError
-from sparse_serve.repository.manifest import file_digest
 
 DOMAIN = "ai.sparse_serve"
 OPSET_VERSION = 1
@@ -31,11 +31,6 @@ def library_path() -> Path:
     return path
 
 
-def library_digest(path: Path) -> str:
-    """Return the sha256 of an op library as 64 hexadecimal digits."""
-    return file_digest(path)
-
-
 def verify_library() -> Path:
     """Return the op library's path after comparing its digest with the installed package's record.
 
@@ -46,7 +41,7 @@ def verify_library() -> Path:
     recorded = _recorded_digest()
     if recorded is None:
         raise OpLibraryError(f"the installed package has no record of {_RECORDED_PATH}: {_REINSTALL}")
-    found = library_digest(path)
+    found = file_digest(path)
     if found != recorded:
         raise OpLibraryError(
             f"op library {path} has sha256 {found[:12]}…, the installed package recorded {recorded[:12]}…: "

@@ -117,9 +117,10 @@ def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Itera
 
 
 def _require(path: Path, line: int, present: Sequence[str], required: Sequence[str]) -> None:
+    options = "--text-column" if len(required) == 1 else "--text-column and --text-pair-column"
     for name in required:
         if name not in present:
             raise DataError(
                 f"{path}, line {line}: there is no column '{name}'; the columns are {', '.join(present)}: "
-                "name yours with --text-column and --text-pair-column"
+                f"name yours with {options}"
             )

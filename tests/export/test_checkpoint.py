@@ -11,7 +11,6 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 
 from sparse_export.checkpoint import (
     AttentionSpec,
-    attention_override,
     load_classifier,
     load_tokenizer,
     new_classifier,
@@ -68,6 +67,8 @@ def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
     [
         ("sparsegen", 1.0, "below 1, got 1.0"),
         ("sparsegen", float("nan"), "below 1, got nan"),
+        ("sparsegen", 1 - 1e-9, "below 1, got 1.0"),  # 1 in the graph's float32
+        ("sparsegen", -1e39, "below 1, got -inf"),
         ("sparsegen", None, "needs a lambda"),
         ("softmax", -4.0, "takes no lambda"),
         ("entmax", None, "must be softmax or sparsegen, got 'entmax'"),
@@ -76,12 +77,12 @@ def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
 )
 def test_attention_out_of_range(kind: str | None, lambd: float | None, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        attention_override(kind, lambd)
+        AttentionSpec.override(kind, lambd)  # type: ignore[arg-type]
 
 
 def test_no_override() -> None:
-    assert attention_override(None, None) is None
-    assert attention_override("sparsegen", -4.0) == AttentionSpec("sparsegen", -4.0)
+    assert AttentionSpec.override(None, None) is None
+    assert AttentionSpec.override("sparsegen", -4.0) == AttentionSpec("sparsegen", -4.0)
 
 
 def test_nan_weights(copy: Path) -> None:
@@ -102,6 +103,13 @@ def test_missing_encoder_weight(copy: Path) -> None:
     edit_weights(copy, **{"bert.encoder.layer.0.attention.self.query.weight": None})
     with pytest.raises(CheckpointError, match="1 weights of the encoder are missing"):
         load_classifier(copy)
+
+
+def test_encoder_that_is_not_what_its_config_says(copy: Path) -> None:
+    edit_config(copy, intermediate_size=100)
+    for load in (load_classifier, lambda path: new_classifier(path, AttentionSpec(), ["a", "b"])):
+        with pytest.raises(CheckpointError):
+            load(copy)
 
 
 def test_damaged_weights(copy: Path) -> None:

@@ -16,9 +16,9 @@ from test_finetune import make_encoder, write_rows
 import sparse_export.finetune as module
 from sparse_export.checkpoint import AttentionSpec, load_classifier
 from sparse_export.cli_finetune import finetune_command
-from sparse_export.data import Columns
 from sparse_export.finetune import FinetuneOptions
 from sparse_serve.cli_options import CONTEXT, run
+from sparse_serve.data import Columns
 
 FAST = ("--epochs", "1", "--batch-size", "8")
 
@@ -73,7 +73,7 @@ def test_one_line_tells_the_result(
     out, err = capsys.readouterr()
     assert re.fullmatch(rf"{tmp_path}/out: accuracy [01]\.\d{{4}} on 3 rows \(epoch 1 of 1\)\n", out)
     assert "3 of 32 training rows (seed 0) are held out" in err
-    assert "epoch 1 of 1: loss" in err
+    assert "epoch 1 of 1: evaluation loss" in err
     spec = AttentionSpec.from_config(load_classifier(tmp_path / "out").config)
     assert spec == AttentionSpec("sparsegen", -2.0)
 

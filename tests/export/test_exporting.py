@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 import sparse_export.exporting as module
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.exporting import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
-from sparse_serve.op_library import library_digest, library_path
+from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
 from tiny_bert import LABELS, LAMBD, LAYERS, POSITIONS
 
@@ -34,7 +35,7 @@ def test_manifest_says_what_the_entry_is(exported: Exported) -> None:
     assert manifest.labels == LABELS
     assert (manifest.layers, manifest.max_length) == (LAYERS, POSITIONS)
     assert manifest.op_library is not None
-    assert manifest.op_library.sha256 == library_digest(library_path())
+    assert manifest.op_library.sha256 == file_digest(library_path())
     assert manifest.baselines == {kind: f"tiny_{kind}" for kind in BASELINES}
     assert {"tiny/config.pbtxt", "tiny_model/1/model.onnx", "tiny/tokenizer.json"} <= set(manifest.files)
     assert manifest.versions.torch == torch.__version__
@@ -65,6 +66,14 @@ def test_quality_is_compared_on_every_side(options: ExportOptions, tmp_path: Pat
     assert quality.rows == 30
 
 
+def test_quality_is_judged_on_pairs_where_there_are_pairs(options: ExportOptions, tmp_path: Path) -> None:
+    file = tmp_path / "eval.tsv"
+    file.write_text("text_a\ttext_b\tlabel\na b\tc d e\tneutral\n")
+    quality = export_checkpoint(replace(options, eval_file=file)).quality
+    assert quality is not None
+    assert quality.longest == 8  # [CLS] a b [SEP] c d e [SEP]
+
+
 def test_a_plain_checkpoint_can_be_exported_as_ssaf(
     options: ExportOptions, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -78,6 +87,12 @@ def test_gate_stops_a_graph_that_differs(options: ExportOptions) -> None:
     with pytest.raises(GateError, match="parity not met: ONNX Runtime with the op library"):
         export_checkpoint(replace(options, atol=1e-12))
     assert is_unwritten(options)
+
+
+def test_gate_stops_a_graph_of_another_sparsity(exported: Exported) -> None:
+    exported.parity.require()
+    with pytest.raises(GateError, match="layer 1 of the graph has a share of"):
+        replace(exported.parity, rho=[exported.parity.rho[0] + 0.01, *exported.parity.rho[1:]]).require()
 
 
 def test_gate_stops_a_twin_that_differs(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from transformers import logging as transformers_logging
 
 import sparse_export.finetune as module
 from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, new_classifier
-from sparse_export.data import Columns
 from sparse_export.finetune import RECORD_NAME, FinetuneOptions, FinetuneRecord, finetune
+from sparse_serve.data import Columns
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, OptionError
-from sparse_serve.repository.manifest import file_digest
 
 GOOD = ("good", "fine", "lovely", "great")
 BAD = ("bad", "poor", "dull", "awful")
@@ -349,7 +349,7 @@ def test_failure_while_saving_leaves_the_old_checkpoint(
     finetune(encoder, train, output, replace(FAST, epochs=1))
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     monkeypatch.setattr(module, "save_classifier", failing_save)
-    with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+    with pytest.raises(CheckpointError, match="was not written: No space left on device"):
         finetune(encoder, train, output, replace(FAST, epochs=1, seed=5), force=True)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     expect_nothing_written(tmp_path, {train, output})
@@ -384,7 +384,7 @@ def test_diverged_training_is_refused(
 
 
 def test_output_that_cannot_be_made_is_refused_before_training(encoder: Path, train: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be written: "):
+    with pytest.raises(CheckpointError, match="was not written: "):
         finetune(encoder, train, train / "out", FAST)
 
 

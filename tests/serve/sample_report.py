@@ -3,18 +3,17 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from sparse_serve.environment import Cpu, OpLibrary
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
     Breakdown,
-    Cpu,
     Environment,
     Growth,
     Inputs,
     Latency,
     Measurement,
     Memory,
-    OpLibrary,
     Quality,
     Report,
     Settings,

@@ -1,11 +1,13 @@
 """Each fault of an entry is found, and nothing else."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
 from sparse_serve.repository import check
 from sparse_serve.repository.check import Finding, Level, check_entry
@@ -133,12 +135,14 @@ def test_a_graph_without_its_fallback(
 def test_the_installed_library_is_held_against_the_entry(
     tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    public = write_entry(tmp_path, make_spec(op_library=OpLibrary(version=1, sha256="a" * 64)))
-    monkeypatch.setattr(check, "verify_library", lambda: Path("lib"))
+    library = tmp_path / "library"
+    library.write_bytes(b"as exported")
+    made_for = OpLibrary(version=1, sha256=file_digest(library))
+    public = write_entry(tmp_path / "models", make_spec(op_library=made_for))
+    monkeypatch.setattr(check, "verify_library", lambda: library)
     monkeypatch.setattr(check, "library_version", lambda path: 1)
-    monkeypatch.setattr(check, "library_digest", lambda path: "a" * 64)
     assert not faults(public)
-    monkeypatch.setattr(check, "library_digest", lambda path: "b" * 64)
+    library.write_bytes(b"of another build")
     assert [finding.level for finding in faults(public)] == [Level.warning]
     monkeypatch.setattr(check, "library_version", lambda path: 2)
     assert [finding.message for finding in faults(public)] == [
@@ -150,6 +154,30 @@ def test_the_installed_library_is_held_against_the_entry(
 
     monkeypatch.setattr(check, "verify_library", missing)
     assert [finding.message for finding in faults(public)] == ["it is missing"]
+
+
+def test_labels_that_are_not_utf8(entry: Path) -> None:
+    (entry / "labels.txt").write_bytes(b"n\xe9gatif\npositif\n")
+    messages = [finding.message for finding in faults(entry) if finding.check == "public model"]
+    assert messages == ["labels.txt is not UTF-8: invalid continuation byte at byte 1"]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "tiny/../../secret", "", ".", "tiny/\0"])
+def test_a_manifest_cannot_name_files_outside_the_repository(entry: Path, path: str) -> None:
+    manifest = json.loads((entry / "manifest.json").read_text())
+    manifest["files"] = {path: "0" * 64}
+    (entry / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RepositoryError, match="must be relative to the repository and stay inside it"):
+        check_entry(entry)
+
+
+@pytest.mark.parametrize("name", ["../other", "/other", "", "..", "a/b", "line\n"])
+def test_a_manifest_cannot_name_baselines_elsewhere(entry: Path, name: str) -> None:
+    manifest = json.loads((entry / "manifest.json").read_text())
+    manifest["baselines"] = {"packed_dense": name}
+    (entry / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RepositoryError, match=r"baselines\.packed_dense: "):
+        check_entry(entry)
 
 
 @pytest.mark.parametrize(

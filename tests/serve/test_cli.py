@@ -150,7 +150,8 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
         (["classify", "tiny", "a", "--top-k", "0"], 2, "--top-k"),
         (["classify", "tiny", "a", "--format", "xml"], 2, "--format"),
         (["classify"], 2, "Missing argument"),
-        (["classify", "tiny", "a", "--url", "http://host"], 1, "give host:port"),
+        (["classify", "tiny", "a", "--url", "http://host"], 2, "give host:port"),
+        (["classify", "tiny", "a", "--url", "host:65536"], 2, "give host:port"),
         (["classify", "tiny", "a", "--url", "127.0.0.1:1"], 1, "Connection refused"),
         (
             ["classify", "tiny", "a", "--url", "127.0.0.1:1", "-i", "grpc"],
@@ -160,6 +161,7 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
         (["serve", "nowhere"], 1, "model repository .*nowhere is not a folder"),
         (["serve", "--http-port", "70000"], 2, "--http-port"),
         (["serve", ".", "more"], 2, "unexpected argument 'more'"),
+        (["serve", ".", "--", "--http-address=0.0.0.0"], 2, "not passed through: give --host"),
         (["check", "nowhere"], 1, "no entry of a model repository"),
         (["check"], 2, "Missing argument"),
         (["frobnicate"], 2, "No such command"),

@@ -1,18 +1,23 @@
-"""What can be said of the image without a container engine: its entry point, health check and build file."""
+"""The image without a container engine: its entry point, its health check, and what its build relies on."""
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from sparse_serve.op_library import LIBRARY_NAME
+from sparse_serve.digests import file_digest
+from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
@@ -36,28 +41,42 @@ HARDENED = [
 ]
 
 
-def entrypoint(folder: Path, triton: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """What the image has in /opt/sparse-serve, as the build puts it there."""
+    home = tmp_path / "image"
+    (home / "lib").mkdir(parents=True)
+    for name in ("entrypoint.sh", "check_entries.py"):
+        shutil.copy2(DOCKER / name, home / name)
+    shutil.copy2(library_path(), home / "lib" / LIBRARY_NAME)
+    digest = f"{file_digest(library_path())}  {LIBRARY_NAME}\n"
+    (home / "lib" / f"{LIBRARY_NAME}.sha256").write_text(digest)
+    return home
+
+
+def entrypoint(image: Path, triton: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     """Run the entry point with `triton` as the `tritonserver` on its PATH."""
-    folder.mkdir(exist_ok=True)
-    (folder / "tritonserver").write_text(triton)
-    (folder / "tritonserver").chmod(0o755)
+    programs = image / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "tritonserver").write_text(triton)
+    (programs / "tritonserver").chmod(0o755)
     return subprocess.Popen(
-        ["sh", str(DOCKER / "entrypoint.sh"), *arguments],
-        env=environment | {"PATH": f"{folder}:{environment.get('PATH', os.environ['PATH'])}"},
+        ["sh", str(image / "entrypoint.sh"), *arguments],
+        env=environment | {"PATH": f"{programs}:{environment.get('PATH', os.environ['PATH'])}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def launch_line(folder: Path, *arguments: str, **environment: str) -> list[str]:
-    output, errors = entrypoint(folder, FAKE_TRITON, *arguments, **environment).communicate(timeout=30)
+def launch_line(image: Path, *arguments: str, **environment: str) -> list[str]:
+    output, errors = entrypoint(image, FAKE_TRITON, *arguments, **environment).communicate(timeout=30)
     assert errors == ""
     return output.splitlines()
 
 
-def test_the_launch_line_is_hardened(tmp_path: Path) -> None:
-    line = launch_line(tmp_path, "--log-verbose=1", ADMIN_KEY="secret")
+def test_the_launch_line_is_hardened(image: Path) -> None:
+    line = launch_line(image, "--log-verbose=1", ADMIN_KEY="secret")
     closed = "shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=secret"
     assert line == [
         "--model-repository=/models",
@@ -69,16 +88,16 @@ def test_the_launch_line_is_hardened(tmp_path: Path) -> None:
     ]
 
 
-def test_without_a_key_the_closed_apis_get_a_random_one(tmp_path: Path) -> None:
-    keys = {line.split("admin-key=")[1] for line in launch_line(tmp_path) if "--http-restricted" in line}
-    keys |= {line.split("admin-key=")[1] for line in launch_line(tmp_path) if "--http-restricted" in line}
+def test_without_a_key_the_closed_apis_get_a_random_one(image: Path) -> None:
+    keys = {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
+    keys |= {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
     assert len(keys) == 2
     assert all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
 
 
-def test_grpc_with_tls(tmp_path: Path) -> None:
+def test_grpc_with_tls(image: Path) -> None:
     files = {"GRPC_SERVER_CERT": "/c.pem", "GRPC_SERVER_KEY": "/k.pem", "GRPC_ROOT_CERT": "/r.pem"}
-    line = launch_line(tmp_path, MODEL_REPOSITORY="/else where", **files)
+    line = launch_line(image, MODEL_REPOSITORY="/else where", **files)
     assert "--model-repository=/else where" in line
     for flag in (
         "--grpc-use-ssl=true",
@@ -88,15 +107,60 @@ def test_grpc_with_tls(tmp_path: Path) -> None:
         "--grpc-root-cert=/r.pem",
     ):
         assert flag in line
-    process = entrypoint(tmp_path, FAKE_TRITON, GRPC_ROOT_CERT="/r.pem")
+    process = entrypoint(image, FAKE_TRITON, GRPC_ROOT_CERT="/r.pem")
     assert "without GRPC_SERVER_CERT" in process.communicate(timeout=30)[1]
     assert process.returncode == 2
 
 
-def healthcheck(repository: Path, port: int) -> "subprocess.CompletedProcess[str]":
+def refusal(image: Path, **environment: str) -> str:
+    """Return the one line with which the entry point refuses to start Triton."""
+    process = entrypoint(image, FAKE_TRITON, **environment)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (1, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+def test_a_changed_library_is_refused(image: Path) -> None:
+    library = image / "lib" / LIBRARY_NAME
+    library.write_bytes(library.read_bytes() + b"\0")
+    assert f"{library} is not the op library this image was built with" in refusal(image)
+    library.unlink()
+    assert f"{library} is not the op library this image was built with" in refusal(image)
+
+
+def test_an_image_without_the_recorded_digest_is_refused(image: Path) -> None:
+    (image / "lib" / f"{LIBRARY_NAME}.sha256").unlink()
+    assert "is not the op library this image was built with" in refusal(image)
+
+
+def test_entries_for_another_version_of_the_library_are_refused(
+    image: Path, tmp_path: Path, make_spec: Callable[..., EntrySpec]
+) -> None:
+    repository = tmp_path / "models"
+    write_entry(repository, make_spec(name="plain"))
+    write_entry(repository, make_spec(name="same", op_library=OpLibrary(version=1, sha256="0" * 64)))
+    assert f"--model-repository={repository}" in launch_line(image, MODEL_REPOSITORY=str(repository))
+    write_entry(repository, make_spec(name="newer", op_library=OpLibrary(version=2, sha256="0" * 64)))
+    expected = (
+        "entry 'newer' was made for version 2 of the op library, the image has version 1: export it again"
+    )
+    assert expected in refusal(image, MODEL_REPOSITORY=str(repository))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"op_library": 1}', '{"op_library": {}}'])
+def test_an_unreadable_manifest_is_refused(image: Path, tmp_path: Path, content: str) -> None:
+    manifest = tmp_path / "models" / "broken" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(content)
+    assert f"manifest {manifest} cannot be read" in refusal(image, MODEL_REPOSITORY=str(tmp_path / "models"))
+
+
+def healthcheck(repository: Path, port: int, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, str(DOCKER / "healthcheck.py")],
-        env={**os.environ, "MODEL_REPOSITORY": str(repository), "HTTP_PORT": str(port)},
+        env={**os.environ, "MODEL_REPOSITORY": str(repository), "HTTP_PORT": str(port), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -104,7 +168,7 @@ def healthcheck(repository: Path, port: int) -> "subprocess.CompletedProcess[str
 
 
 def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
-    tmp_path: Path, make_spec: Callable[..., EntrySpec]
+    image: Path, tmp_path: Path, make_spec: Callable[..., EntrySpec]
 ) -> None:
     repository = tmp_path / "models"
     write_entry(repository, make_spec())
@@ -113,7 +177,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     environment = installation.environment()
     http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
     process = entrypoint(
-        tmp_path / "bin",
+        image,
         f'#!/bin/sh\nexec {shlex.quote(str(installation.executable))} "$@"\n',
         f"--backend-directory={backends}",
         f"--http-port={http}",
@@ -147,6 +211,34 @@ def test_an_empty_repository_is_not_healthy(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (1, f"no entry in {tmp_path}\n")
 
 
+class SlowAnswer(BaseHTTPRequestHandler):
+    """Classifies any text, after a while."""
+
+    def do_POST(self) -> None:
+        time.sleep(0.1)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_all_entries_share_one_time_limit(tmp_path: Path) -> None:
+    """Each answers in time, all together do not."""
+    for number in range(20):
+        (tmp_path / f"entry{number:02}").mkdir()
+        (tmp_path / f"entry{number:02}" / "manifest.json").write_text("")
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowAnswer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        patient = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="60")
+        hurried = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="1")
+        server.shutdown()
+    assert (patient.returncode, patient.stderr) == (0, "")
+    assert hurried.returncode == 1
+    assert re.fullmatch(r"entry\d\d does not answer: 1 s are over\n", hurried.stderr)
+
+
 def instructions() -> list[tuple[str, str]]:
     text = (DOCKER / "serve.Dockerfile").read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
@@ -155,22 +247,6 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_image_is_built_on_the_supported_release() -> None:
     assert ("ARG", f"TRITON_IMAGE=nvcr.io/nvidia/tritonserver:{DEFAULT_RELEASE}-py3") in instructions()
-    bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
-    assert bases == ["python:3.12-slim-bookworm", "${TRITON_IMAGE}"]
-
-
-def test_the_library_lies_on_the_library_path() -> None:
-    copied = [rest.split()[-1] for word, rest in instructions() if word == "COPY" and LIBRARY_NAME in rest]
-    assert copied == [f"/opt/sparse-serve/lib/{LIBRARY_NAME}"]
-    assert ("ENV", "LD_LIBRARY_PATH=/opt/sparse-serve/lib:${LD_LIBRARY_PATH}") in instructions()
-
-
-def test_the_image_runs_unprivileged_and_checks_its_health() -> None:
-    words = [word for word, _ in instructions()]
-    assert ("USER", "1000:1000") in instructions()
-    assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
-    assert any("healthcheck.py" in rest for word, rest in instructions() if word == "HEALTHCHECK")
-    assert ("ENTRYPOINT", '["/opt/sparse-serve/entrypoint.sh"]') in instructions()
 
 
 def test_everything_the_build_copies_exists_and_is_not_ignored() -> None:
@@ -183,14 +259,3 @@ def test_everything_the_build_copies_exists_and_is_not_ignored() -> None:
         for source in sources:
             assert (ROOT / source).exists(), source
             assert f"!{source}" in ignore
-
-
-def test_compose_serves_the_repository_read_only_on_loopback() -> None:
-    yaml = pytest.importorskip("yaml")
-    service = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["triton"]
-    assert service["user"] == "1000:1000"
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert all(volume.endswith(":ro") for volume in service["volumes"])
-    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()

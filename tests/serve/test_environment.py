@@ -1,4 +1,4 @@
-"""What a report says of the machine."""
+"""What is said of the machine, and in a report of the software on it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from sparse_serve import environment
-from sparse_serve.environment import read_environment
+from sparse_serve.environment import read_gpus
 from sparse_serve.errors import OpLibraryError
+from sparse_serve.profiling import provenance
+from sparse_serve.profiling.provenance import read_environment
 from sparse_serve.triton.installation import find_triton
 
 
@@ -37,7 +38,7 @@ def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
-    (gpu,) = read_environment(find_triton("bundled"), "2.51.0").gpus or ()
+    (gpu,) = read_gpus() or ()
     assert (gpu.name, gpu.memory_bytes, gpu.driver, gpu.cuda) == (
         "NVIDIA H200",
         141 * 10**9,
@@ -50,5 +51,5 @@ def test_without_an_op_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise OpLibraryError("missing")
 
-    monkeypatch.setattr(environment, "library_path", missing)
+    monkeypatch.setattr(provenance, "library_path", missing)
     assert read_environment(find_triton("bundled"), "2.51.0").op_library is None

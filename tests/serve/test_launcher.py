@@ -1,6 +1,7 @@
 """Starting and stopping Triton: what is refused, what is reported, and that nothing is left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import psutil
 import pytest
 
 from sparse_serve import op_library
-from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
+from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
-from sparse_serve.triton import preflight
+from sparse_serve.triton import preflight, probe
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 from sparse_serve.triton.preflight import servable_models
 from sparse_serve.triton.probe import reason_in_log
@@ -123,12 +124,73 @@ def test_a_taken_port_is_named(repository: Path, taken_port: int, protocol: str)
     [
         ("::1", "address '::1' cannot be listened on: .*; give an IPv4 address"),
         ("no.such.host.invalid", "address 'no.such.host.invalid' cannot be listened on"),
-        ("203.0.113.1", r"port \d+ on 203.0.113.1 cannot be used: Cannot assign requested address"),
     ],
 )
 def test_an_address_that_is_not_ours_is_named(repository: Path, address: str, message: str) -> None:
     with pytest.raises(ServerError, match=message):
         TritonServer(options(repository, address=address)).start()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "", "203.0.113.1"])
+def test_the_bundled_triton_listens_on_loopback_only(repository: Path, address: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"--host {address} is open .* 24.10 has known vulnerabilities: .* docker/"
+    ):
+        TritonServer(options(repository, address=address, mode="bundled")).start()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--log-verbose=1", "--http-address=0.0.0.0"], "--http-address=0.0.0.0 is .*: give --host"),
+        (["--grpc-address", "0.0.0.0"], "--grpc-address is .*: give --host"),
+        (["--metrics-a=0.0.0.0"], "--metrics-a=0.0.0.0 is .*: give --host"),
+        (["--http-port=80"], "--http-port=80 is .*: give --http-port before the --"),
+        (["--grpc-port", "80"], "give --grpc-port before"),
+        (["--metrics-port=80"], "give --metrics-port before"),
+        (["--allow-vertex-ai=true"], "on every address"),
+        (["--allow-sagemaker", "true"], "on every address"),
+    ],
+)
+def test_where_to_listen_is_not_passed_through(repository: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        TritonServer(options(repository, extra_args=arguments)).start()
+
+
+def refuse_inference(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Have every request to a model answered with status 400."""
+    send = probe._request
+
+    def refuse(url: str, method: str, path: str, body: str | None, timeout: float) -> tuple[int, str]:
+        answer = send(url, method, path, body, timeout)
+        return (400, "not\ntoday") if path == f"/v2/models/{model}/infer" else answer
+
+    monkeypatch.setattr(probe, "_request", refuse)
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny_model"])
+def test_an_entry_that_refuses_its_first_request_is_not_ready(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    refuse_inference(monkeypatch, model)
+    with pytest.raises(ServerError, match=f"model '{model}' does not answer: not today"):
+        TritonServer(options(repository)).start()
+
+
+def test_a_foreign_model_may_refuse_a_request_it_was_not_made_for(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(repository / "tiny_model", repository / "foreign")
+    config = repository / "foreign" / CONFIG_NAME
+    config.write_text(config.read_text().replace('name: "tiny_model"\n', "", 1))
+    refuse_inference(monkeypatch, "foreign")
+    with TritonServer(options(repository)) as server:
+        assert server.models == ("foreign", "tiny", "tiny_model")
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(ServerError, match=r"port 0 on 203.0.113.1 cannot be used: Cannot assign requested"):
+        preflight.claim_ports("203.0.113.1", 0, 0, 0)
 
 
 def test_names_are_resolved_and_networks_recognised() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from sparse_serve import op_library
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError
 from sparse_serve.op_library import (
     OPSET_VERSION,
     instruction_set,
-    library_digest,
     library_path,
     library_version,
     verify_library,
@@ -18,7 +18,7 @@ from sparse_serve.op_library import (
 def test_the_installed_library_is_the_recorded_one() -> None:
     path = verify_library()
     assert path == library_path()
-    assert re.fullmatch("[0-9a-f]{64}", library_digest(path))
+    assert re.fullmatch("[0-9a-f]{64}", file_digest(path))
     assert library_version(path) == OPSET_VERSION
     assert instruction_set(path) in ("avx512", "avx2", "generic")
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import jsonschema
@@ -19,6 +20,7 @@ from tiny_entry import WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from sparse_serve.cli import app, run
+from sparse_serve.data import Columns, read_texts
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.profiling.evaluation import read_evaluation
 from sparse_serve.profiling.report import Measurement, Report, Variant, report_schema
@@ -28,7 +30,6 @@ from sparse_serve.profiling.workload import (
     REQUESTS,
     load_tokenizer,
     make_workload,
-    read_texts,
     row_lengths,
 )
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
@@ -68,7 +69,7 @@ def texts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluation_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("evaluation") / "dev.tsv"
     rows = [f"{text}\t{number % 2}" for number, text in enumerate(TEXTS)]
-    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
+    path.write_text("\n".join(["sentence\ttarget", *rows]), encoding="utf-8")
     return path
 
 
@@ -95,6 +96,8 @@ def profiled(
         "--max-trials=3",
         f"--inputs={texts_file}",
         f"--eval={evaluation_file}",
+        "--text-column=sentence",
+        "--label-column=target",
     ]
     with pytest.raises(SystemExit) as ended:
         run(app, arguments)
@@ -189,8 +192,9 @@ def _wait_for_servers(process: psutil.Process) -> list[psutil.Process]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         family = process.children(recursive=True)
-        if any("stub" in child.name() for child in family):
-            return family
+        with suppress(psutil.NoSuchProcess):  # a helper of the start that has ended since
+            if any("stub" in child.name() for child in family):
+                return family
         time.sleep(0.05)
     raise TimeoutError("no server was started")
 
@@ -318,11 +322,12 @@ def test_texts_without_a_single_token_word_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text_a\tlabel\ngood\tneutral\n", "line 2: label 'neutral' is none of negative, positive"),
+        ("text_a\tlabel\ngood\tneutral\n", "line 2: label 'neutral' is not one of the model's 2 labels"),
         ("text_a\tlabel\ngood\t1\nbad\tnegative\n", "line 2: label '1'"),
         ("text_a\tlabel\n", "has no rows"),
         ("text_a\ttext_b\tlabel\na\tb\t1\n", "line 2: has a second text"),
         ("text_a\na\n", "no column 'label'"),
+        ("text_a\tlabel\ngood\t\n", "line 2: the label is missing"),
     ],
 )
 def test_labels_that_cannot_be_used(content: str, message: str, repository: Path, tmp_path: Path) -> None:
@@ -336,6 +341,14 @@ def test_accuracy_needs_one_label_each(make_spec: MakeSpec, evaluation_file: Pat
     write_entry(tmp_path, make_spec(problem_type="multi_label_classification"))
     with pytest.raises(OptionError, match="multi_label_classification"):
         read_evaluation(evaluation_file, read_entry(tmp_path / "tiny"))
+
+
+def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.csv"
+    path.write_text("sentence,y\ngood film,positive\nbad,negative\n", encoding="utf-8")
+    evaluation = read_evaluation(path, read_entry(repository / "attending"), Columns("sentence", label="y"))
+    assert evaluation.batches[0].texts == ("bad", "good film")
+    assert evaluation.labels == (0, 1)
 
 
 def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpec, tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def test_malformed_files_are_named_with_their_line(
         list(iter_records(write(tmp_path, name, content), ["a"]))
 
 
+@pytest.mark.parametrize(
+    ("required", "options"), [(["b"], "--text-column"), (["a", "b"], "--text-column and --text-pair-column")]
+)
+def test_a_missing_column_names_its_options(tmp_path: Path, required: list[str], options: str) -> None:
+    with pytest.raises(DataError, match=f"no column 'b'; the columns are a: name yours with {options}$"):
+        list(iter_records(write(tmp_path, "t.tsv", "a\nx\n"), required))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.tsv cannot be read: No such file or directory"):
         list(iter_records(tmp_path / "absent.tsv", ["a"]))

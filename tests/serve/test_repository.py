@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository import staging
 from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, graph_name, read_config
@@ -18,7 +19,7 @@ from sparse_serve.repository.entries import (
     validate_name,
     write_entry,
 )
-from sparse_serve.repository.manifest import file_digest, read_manifest
+from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
 
 MakeSpec = Callable[..., EntrySpec]

@@ -163,6 +163,30 @@ def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> 
     assert responses[1].error().code() == stub.Error.INTERNAL
 
 
+def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph]) -> None:
+    class Broken(stub.Tensor):
+        def as_numpy(self) -> np.ndarray:
+            raise MemoryError("cannot\nallocate")
+
+    class Nameless(stub.Request):
+        def requested_output_names(self) -> list[str]:
+            raise RuntimeError("no names")
+
+    good = request("w1")
+    unreadable = stub.Request([Broken("TEXT", np.array([]))], OUTPUTS)
+    uneven = request("w1", "w2", pairs=("w3",))
+    responses = tiny[0].execute([good, unreadable, uneven, Nameless(good.inputs, OUTPUTS), good])
+    assert [response.has_error() for response in responses] == [False, True, True, True, False]
+    errors = [response.error() for response in responses[1:4]]
+    assert {error.code() for error in errors} == {stub.Error.INTERNAL}
+    assert errors[0].message() == "MemoryError: cannot allocate"
+
+
+def test_an_output_that_is_not_there_fails_its_own_request_only(tiny: tuple[Any, Graph]) -> None:
+    responses = tiny[0].execute([request("w1"), request("w2", names=("colour",))])
+    assert [response.has_error() for response in responses] == [False, True]
+
+
 def test_a_batch_of_unreadable_requests_asks_no_graph(tiny: tuple[Any, Graph]) -> None:
     model, graph = tiny
     assert all(response.has_error() for response in model.execute([request(b"\xff")] * 2))

@@ -50,40 +50,31 @@ class TritonPythonModel:
         readable = {}
         for index, request in enumerate(requests):
             try:
-                readable[index] = read_texts(request)
-            except RefusedError as refusal:
-                responses[index] = pb_utils.InferenceResponse(error=refusal.error)
-        for index, response in self._answer(requests, readable).items():
+                readable[index] = (read_texts(request), request.requested_output_names())
+            except Exception as failure:
+                responses[index] = pb_utils.InferenceResponse(error=error_of(failure))
+        for index, response in self._answer(readable).items():
             responses[index] = response
         return responses
 
-    def _answer(self, requests, texts):
-        """Return the responses to `texts`, lists of texts by index of their request."""
-        if not texts:
+    def _answer(self, asked):
+        """Return the responses to `asked`: by index of their request, its texts and output names."""
+        if not asked:
             return {}
-        wanted = {index: requests[index].requested_output_names() for index in texts}
-        with_rho = any("rho" in names for names in wanted.values())
+        with_rho = any("rho" in names for _, names in asked.values())
         try:
-            columns = self._columns([text for each in texts.values() for text in each], with_rho)
+            columns = self._columns([text for texts, _ in asked.values() for text in texts], with_rho)
+            return split(columns, asked)
         except Exception as failure:
-            error = failure.error if isinstance(failure, RefusedError) else internal_error(failure)
+            error = error_of(failure)
             # One of several may be at fault: ask one by one. An overloaded graph is not asked again.
-            if len(texts) > 1 and error.code() != pb_utils.TritonError.UNAVAILABLE:
+            if len(asked) > 1 and error.code() != pb_utils.TritonError.UNAVAILABLE:
                 return {
                     index: response
-                    for index, each in texts.items()
-                    for response in self._answer(requests, {index: each}).values()
+                    for index, each in asked.items()
+                    for response in self._answer({index: each}).values()
                 }
-            return {index: pb_utils.InferenceResponse(error=error) for index in texts}
-        responses = {}
-        start = 0
-        for index, each in texts.items():
-            rows = slice(start, start + len(each))
-            start = rows.stop
-            responses[index] = pb_utils.InferenceResponse(
-                [pb_utils.Tensor(name, columns[name][rows]) for name in wanted[index]]
-            )
-        return responses
+            return {index: pb_utils.InferenceResponse(error=error) for index in asked}
 
     def _columns(self, texts, with_rho):
         """Return every output of the model for all rows, by name."""
@@ -140,9 +131,24 @@ def decoded(request, name):
         raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)) from None
 
 
-def internal_error(error):
-    """Return an unforeseen exception as a one-line error."""
-    message = " ".join(f"{type(error).__name__}: {error}".split())
+def split(columns, asked):
+    """Return the response to each request: of the columns it asked for, the rows of its texts."""
+    responses = {}
+    start = 0
+    for index, (texts, names) in asked.items():
+        rows = slice(start, start + len(texts))
+        start = rows.stop
+        responses[index] = pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, columns[name][rows]) for name in names]
+        )
+    return responses
+
+
+def error_of(failure):
+    """Return what a request is answered with after an exception, an unforeseen one as a line of its own."""
+    if isinstance(failure, RefusedError):
+        return failure.error
+    message = " ".join(f"{type(failure).__name__}: {failure}".split())
     return pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
 
 

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from sparse_serve.data import Columns, label_ids, read_data
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Batch, load_tokenizer, make_batch
-from sparse_serve.records import iter_records, text_of
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry
 
-TEXT_COLUMN = "text_a"
-PAIR_COLUMN = "text_b"
-LABEL_COLUMN = "label"
 BATCH_SIZE = 16
 
 
@@ -27,43 +24,27 @@ class Evaluation:
     labels: tuple[int, ...]
 
 
-def read_evaluation(path: Path, entry: Entry) -> Evaluation:
-    """Read the columns `text_a` and `label` of a TSV, CSV or JSONL file.
-
-    Labels are the entry's, or whole numbers where none of the file's is one of the entry's.
+def read_evaluation(path: Path, entry: Entry, columns: Columns | None = None) -> Evaluation:
+    """Read a labelled file of single texts; labels become the entry's as in `label_ids`.
 
     Raises:
         OptionError: the entry does not give each text one label.
-        DataError: the file is unreadable or empty, has second texts, or a label that is not the entry's.
+        DataError: as `read_data` and `label_ids`, and where a row has a second text.
     """
     if entry.manifest.problem_type != "single_label_classification":
         raise OptionError(
             f"--eval measures accuracy, and '{entry.name}' is of type {entry.manifest.problem_type}; "
             "profile it without --eval"
         )
-    rows = [
-        (line, text_of(path, line, record, TEXT_COLUMN), str(record[LABEL_COLUMN]), record.get(PAIR_COLUMN))
-        for line, record in iter_records(path, [TEXT_COLUMN, LABEL_COLUMN])
-    ]
-    if not rows:
-        raise DataError(f"data file {path} has no rows; it needs one labelled text per line")
-    for line, _, _, pair in rows:
-        if pair:
-            raise DataError(f"{path}, line {line}: has a second text; --eval takes single texts")
-    names = entry.manifest.labels
-    known = {name: index for index, name in enumerate(names)}
-    if not any(label in known for _, _, label, _ in rows):
-        known = {str(index): index for index in range(len(names))}
-    for line, _, label, _ in rows:
-        if label not in known:
-            raise DataError(
-                f"{path}, line {line}: label {label!r:.80} is none of {', '.join(names)}, "
-                "nor one of their indices"
-            )
+    data = read_data(path, columns)
+    for row in data.rows:
+        if row.text_pair:
+            raise DataError(f"{path}, line {row.line}: has a second text; --eval takes single texts")
+    labels = label_ids(data, entry.manifest.labels)
+    texts = [row.text for row in data.rows]
     tokenizer = load_tokenizer(entry.path / TOKENIZER_NAME, entry.manifest.max_length)
-    texts = [text for _, text, _, _ in rows]
     # Rows of like length side by side: padded variants would spend the time on padding, not on answers.
-    order = sorted(range(len(rows)), key=lambda row: len(texts[row]))
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     size = min(BATCH_SIZE, read_config(entry.graph_path / CONFIG_NAME).max_batch_size)
     return Evaluation(
         path,
@@ -71,7 +52,7 @@ def read_evaluation(path: Path, entry: Entry) -> Evaluation:
             make_batch(tokenizer, [texts[row] for row in order[start : start + size]])
             for start in range(0, len(order), size)
         ),
-        tuple(known[rows[row][2]] for row in order),
+        tuple(labels[row] for row in order),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sparse_serve.environment import available_cores, read_environment
+from sparse_serve.data import Columns, read_texts
+from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.evaluation import Evaluation, accuracy, read_evaluation
 from sparse_serve.profiling.measure import (
@@ -28,6 +29,7 @@ from sparse_serve.profiling.measure import (
     measure_memory,
     percentile,
 )
+from sparse_serve.profiling.provenance import read_environment
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
@@ -58,7 +60,6 @@ from sparse_serve.profiling.workload import (
     load_tokenizer,
     make_batch,
     make_workload,
-    read_texts,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
@@ -86,7 +87,10 @@ _LATENCY_METHOD = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What to measure; times in ms. `threads` None means one per available core."""
+    """What to measure; times in ms.
+
+    `threads` None means one per available core; `columns` are those of `evaluation`.
+    """
 
     repository: Path
     names: Sequence[str]
@@ -98,6 +102,7 @@ class ProfileOptions:
     threads: int | None = None
     inputs: Path | None = None
     evaluation: Path | None = None
+    columns: Columns = field(default_factory=Columns)
 
     @property
     def session_threads(self) -> int:
@@ -197,7 +202,7 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
         subjects,
         absent,
         [make_workload(tokenizer, texts, length, options.batch_size, source) for length in options.lengths],
-        None if options.evaluation is None else read_evaluation(options.evaluation, entry),
+        None if options.evaluation is None else read_evaluation(options.evaluation, entry, options.columns),
     )
 
 

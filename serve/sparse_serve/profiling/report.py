@@ -14,6 +14,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sparse_serve.environment import Cpu, Gpu, OpLibrary
+
 SCHEMA_NAME = "report.schema.json"
 
 Variant = Literal["model", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
@@ -66,32 +68,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Cpu(_Record):
-    """The processor; `cores` are those this process may use."""
-
-    model: str
-    architecture: str
-    cores: int = Field(ge=1)
-    memory_bytes: Count
-
-
-class Gpu(_Record):
-    """One NVIDIA device; `cuda` is the highest version its driver supports."""
-
-    name: str
-    memory_bytes: Count
-    driver: str
-    cuda: str
-
-
-class OpLibrary(_Record):
-    """The op library the variants other than `portable` and the padded ones ran with."""
-
-    sha256: str
-    version: int
-    instruction_set: str
 
 
 class Environment(_Record):

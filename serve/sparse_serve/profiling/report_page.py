@@ -159,7 +159,7 @@ def split_figure(report: Report, model: str) -> go.Figure | None:
     """What each step from padded eager attention to this model saves; None where no step was measured."""
     if not any(split.model == model for split in report.splits):
         return None
-    titles = ("peak memory saved, MiB", "p50 latency saved, ms")
+    titles = ("peak memory above idle saved, MiB", "p50 latency saved, ms")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.09)
     for column, quantity in enumerate(QUANTITIES, start=1):
         found = [split for split in report.splits if (split.model, split.quantity) == (model, quantity)]

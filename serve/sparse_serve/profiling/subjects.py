@@ -108,8 +108,6 @@ def serving(subject: Subject, threads: int, *, for_memory: bool) -> Iterator[Ser
             metrics_port=0,
             portable=subject.variant == "portable",
             environment=environment,
-            # Nothing is in flight when a measurement ends; an orderly exit takes Triton over two seconds.
-            stop_seconds=0.0,
         )
         output = "label" if subject.variant == "text" else "logits"
         with (

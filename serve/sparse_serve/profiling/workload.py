@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -68,29 +67,6 @@ def _pad_id(tokenizer: Tokenizer) -> int:
         return int(tokenizer.padding["pad_id"])
     known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>"))
     return next((token_id for token_id in known if token_id is not None), 0)
-
-
-def read_texts(path: Path | None) -> tuple[str, ...]:
-    """Return the lines of a UTF-8 file that are not blank, or the built-in texts.
-
-    Raises:
-        DataError: the file cannot be read, or holds no text.
-    """
-    try:
-        if path is None:
-            content = (files("sparse_serve") / "profiling" / "profile_texts.txt").read_text(encoding="utf-8")
-        else:
-            content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"inputs file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"inputs file {path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
-        ) from error
-    texts = tuple(line.strip() for line in content.splitlines() if line.strip())
-    if not texts:
-        raise DataError(f"inputs file {path} holds no text; it needs one text per line")
-    return texts
 
 
 def row_lengths(length: int, batch_size: int, shortest: int) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ import onnx
 from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_digest, library_version, verify_library
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_version, verify_library
 from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_NAME,
@@ -30,7 +31,7 @@ from sparse_serve.repository.entries import (
     uses_op_library,
     versions,
 )
-from sparse_serve.repository.manifest import MANIFEST_NAME, file_digest
+from sparse_serve.repository.manifest import MANIFEST_NAME
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
 
 
@@ -108,9 +109,7 @@ def _public_faults(entry: Entry) -> Iterator[_Fault]:
     manifest = entry.manifest
     if manifest.name != entry.name:
         yield Level.error, f"the folder is '{entry.name}', the manifest says '{manifest.name}'"
-    labels = (entry.path / LABELS_NAME).read_text(encoding="utf-8").splitlines()
-    if labels != list(manifest.labels):
-        yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {list(manifest.labels)}"
+    yield from _label_faults(entry)
     try:
         Tokenizer.from_file(str(entry.path / TOKENIZER_NAME))
     except Exception as error:  # tokenizers raises bare Exception
@@ -133,6 +132,17 @@ def _public_faults(entry: Entry) -> Iterator[_Fault]:
         )
     if set(entry.versions) != set(versions(entry.graph_path)):
         yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
+
+
+def _label_faults(entry: Entry) -> Iterator[_Fault]:
+    try:
+        labels = (entry.path / LABELS_NAME).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        yield Level.error, f"{LABELS_NAME} is not UTF-8: {error.reason} at byte {error.start}"
+        return
+    wanted = list(entry.manifest.labels)
+    if labels != wanted:
+        yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {wanted}"
 
 
 def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[_Fault]:
@@ -180,7 +190,7 @@ def _library_faults(entry: Entry) -> Iterator[_Fault]:
             Level.error,
             f"installed is version {library_version(library)}, the entry was made for {wanted.version}",
         )
-    elif library_digest(library) != wanted.sha256:
+    elif file_digest(library) != wanted.sha256:
         yield (
             Level.warning,
             "the installed library is another build than the one that passed the export's gates",

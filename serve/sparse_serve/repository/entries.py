@@ -19,6 +19,7 @@ import onnx
 from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.config import (
@@ -36,13 +37,19 @@ from sparse_serve.repository.config import (
     read_config,
     to_text,
 )
-from sparse_serve.repository.manifest import MANIFEST_NAME, Manifest, ProblemType, file_digest, read_manifest
+from sparse_serve.repository.manifest import (
+    MANIFEST_NAME,
+    MODEL_NAME,
+    Manifest,
+    ProblemType,
+    read_manifest,
+)
 from sparse_serve.repository.staging import replaced_folders
 
 TOKENIZER_NAME = "tokenizer.json"
 BASELINES_NAME = "baselines"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +129,23 @@ def find_models(repository: Path) -> list[Path]:
     return sorted(path.parent for path in configs if not path.parent.name.startswith("."))
 
 
+def entry_models(repository: Path) -> frozenset[str]:
+    """Return the names of the Triton models, public and graph, that entries of the repository consist of."""
+    names = [path.parent.name for path in repository.glob(f"*/{MANIFEST_NAME}")]
+    return frozenset(names).union(map(graph_name, names))
+
+
 def validate_name(name: str) -> str:
     """Return `name` if it can name an entry.
 
     Raises:
         RepositoryError: it cannot.
     """
-    if not _NAME.fullmatch(name) or name.endswith(graph_name("")):
+    is_safe = re.fullmatch(MODEL_NAME, name) is not None and len(name) <= _MOST_CHARACTERS
+    if not is_safe or name.endswith(graph_name("")):
         raise RepositoryError(
-            f"entry name '{name}' is not allowed: use up to 100 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit and not ending in '_model'"
+            f"entry name '{name}' is not allowed: use up to {_MOST_CHARACTERS} letters, digits, '.', '_' and "
+            "'-', beginning with a letter or digit and not ending in '_model'"
         )
     return name
 

@@ -1,17 +1,38 @@
 """`manifest.json`: what an entry of the model repository is, from what it was made, and its digests."""
 
-import hashlib
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+)
 
 from sparse_serve.errors import RepositoryError
 
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_NAME = "manifest.json"
+# What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+def _inside(path: str) -> str:
+    """Keep a path that is joined to the repository's from leaving it."""
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in path:
+        raise ValueError("a path must be relative to the repository and stay inside it")
+    return path
+
+
+_RelativePath = Annotated[str, AfterValidator(_inside)]
+_ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
 
 
 class _Record(BaseModel):
@@ -63,10 +84,10 @@ class Manifest(_Record):
     max_length: int = Field(ge=1)
     layers: int = Field(ge=1)
     op_library: OpLibrary | None
-    files: dict[str, str] = {}
+    files: dict[_RelativePath, str] = {}
     parity: dict[str, JsonValue] | None = None
     quality: dict[str, JsonValue] | None = None
-    baselines: dict[str, str] = {}
+    baselines: dict[str, _ModelName] = {}
     command: str = ""
 
     def to_json(self) -> str:
@@ -91,9 +112,3 @@ def read_manifest(path: Path) -> Manifest:
             f"manifest {path} is not of schema version {SCHEMA_VERSION}: {where}: {first['msg']}; "
             "export the entry again"
         ) from error
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file as 64 hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

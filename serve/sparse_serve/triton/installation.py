@@ -37,7 +37,7 @@ class TritonInstallation:
 
     def environment(self) -> dict[str, str]:
         """Return the environment the server runs in, the op library's folder on its library path."""
-        environment = dict(os.environ)
+        environment = {"ORT_DISABLE_TELEMETRY": "1"} | dict(os.environ)
         folders = [*map(str, self.library_folders), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
         if self.kind == "bundled":

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 
@@ -20,10 +19,18 @@ import psutil
 
 from sparse_serve.errors import ServerError
 from sparse_serve.repository.config import CONFIG_NAME, read_config
-from sparse_serve.repository.entries import overlay_repository
+from sparse_serve.repository.entries import entry_models, overlay_repository
 from sparse_serve.triton import probe
 from sparse_serve.triton.installation import Mode, TritonInstallation, backend_directory, find_triton
-from sparse_serve.triton.preflight import claim_ports, ipv4_address, remove_op_library, servable_models
+from sparse_serve.triton.preflight import (
+    claim_ports,
+    ipv4_address,
+    is_loopback,
+    refuse_listening_arguments,
+    remove_op_library,
+    require_loopback,
+    servable_models,
+)
 
 _ECHO_SECONDS = 0.2
 _SHARED_MEMORY = Path("/dev/shm")
@@ -57,7 +64,7 @@ class ServerOptions:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return ip_address(ipv4_address(self.address)).is_loopback
+        return is_loopback(self.address)
 
 
 class TritonServer:
@@ -121,6 +128,7 @@ class TritonServer:
         """Start Triton and wait until every model has answered an inference.
 
         Raises:
+            OptionError: the bundled Triton would listen beyond loopback, or `extra_args` says where.
             RepositoryError: the repository or an entry cannot be served.
             OpLibraryError: an entry needs the op library and it is missing or not the installed one.
             ServerError: Triton was not found, a port is taken, or a model did not load.
@@ -138,9 +146,12 @@ class TritonServer:
 
     def _start(self) -> None:
         options = self.options
+        refuse_listening_arguments(options.extra_args)
         repository = options.repository.absolute()
         self.models = servable_models(repository, portable=options.portable)
         self.installation = installation = find_triton(options.mode)
+        if installation.kind == "bundled":
+            require_loopback(options.address, installation.version)
         flags = installation.flags()
         self.http_port, self.grpc_port, self.metrics_port = claim_ports(
             ipv4_address(options.address), options.http_port, options.grpc_port, options.metrics_port
@@ -198,7 +209,8 @@ class TritonServer:
         ]
 
     def _wait_until_ready(self, repository: Path) -> None:
-        configs = [read_config(repository / model / CONFIG_NAME) for model in self.models]
+        configs = {model: read_config(repository / model / CONFIG_NAME) for model in self.models}
+        ours = entry_models(repository)
         deadline = time.monotonic() + self.options.start_seconds
         while not probe.is_ready(self.http_url):
             self._require_running()
@@ -207,9 +219,10 @@ class TritonServer:
                     f"Triton was not ready after {self.options.start_seconds:g} s: {self._log_reason()}"
                 )
             time.sleep(0.05)
-        for config in configs:
+        for model, config in configs.items():
+            remaining = deadline - time.monotonic()
             try:
-                probe.infer(self.http_url, config, deadline - time.monotonic())
+                probe.infer(self.http_url, model, config, remaining, may_refuse=model not in ours)
             except ServerError:
                 self._require_running()  # if it has died, its log says more
                 raise

@@ -1,15 +1,29 @@
-"""What must hold before Triton is started: servable models, a genuine op library, free ports."""
+"""What must hold before Triton is started: servable models, a genuine op library, safe and free ports."""
 
 import socket
+from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
+from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
 from sparse_serve.repository import staging
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import find_entries, find_models, repository_path
+
+# Triton's own options that open a port, and what is to be done instead of passing them through.
+_LISTENING = {
+    "--http-address": "give --host, before the --",
+    "--grpc-address": "give --host, before the --",
+    "--metrics-address": "give --host, before the --",
+    "--http-port": "give --http-port before the --",
+    "--grpc-port": "give --grpc-port before the --",
+    "--metrics-port": "give --metrics-port before the --",
+    "--allow-sagemaker": "it opens a port on every address; serve with the container in docker/",
+    "--allow-vertex-ai": "it opens a port on every address; serve with the container in docker/",
+}
 
 
 def servable_models(repository: Path, *, portable: bool) -> tuple[str, ...]:
@@ -76,6 +90,44 @@ def ipv4_address(host: str) -> str:
         return socket.gethostbyname(host)
     except OSError as error:
         raise ServerError(f"address '{host}' cannot be listened on: {error}; give an IPv4 address") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on `host`.
+
+    Raises:
+        ServerError: `host` has no IPv4 address.
+    """
+    return ip_address(ipv4_address(host)).is_loopback
+
+
+def require_loopback(host: str, release: str | None) -> None:
+    """Refuse to have the bundled Triton of that release listen beyond this machine.
+
+    Raises:
+        OptionError: `host` is not loopback.
+        ServerError: `host` has no IPv4 address.
+    """
+    if not is_loopback(host):
+        raise OptionError(
+            f"--host {host} is open to the network, and the bundled Triton {release} has known "
+            "vulnerabilities: listen on 127.0.0.1, or serve with the container in docker/ or with a newer "
+            "tritonserver on PATH"
+        )
+
+
+def refuse_listening_arguments(arguments: Sequence[str]) -> None:
+    """Keep where Triton listens out of the arguments that are passed through to it.
+
+    Raises:
+        OptionError: an argument sets an address or a port.
+    """
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        for option, instead in _LISTENING.items():
+            # Triton takes the beginning of an option for the option.
+            if len(name) > len("--") and option.startswith(name):
+                raise OptionError(f"Triton's own option {argument} is not passed through: {instead}")
 
 
 def claim_ports(address: str, http: int, grpc: int, metrics: int) -> tuple[int, int, int]:

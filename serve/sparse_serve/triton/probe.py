@@ -30,22 +30,22 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def infer(url: str, config: ModelConfig, timeout: float) -> None:
-    """Have a model answer one row of zeros, its free axes of length 1 and its attention mask of ones.
+def infer(url: str, model: str, config: ModelConfig, timeout: float, *, may_refuse: bool) -> None:
+    """Have `model` answer one row of zeros, its free axes of length 1 and its attention mask of ones.
 
-    A model that calls such a row an invalid argument has answered too.
+    With `may_refuse`, a model that calls such a row an invalid argument has answered too.
 
     Raises:
         ServerError: the model does not answer.
     """
     body = {"inputs": [_sample(tensor, config) for tensor in config.input if not tensor.optional]}
-    path = f"/v2/models/{config.name}/infer"
+    path = f"/v2/models/{model}/infer"
     try:
         status, answer = _request(url, "POST", path, json.dumps(body), max(timeout, _SHORTEST_TIMEOUT))
     except (OSError, http.client.HTTPException) as error:
-        raise ServerError(f"model '{config.name}' does not answer: {error}") from error
-    if status not in (200, 400):
-        raise ServerError(f"model '{config.name}' does not answer: {' '.join(answer.split())}")
+        raise ServerError(f"model '{model}' does not answer: {error}") from error
+    if status != 200 and not (may_refuse and status == 400):
+        raise ServerError(f"model '{model}' does not answer: {' '.join(answer.split())}")
 
 
 def _sample(tensor: ModelInput, config: ModelConfig) -> dict[str, Any]:

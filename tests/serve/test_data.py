@@ -1,14 +1,12 @@
 """Reading labelled text: what is accepted, and that every refusal says where and why."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sparse_export.data import Columns, TextData, hold_out, label_ids, read_data
+from sparse_serve.data import Columns, TextData, hold_out, label_ids, read_data, read_texts
 from sparse_serve.errors import DataError
 
 SST2 = Path(__file__).parents[2].parent / "shared" / "data" / "sst2"
@@ -199,9 +197,32 @@ def test_hold_out_of_tiny_data_keeps_both_sides_filled(tmp_path: Path) -> None:
         hold_out(one, 0.1, seed=0)
 
 
-def test_reading_needs_no_torch() -> None:
-    code = "import sys, sparse_export.data; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_plain_texts_are_the_lines_that_are_not_blank(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\n\n  two\xe2\x80\xa8still two \n \nthree")
+    assert read_texts(path) == ("one", "two\u2028still two", "three")
+
+
+def test_texts_come_with_the_package() -> None:
+    texts = read_texts(None)
+    assert len(set(texts)) == len(texts) > 40
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "holds no text"),
+        (b" \n\n", "holds no text"),
+        (b"caf\xe9\n", "is not UTF-8 at byte 3"),
+    ],
+)
+def test_a_bad_file_of_texts_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "a.txt"
+    if content is not None:
+        write(path, content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_texts(path)
+    assert str(path) in str(caught.value)
 
 
 @pytest.mark.skipif(not SST2.exists(), reason=f"{SST2} is not here")

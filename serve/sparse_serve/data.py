@@ -1,6 +1,6 @@
-"""Labelled text from TSV, CSV and JSONL files (formats: `sparse_serve.records`), one row at a time.
+"""Texts: labelled ones from TSV, CSV and JSONL files (formats: `sparse_serve.records`), and plain lines.
 
-Empty texts are valid; a missing label is not.
+Empty texts are valid where they are labelled; a missing label is not.
 """
 
 import random
@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,6 +146,29 @@ def hold_out(data: TextData, share: float, seed: int) -> tuple[TextData, TextDat
     kept_rows = tuple(row for number, row in enumerate(data.rows) if number not in held)
     held_rows = tuple(data.rows[number] for number in sorted(held))
     return replace(data, rows=kept_rows), replace(data, rows=held_rows)
+
+
+def read_texts(path: Path | None) -> tuple[str, ...]:
+    """Return the lines of a UTF-8 file that are not blank, or the texts that come with the package.
+
+    Raises:
+        DataError: the file cannot be read, or holds no text.
+    """
+    source = files("sparse_serve") / "sample_texts.txt" if path is None else path
+    try:
+        content = source.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(
+            f"texts file {path} cannot be read: {error.strerror or error}; give a readable file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"texts file {path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
+        ) from error
+    texts = tuple(line.strip() for line in content.split("\n") if line.strip())
+    if not texts:
+        raise DataError(f"texts file {path} holds no text; it needs one text per line")
+    return texts
 
 
 def _label(path: Path, line: int, record: Record, column: str) -> str:

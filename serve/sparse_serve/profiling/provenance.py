@@ -1,0 +1,57 @@
+"""Where and with what a report is made."""
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from sparse_serve import __version__
+from sparse_serve.environment import OpLibrary, read_cpu, read_gpus, read_op_library
+from sparse_serve.errors import OpLibraryError
+from sparse_serve.op_library import library_path
+from sparse_serve.profiling.report import Environment
+from sparse_serve.triton.installation import TritonInstallation
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def read_environment(installation: TritonInstallation, server_version: str) -> Environment:
+    """Describe this machine; `server_version` is what the running Triton says of itself."""
+    release = f"release {installation.version}, " if installation.version else ""
+    return Environment(
+        created=datetime.now(UTC).replace(microsecond=0),
+        cpu=read_cpu(),
+        gpus=read_gpus(),
+        kernel=f"{platform.system()} {platform.release()}",
+        transparent_huge_pages=_transparent_huge_pages(),
+        triton=f"{server_version} ({release}{installation.kind})",
+        # A C++ onnxruntime backend brings its own, and does not say which.
+        onnxruntime=_onnxruntime_version() if installation.python_backend is not None else None,
+        op_library=_op_library(),
+        python=platform.python_version(),
+        package=__version__,
+    )
+
+
+def _transparent_huge_pages() -> str | None:
+    try:
+        setting = _HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return None
+    return setting.partition("[")[2].partition("]")[0] or None
+
+
+def _onnxruntime_version() -> str | None:
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _op_library() -> OpLibrary | None:
+    try:
+        return read_op_library(library_path())
+    except OpLibraryError:
+        return None
