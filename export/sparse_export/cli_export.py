@@ -13,6 +13,7 @@ from rich.console import Console
 from sparse_export.cli_options import AttentionKind, Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.data import Columns
+from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         typer.Option(help="Tokens at which texts are cut.", show_default="the encoder's positions"),
     ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
-    model_version: Annotated[int, typer.Option(min=1, help="Version number in the repository.")] = 1,
+    model_version: Annotated[
+        int, typer.Option(min=1, max=MAX_VERSION, help="Version number in the repository.")
+    ] = 1,
     with_baselines: Annotated[
         bool, typer.Option("--with-baselines", help="Write the dense twins that `profile` compares with.")
     ] = False,

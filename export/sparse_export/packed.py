@@ -221,7 +221,9 @@ class PackedClassifier(nn.Module):
 
     @staticmethod
     def _pack(ids: Tensor, packing: Packing) -> Tensor:
-        return ids.reshape(-1)[packing.tokens][None]
+        packed = ids.reshape(-1)[packing.tokens][None]
+        # ONNX's Gather counts negative ids from the end, torch refuses them: make them too large for both.
+        return torch.where(packed < 0, torch.iinfo(torch.int32).max, packed)
 
     def _classify(self, first: Tensor) -> Tensor:
         """`first`: `(B, 1, M)`, each sequence's first hidden state."""

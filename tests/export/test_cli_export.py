@@ -75,6 +75,7 @@ def test_gate_not_met_is_status_3(
         (["--atol", "nan"], 2, ["--atol nan"]),
         (["--atol=-1"], 2, ["--atol -1"]),
         (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
+        (["--model-version", "9223372036854775808"], 2, ["--model-version"]),
         (["--no-such-option"], 2, ["--no-such-option"]),
     ],
 )

@@ -129,6 +129,19 @@ def test_takes_any_batch_and_length(model: PreTrainedModel, graph: Path, shape: 
     np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["input_ids", "token_type_ids"])
+def test_refuses_negative_ids_but_not_under_the_mask(model: PreTrainedModel, graph: Path, name: str) -> None:
+    running = session(graph, op_library=True)
+    batch = feed("right_padded")
+    expected = logits_of(model, batch)
+    hidden = {key: values.copy() for key, values in batch.items()}
+    hidden[name][batch["attention_mask"] == 0] = -100
+    np.testing.assert_allclose(running.run(["logits"], hidden)[0], expected, rtol=0, atol=1e-4)
+    hidden[name][0, 0] = -1
+    with pytest.raises(Exception, match="out of data bounds"):
+        running.run(["logits"], hidden)
+
+
 def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> None:
     running = session(
         graph, op_library=True, enable_profiling=True, profile_file_prefix=str(tmp_path / "profile")

@@ -16,6 +16,8 @@ from pydantic import (
 from sparse_serve.errors import RepositoryError
 
 SCHEMA_VERSION: Literal[1] = 1
+# Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
+MAX_VERSION = 2**31 - 1
 MANIFEST_NAME = "manifest.json"
 # What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -73,7 +75,7 @@ class Manifest(_Record):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     name: str
-    version: int = Field(default=1, ge=1)
+    version: int = Field(default=1, ge=1, le=MAX_VERSION)
     versions: Versions
     opset: int
     ir_version: int

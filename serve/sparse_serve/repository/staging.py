@@ -72,12 +72,18 @@ def heal(repository: Path) -> None:
 def _home(repository: Path) -> Path:
     repository = repository.resolve()
     parent = repository.parent
-    is_beside = (
-        os.access(parent, os.W_OK)
-        and not repository.is_mount()
-        and repository.stat().st_dev == parent.stat().st_dev
-    )
+    is_beside = os.access(parent, os.W_OK) and not _is_mount(repository)
     return parent / f".{repository.name}.staging" if is_beside else repository / ".staging"
+
+
+def _is_mount(folder: Path) -> bool:
+    """Whether something is mounted at `folder`; `Path.is_mount` overlooks binds of the same file system."""
+    if folder.is_mount():
+        return True
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    # The fifth field is the mount point, with blanks in octal.
+    points = {line.split(" ")[4] for line in mounts.splitlines()}
+    return str(folder).replace("\\", "\\134").replace(" ", "\\040") in points
 
 
 @contextmanager

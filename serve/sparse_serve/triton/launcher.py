@@ -252,6 +252,9 @@ class TritonServer:
             ServerError: a process has ended.
         """
         if self.poll() is not None:
+            if self.returncode is not None and self.returncode < 0:
+                name = signal.Signals(-self.returncode).name
+                raise ServerError(f"Triton was ended by {name}: serve again; its log is shown by --verbose")
             raise ServerError(f"Triton ended with status {self.returncode}: {self._log_reason()}")
         for process in self._family.values():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:

@@ -43,6 +43,11 @@ def servable_models(repository: Path, *, portable: bool) -> tuple[str, ...]:
             f"model repository {repository} holds an interrupted export that cannot be put right here: "
             f"{error.strerror}"
         ) from error
+    if any(character.isspace() for character in str(repository.absolute())):
+        raise RepositoryError(
+            f"model repository '{repository.absolute()}' has a blank in its path, where Triton's "
+            "Python backend stops: rename it, or serve a link to it from a path without"
+        )
     models = find_models(repository)
     if not models:
         raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
