@@ -37,10 +37,13 @@ def sparsegen_attention(
     Returns:
         The outputs `(..., L_q, D)` and the attention weights `(..., L_q, L_k)`.
     """
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = query @ key.transpose(-1, -2) * scale
-    weights = sparsegen_lin(scores, lambd, dim=-1, mask=mask)
+    weights = _weights(query, key, lambd, scale, mask)
     return weights @ value, weights
+
+
+def _weights(query: Tensor, key: Tensor, lambd: float, scale: float | None, mask: Tensor | None) -> Tensor:
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return sparsegen_lin(query @ key.transpose(-1, -2) * scale, lambd, dim=-1, mask=mask)
 
 
 def _attend(
@@ -55,9 +58,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """`AttentionInterface` signature: query, key, value `(B, H, L, D)` to `(B, L, H, D)` and weights."""
     lambd = cast(PreTrainedConfig, module.config).sparse_attention["lambd"]
-    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    scores = query @ key.transpose(-1, -2) * scale
-    weights = sparsegen_lin(scores, lambd, dim=-1, mask=attention_mask)
+    weights = _weights(query, key, lambd, scaling, attention_mask)
     kept = nn.functional.dropout(weights, dropout, module.training)
     return (kept @ value).transpose(1, 2).contiguous(), weights
 
