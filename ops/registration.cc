@@ -16,20 +16,35 @@ namespace {
 
 constexpr const char* kDomain = "ai.sparse_serve";
 
-// The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
-struct Registration {
-  explicit Registration(const OrtApi& api) : lin(api), sparsegen(api), softmax(api) {
-    Check(api, api.CreateCustomOpDomain(kDomain, &domain));
-    for (const OrtCustomOp* op :
-         {static_cast<const OrtCustomOp*>(&lin), static_cast<const OrtCustomOp*>(&sparsegen),
-          static_cast<const OrtCustomOp*>(&softmax)}) {
-      Check(api, api.CustomOpDomain_Add(domain, op));
-    }
+// Every op for tensors of one element type. ONNX Runtime takes several ops of one name as one op of several
+// types.
+template <class Element>
+struct ElementOps {
+  explicit ElementOps(const OrtApi& api) : lin(api), sparsegen(api), softmax(api) {}
+
+  void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
+    Check(api, api.CustomOpDomain_Add(domain, &lin));
+    Check(api, api.CustomOpDomain_Add(domain, &sparsegen));
+    Check(api, api.CustomOpDomain_Add(domain, &softmax));
   }
 
-  CustomOp<SparsegenLin> lin;
-  CustomOp<SparsegenAttention> sparsegen;
-  CustomOp<SoftmaxAttention> softmax;
+  CustomOp<SparsegenLin<Element>> lin;
+  CustomOp<SparsegenAttention<Element>> sparsegen;
+  CustomOp<SoftmaxAttention<Element>> softmax;
+};
+
+// The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
+struct Registration {
+  explicit Registration(const OrtApi& api) : float32(api), float16(api), bfloat16(api) {
+    Check(api, api.CreateCustomOpDomain(kDomain, &domain));
+    float32.AddTo(api, domain);
+    float16.AddTo(api, domain);
+    bfloat16.AddTo(api, domain);
+  }
+
+  ElementOps<float> float32;
+  ElementOps<Half> float16;
+  ElementOps<BFloat16> bfloat16;
   OrtCustomOpDomain* domain = nullptr;
 };
 

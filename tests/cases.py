@@ -6,10 +6,12 @@ Every case is a packed batch: sequences of the given lengths laid end to end, T 
 from dataclasses import dataclass
 from typing import Literal
 
+import ml_dtypes  # noqa: F401  gives numpy "bfloat16"
 import numpy as np
 import numpy.typing as npt
 
 Scores = Literal["normal", "equal", "peaked", "trained"]
+Element = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class AttentionCase:
     `scores` says what the rows of QKᵀ look like: "normal" draws; "equal" makes every score of a row the
     same (support = the whole row, the worst case); "peaked" gives one key far above the rest (support 1);
     "trained" scales them to the spread seen in fine-tuned checkpoints (a few percent of the keys survive).
+    `element` is the type of the tensors: the inputs are numbers that it has.
     """
 
     name: str
@@ -29,6 +32,7 @@ class AttentionCase:
     scale: float = 0.0
     scores: Scores = "normal"
     seed: int = 0
+    element: Element = "float32"
 
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
@@ -36,12 +40,13 @@ class AttentionCase:
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
 
     def inputs(self) -> tuple[npt.NDArray[np.float32], ...]:
-        """`query`, `key`, `value`, each `(T, H·D)` float32."""
+        """`query`, `key`, `value`, each `(T, H·D)` float32, rounded to `element`."""
         rng = np.random.default_rng(self.seed)
         shape = (sum(self.lengths), self.num_heads * self.head_size)
         query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
         spread = {"normal": 1.0, "equal": 0.0, "peaked": 12.0, "trained": 1.5}[self.scores]
-        return query * np.float32(spread), key, value
+        query *= np.float32(spread)
+        return tuple(tensor.astype(self.element).astype(np.float32) for tensor in (query, key, value))
 
 
 HEAD_SIZES = (8, 16, 17, 32, 48, 64, 80, 96, 128)

@@ -156,10 +156,13 @@ _HIDDEN_FIRST_TOKENS = """
     zero = Constant <value_int: int = 0> ()
     any = Greater (count, zero)
     updates = If (any) <then_branch = attend () => (float[R, W] attended) {{
-        q_rows = Gather (query, rows)
+        own_rows = Gather (query, rows)
+        q_rows = Cast <to = 1> (own_rows)
+        k_rows = Cast <to = 1> (key)
+        v_rows = Cast <to = 1> (value)
         q_split = Reshape (q_rows, split)
-        k_split = Reshape (key, split)
-        v_split = Reshape (value, split)
+        k_split = Reshape (k_rows, split)
+        v_split = Reshape (v_rows, split)
         q = Transpose <perm = [1, 0, 2]> (q_split)
         k_transposed = Transpose <perm = [1, 2, 0]> (k_split)
         v = Transpose <perm = [1, 0, 2]> (v_split)
@@ -172,9 +175,13 @@ _HIDDEN_FIRST_TOKENS = """
         rows_out = Transpose <perm = [1, 0, 2]> (heads_out)
         rows_shape = Shape (q_rows)
         attended = Reshape (rows_out, rows_shape)
-    }}, else_branch = skip () => (float[R, W] nothing) {{ nothing = Gather (query, rows) }}>
+    }}, else_branch = skip () => (float[R, W] nothing) {{
+        no_rows = Gather (query, rows)
+        nothing = Cast <to = 1> (no_rows)
+    }}>
     indices = Unsqueeze (rows, last)
-    replaced = ScatterND (output, indices, updates)
+    replacements = CastLike (updates, output)
+    replaced = ScatterND (output, indices, replacements)
 }}
 """
 

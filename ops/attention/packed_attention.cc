@@ -41,13 +41,13 @@ std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seq
 }
 
 // Cuts all queries into tasks of about kTaskWork: long sequences into several, short ones together.
-std::vector<std::vector<QueryRange>> DivideWork(const AttentionInputs& inputs, int64_t num_heads,
-                                                int64_t query_block) {
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<int64_t>& borders, int64_t num_heads,
+                                                int64_t head_size, int64_t query_block) {
   std::vector<std::vector<QueryRange>> tasks;
   int64_t room = 0;
-  for (size_t b = 0; b + 1 < inputs.borders.size(); ++b) {
-    const int64_t length = inputs.borders[b + 1] - inputs.borders[b];
-    const int64_t block_work = query_block * length * inputs.head_size;
+  for (size_t b = 0; b + 1 < borders.size(); ++b) {
+    const int64_t length = borders[b + 1] - borders[b];
+    const int64_t block_work = query_block * length * head_size;
     for (int64_t head = 0; head < num_heads; ++head) {
       for (int64_t first = 0; first < length;) {
         if (room <= 0) {
@@ -56,7 +56,7 @@ std::vector<std::vector<QueryRange>> DivideWork(const AttentionInputs& inputs, i
         }
         const int64_t blocks = (room + block_work - 1) / block_work;
         const int64_t count = std::min(blocks * query_block, length - first);
-        tasks.back().push_back({inputs.borders[b], length, first, count, head});
+        tasks.back().push_back({borders[b], length, first, count, head});
         first += count;
         room -= blocks * block_work;
       }
@@ -81,8 +81,11 @@ AttentionAttributes::AttentionAttributes(const KernelInfo& info, const char* op_
   }
 }
 
-AttentionInputs::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context)
-    : query(context.GetInput<float>(0)), key(context.GetInput<float>(1)), value(context.GetInput<float>(2)) {
+template <class Element>
+AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context)
+    : query(context.GetInput<Element>(0)),
+      key(context.GetInput<Element>(1)),
+      value(context.GetInput<Element>(2)) {
   const char* op = attributes.op;
   CheckMatrix(op, "query", query.shape);
   if (key.shape != query.shape || value.shape != query.shape) {
@@ -106,9 +109,12 @@ AttentionInputs::AttentionInputs(const AttentionAttributes& attributes, const Ke
   borders = CheckedBorders(op, context.GetInput<int32_t>(3), tokens);
 }
 
-void RunPackedAttention(KernelContext& context, const AttentionInputs& inputs, const PackedAttention& tensors,
-                        AttentionKernel kernel, size_t (*scratch)(int64_t, int64_t)) {
-  const auto tasks = DivideWork(inputs, tensors.num_heads, ChosenKernels().query_block);
+template <class Element>
+void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& inputs,
+                        const PackedAttention<Element>& tensors, AttentionKernel<Element> kernel,
+                        size_t (*scratch)(int64_t, int64_t)) {
+  const auto tasks =
+      DivideWork(inputs.borders, tensors.num_heads, inputs.head_size, ChosenKernels().query_block);
   int64_t longest = 0;
   for (size_t b = 0; b + 1 < inputs.borders.size(); ++b) {
     longest = std::max(longest, inputs.borders[b + 1] - inputs.borders[b]);
@@ -117,5 +123,15 @@ void RunPackedAttention(KernelContext& context, const AttentionInputs& inputs, c
     for (const QueryRange& range : tasks[task]) kernel(tensors, range, memory);
   });
 }
+
+#define SPARSE_OPS_INSTANTIATE(Element)                                                       \
+  template struct AttentionInputs<Element>;                                                   \
+  template void RunPackedAttention(KernelContext&, const AttentionInputs<Element>&,           \
+                                   const PackedAttention<Element>&, AttentionKernel<Element>, \
+                                   size_t (*)(int64_t, int64_t));
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

@@ -22,23 +22,26 @@ struct AttentionAttributes {
 };
 
 // The inputs of one call, checked.
+template <class Element>
 struct AttentionInputs {
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
 
-  Input<float> query;
-  Input<float> key;
-  Input<float> value;
+  Input<Element> query;
+  Input<Element> key;
+  Input<Element> value;
   std::vector<int64_t> borders;  // cu_seqlens
   int64_t tokens;
   int64_t head_size;
   float scale;
 };
 
-using AttentionKernel = void (*)(const PackedAttention&, const QueryRange&, float* scratch);
+template <class Element>
+using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange&, float* scratch);
 
 // Runs `kernel` over every query of every sequence and head, each on one thread.
-void RunPackedAttention(KernelContext& context, const AttentionInputs& inputs, const PackedAttention& tensors,
-                        AttentionKernel kernel,
+template <class Element>
+void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& inputs,
+                        const PackedAttention<Element>& tensors, AttentionKernel<Element> kernel,
                         size_t (*scratch)(int64_t longest_sequence, int64_t head_size));
 
 }  // namespace sparse_ops

@@ -6,6 +6,7 @@
 // than one panel.
 #pragma once
 
+#include "cpu/conversion.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch_layout.h"
 #include "cpu/simd.h"
@@ -17,10 +18,20 @@ namespace SPARSE_OPS_TARGET {
 constexpr int64_t kPanelVectors = 2;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
 
+// Queries are read so many at a time, keys kKeyRows: `room` below has space for either, RowsRoom(kKeyRows,
+// head_size) floats.
+constexpr int64_t kQueryRows = 4;
+static_assert(kQueryRows <= kKeyRows, "queries and keys share the room in which they are converted");
+
 // queries (count, head_size) -> panel (head_size, kPanelQueries), scaled; 0 where there is no query.
-inline void PackQueries(const float* query, ptrdiff_t stride, int64_t count, int64_t head_size, float scale,
-                        float* panel) {
-  TransposeScaled(query, stride, count, head_size, scale, panel, kPanelQueries);
+template <class Element>
+inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size, float scale,
+                        float* room, float* panel) {
+  for (int64_t q = 0; q < count; q += kQueryRows) {
+    const int64_t rows = Min(kQueryRows, count - q);
+    const FloatRows from = ReadRows(query + q * stride, stride, rows, head_size, room);
+    TransposeScaled(from.first, from.stride, rows, head_size, scale, panel + q, kPanelQueries);
+  }
   for (int64_t q = count; q < kPanelQueries; ++q) {
     for (int64_t d = 0; d < head_size; ++d) panel[d * kPanelQueries + q] = 0.0f;
   }
@@ -28,9 +39,10 @@ inline void PackQueries(const float* query, ptrdiff_t stride, int64_t count, int
 
 // Scores of Rows keys against Vectors * kLanes queries, each a chain of fused multiply-adds over the head
 // size.
-template <int64_t Rows, int64_t Vectors>
-inline void ScoreKeys(const float* query_panel, const float* key, ptrdiff_t stride, int64_t head_size,
-                      float* scores, float* maxima) {
+template <int64_t Rows, int64_t Vectors, class Element>
+inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t head_size,
+                      float* room, float* scores, float* maxima) {
+  const FloatRows keys = ReadRows(key, stride, Rows, head_size, room);
   Floats sum[Rows][Vectors] = {};
   for (int64_t d = 0; d < head_size; ++d) {
     Floats query[Vectors];
@@ -38,7 +50,7 @@ inline void ScoreKeys(const float* query_panel, const float* key, ptrdiff_t stri
     for (int64_t v = 0; v < Vectors; ++v) query[v] = Load(query_panel + d * kPanelQueries + v * kLanes);
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
-      const Floats k = Broadcast(key[r * stride + d]);
+      const Floats k = Broadcast(keys.first[r * keys.stride + d]);
       SPARSE_OPS_UNROLL
       for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(k, query[v], sum[r][v]);
     }
@@ -56,29 +68,30 @@ inline void ScoreKeys(const float* query_panel, const float* key, ptrdiff_t stri
 }
 
 // All keys of a sequence; maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
-template <int64_t Vectors>
-inline int64_t ScorePanel(const float* query_panel, const float* key, ptrdiff_t stride, int64_t keys,
-                          int64_t head_size, float* scores, float* maxima) {
+template <int64_t Vectors, class Element>
+inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
+                          int64_t head_size, float* room, float* scores, float* maxima) {
   const int64_t groups = keys < kKeyRows ? 1 : keys / kKeyRows;
   const int64_t classes = Min(groups, kMaxClasses);
   for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
   if (keys < kKeyRows) {
     for (int64_t j = 0; j < keys; ++j) {
-      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
-                            maxima);
+      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+                            scores + j * kPanelQueries, maxima);
     }
     return classes;
   }
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t j = group * kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
-                                 maxima + group % kMaxClasses * kPanelQueries);
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+                                 scores + j * kPanelQueries, maxima + group % kMaxClasses * kPanelQueries);
   }
   if (keys % kKeyRows != 0) {
     // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
     // keys: a key in two classes would count twice in the bound.
     const int64_t j = keys - kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scores + j * kPanelQueries,
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+                                 scores + j * kPanelQueries,
                                  maxima + (groups - 1) % kMaxClasses * kPanelQueries);
   }
   return classes;
@@ -86,9 +99,9 @@ inline int64_t ScorePanel(const float* query_panel, const float* key, ptrdiff_t 
 
 // sums[q][d] += weight[t][q] * value[key(t)][d] for Queries queries and Vectors * kLanes columns, t in
 // [begin, end). columns: how many of the last vector's columns exist.
-template <int64_t Queries, int64_t Vectors, bool Indexed>
+template <int64_t Queries, int64_t Vectors, bool Indexed, class Element>
 inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t begin,
-                         int64_t end, const float* value, ptrdiff_t value_stride, int64_t columns,
+                         int64_t end, const Element* value, ptrdiff_t value_stride, int64_t columns,
                          float* sums, ptrdiff_t sums_stride) {
   Floats sum[Queries][Vectors];
   SPARSE_OPS_UNROLL
@@ -97,11 +110,11 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
     for (int64_t v = 0; v < Vectors; ++v) sum[q][v] = Load(sums + q * sums_stride + v * kLanes);
   }
   for (int64_t t = begin; t < end; ++t) {
-    const float* row = value + (Indexed ? keys[t] : t) * value_stride;
+    const Element* row = value + (Indexed ? keys[t] : t) * value_stride;
     Floats x[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors - 1; ++v) x[v] = Load(row + v * kLanes);
-    const float* last = row + (Vectors - 1) * kLanes;
+    const Element* last = row + (Vectors - 1) * kLanes;
     x[Vectors - 1] = columns == kLanes ? Load(last) : LoadPartial(last, columns);
     SPARSE_OPS_UNROLL
     for (int64_t q = 0; q < Queries; ++q) {
@@ -119,9 +132,9 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
 
 // Sums of kLanes queries over all weights, zero or not. keys: which value row each weight belongs to
 // (Indexed).
-template <bool Indexed>
+template <bool Indexed, class Element>
 inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t count,
-                     const float* value, ptrdiff_t value_stride, int64_t head_size, float* sums,
+                     const Element* value, ptrdiff_t value_stride, int64_t head_size, float* sums,
                      ptrdiff_t sums_stride) {
   constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
   constexpr int64_t kKeyBlock = 128;  // of values and weights, so that they stay in the first cache
@@ -145,13 +158,13 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
 
 // Vectors * kLanes columns of one query's sum over its weights above 0; the same additions in the same order
 // as AddDense.
-template <int64_t Vectors>
-inline void SumSparseTile(const Survivors& survivors, int64_t row, const float* value, ptrdiff_t value_stride,
-                          float* output) {
+template <int64_t Vectors, class Element>
+inline void SumSparseTile(const Survivors& survivors, int64_t row, const Element* value,
+                          ptrdiff_t value_stride, Element* output) {
   Floats sum[Vectors] = {};
   ForEachPositive(survivors, row, [&](int64_t t) {
     const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
-    const float* x = value + survivors.keys[t] * value_stride;
+    const Element* x = value + survivors.keys[t] * value_stride;
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) sum[v] = MulAdd(weight, Load(x + v * kLanes), sum[v]);
   });
@@ -160,8 +173,9 @@ inline void SumSparseTile(const Survivors& survivors, int64_t row, const float* 
 }
 
 // One query's output (head_size).
-inline void SumSparse(const Survivors& survivors, int64_t row, const float* value, ptrdiff_t value_stride,
-                      int64_t head_size, float* output) {
+template <class Element>
+inline void SumSparse(const Survivors& survivors, int64_t row, const Element* value, ptrdiff_t value_stride,
+                      int64_t head_size, Element* output) {
   int64_t d = 0;
   for (; d + 8 * kLanes <= head_size; d += 8 * kLanes) {
     SumSparseTile<8>(survivors, row, value + d, value_stride, output + d);
@@ -176,10 +190,10 @@ inline void SumSparse(const Survivors& survivors, int64_t row, const float* valu
     Floats sum = {};
     ForEachPositive(survivors, row, [&](int64_t t) {
       const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
-      const float* x = value + survivors.keys[t] * value_stride + d;
+      const Element* x = value + survivors.keys[t] * value_stride + d;
       sum = MulAdd(weight, LoadPartial(x, head_size - d), sum);
     });
-    __builtin_memcpy(output + d, &sum, static_cast<size_t>(head_size - d) * sizeof(float));
+    StorePartial(output + d, head_size - d, sum);
   }
 }
 

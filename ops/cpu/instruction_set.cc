@@ -5,17 +5,29 @@
 #include <string>
 #include <vector>
 
+#if defined(SPARSE_OPS_X86)
+#include <cpuid.h>
+#endif
+
 #include "runtime/status.h"
 
 namespace sparse_ops {
 namespace {
+
+#if defined(SPARSE_OPS_X86)
+// Asked of the processor itself: __builtin_cpu_supports knows "f16c" only in newer compilers.
+bool SupportsF16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 // Widest first.
 std::vector<const Kernels*> SupportedKernels() {
   std::vector<const Kernels*> supported;
 #if defined(SPARSE_OPS_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && SupportsF16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   if (avx512) supported.push_back(&kKernelsAvx512);

@@ -10,16 +10,20 @@ namespace sparse_ops {
 #define SPARSE_OPS_STRING(x) #x
 #define SPARSE_OPS_NAME(x) SPARSE_OPS_STRING(x)
 
+#define SPARSE_OPS_KERNELS(Element)                                                          \
+  {SPARSE_OPS_TARGET::SparsegenLin<Element>, SPARSE_OPS_TARGET::SparsegenAttention<Element>, \
+   SPARSE_OPS_TARGET::SoftmaxAttention<Element>}
+
 const Kernels SPARSE_OPS_TABLE = {
+    SPARSE_OPS_KERNELS(float),
+    SPARSE_OPS_KERNELS(Half),
+    SPARSE_OPS_KERNELS(BFloat16),
     SPARSE_OPS_NAME(SPARSE_OPS_TARGET),
     SPARSE_OPS_TARGET::kPanelQueries,
     SPARSE_OPS_TARGET::kLanes,
     SPARSE_OPS_TARGET::SparsegenLinScratchFloats,
     SPARSE_OPS_TARGET::SparsegenAttentionScratchFloats,
     SPARSE_OPS_TARGET::SoftmaxAttentionScratchFloats,
-    SPARSE_OPS_TARGET::SparsegenLin,
-    SPARSE_OPS_TARGET::SparsegenAttention,
-    SPARSE_OPS_TARGET::SoftmaxAttention,
 };
 
 }  // namespace sparse_ops

@@ -6,7 +6,7 @@
 // keeps one copy of such a function, maybe the one compiled for AVX-512, and an older processor would then
 // run it. So: no C++ standard library here beyond plain types.
 //
-//   Floats, Ints        kLanes numbers; + - * / are the compiler's own on vectors
+//   Floats, Ints, Words kLanes numbers; + - * / are the compiler's own on vectors
 //   Mask                one truth value per lane
 //   Load, Store         unaligned
 //   LoadPartial(p, n)   p[0..n), 0 < n < kLanes, zeros beyond; reads nothing past p[n - 1]
@@ -15,6 +15,9 @@
 //   AddIf, CountIf      adds a, or one, in the lanes of the mask
 //   SetIf               sets bits in the lanes of the mask
 //   Bits                bit i is lane i
+//   HalfWords           kLanes 16-bit words: float16 or bfloat16 as they lie in memory
+//   LoadPartialWords    as LoadPartial
+//   FromHalf, ToHalf    float16 to float32, exact, and back, to the nearest and to even between two
 //   kKeyRows            rows of the score micro-kernel: rows * 2 accumulators fill the registers
 #pragma once
 
@@ -41,10 +44,8 @@ namespace SPARSE_OPS_TARGET {
 
 constexpr float kInfinity = __builtin_inff();
 
-inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-typedef uint32_t Words __attribute__((vector_size(sizeof(Floats))));
+constexpr int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }
 

@@ -1,4 +1,4 @@
-// 8 floats in an AVX register with FMA; see simd.h for what each operation means.
+// 8 floats in an AVX register with FMA and F16C; see simd.h for what each operation means.
 #pragma once
 
 #include <immintrin.h>
@@ -8,6 +8,8 @@ namespace SPARSE_OPS_TARGET {
 
 using Floats = __m256;
 typedef int Ints __attribute__((vector_size(32)));
+typedef uint32_t Words __attribute__((vector_size(32)));
+typedef uint16_t HalfWords __attribute__((vector_size(16)));
 using Mask = __m256;
 
 constexpr int64_t kLanes = 8;
@@ -31,6 +33,21 @@ inline Ints CountIf(Mask mask, Ints count) { return count - reinterpret_cast<Int
 inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
 inline Mask Or(Mask a, Mask b) { return _mm256_or_ps(a, b); }
 inline unsigned Bits(Mask mask) { return static_cast<unsigned>(_mm256_movemask_ps(mask)); }
+
+inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {
+  const __m128i lane = _mm_setr_epi32(0, 1, 2, 3);
+  const __m128i pairs = _mm_set1_epi32(static_cast<int>(count / 2));
+  __m128i words = _mm_maskload_epi32(reinterpret_cast<const int*>(from), _mm_cmpgt_epi32(pairs, lane));
+  if (count % 2 != 0) {
+    const __m128i last = _mm_set1_epi32(from[count - 1]);
+    words = _mm_or_si128(words, _mm_and_si128(last, _mm_cmpeq_epi32(pairs, lane)));
+  }
+  return reinterpret_cast<HalfWords>(words);
+}
+inline Floats FromHalf(HalfWords bits) { return _mm256_cvtph_ps(reinterpret_cast<__m128i>(bits)); }
+inline HalfWords ToHalf(Floats a) {
+  return reinterpret_cast<HalfWords>(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 
 }  // namespace SPARSE_OPS_TARGET
 }  // namespace sparse_ops

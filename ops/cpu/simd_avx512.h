@@ -8,6 +8,8 @@ namespace SPARSE_OPS_TARGET {
 
 using Floats = __m512;
 typedef int Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t HalfWords __attribute__((vector_size(32)));
 using Mask = __mmask16;
 
 constexpr int64_t kLanes = 16;
@@ -36,6 +38,14 @@ inline Ints SetIf(Mask mask, Ints word, int bits) {
 }
 inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 inline unsigned Bits(Mask mask) { return mask; }
+
+inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {
+  return reinterpret_cast<HalfWords>(_mm256_maskz_loadu_epi16(static_cast<Mask>((1u << count) - 1), from));
+}
+inline Floats FromHalf(HalfWords bits) { return _mm512_cvtph_ps(reinterpret_cast<__m256i>(bits)); }
+inline HalfWords ToHalf(Floats a) {
+  return reinterpret_cast<HalfWords>(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 
 }  // namespace SPARSE_OPS_TARGET
 }  // namespace sparse_ops

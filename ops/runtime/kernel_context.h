@@ -8,9 +8,19 @@
 #include <string>
 #include <vector>
 
+#include "cpu/elements.h"
 #include "runtime/ort_abi.h"
 
 namespace sparse_ops {
+
+template <class Element>
+inline constexpr ONNXTensorElementDataType kElementType{};
+template <>
+inline constexpr auto kElementType<float> = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+template <>
+inline constexpr auto kElementType<Half> = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+template <>
+inline constexpr auto kElementType<BFloat16> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
 using Shape = std::vector<int64_t>;
 

@@ -4,22 +4,32 @@
 
 namespace sparse_ops {
 
-SoftmaxAttention::SoftmaxAttention(const KernelInfo& info) : attributes_(info, kName) {}
+template <class Element>
+SoftmaxAttention<Element>::SoftmaxAttention(const KernelInfo& info) : attributes_(info, kName) {}
 
-void SoftmaxAttention::InferShapes(ShapeContext& context) { context.SetOutputLike(0, 0); }
+template <class Element>
+void SoftmaxAttention<Element>::InferShapes(ShapeContext& context) {
+  context.SetOutputLike(0, 0);
+}
 
-void SoftmaxAttention::Compute(KernelContext& context) const {
-  const AttentionInputs inputs(attributes_, context);
-  PackedAttention tensors{};
+template <class Element>
+void SoftmaxAttention<Element>::Compute(KernelContext& context) const {
+  const AttentionInputs<Element> inputs(attributes_, context);
+  PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput<float>(0, inputs.query.shape);
+  tensors.output = context.GetOutput<Element>(0, inputs.query.shape);
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
   const Kernels& kernels = ChosenKernels();
-  RunPackedAttention(context, inputs, tensors, kernels.softmax_attention, kernels.softmax_attention_scratch);
+  const ElementKernels<Element>& typed = kernels;
+  RunPackedAttention(context, inputs, tensors, typed.softmax_attention, kernels.softmax_attention_scratch);
 }
+
+template class SoftmaxAttention<float>;
+template class SoftmaxAttention<Half>;
+template class SoftmaxAttention<BFloat16>;
 
 }  // namespace sparse_ops

@@ -4,13 +4,14 @@
 
 namespace sparse_ops {
 
+template <class Element>
 class SoftmaxAttention {
  public:
   static constexpr const char* kName = "SoftmaxAttention";
-  static constexpr ONNXTensorElementDataType kInputs[] = {
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>, kElementType<Element>,
+                                                          kElementType<Element>,
+                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
+  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
 
   explicit SoftmaxAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -6,11 +6,12 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 struct SoftmaxAttentionScratch {
-  float *query_panel, *scores, *maxima, *sums;
+  float *query_panel, *room, *scores, *maxima, *sums;
 
   int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
     query_panel = layout.Take(head_size * kPanelQueries);
+    room = layout.Take(RowsRoom(kKeyRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
@@ -38,23 +39,25 @@ inline Floats ExponentiateColumn(float* scores, int64_t keys, const float* maxim
   return Select(NotAtMost(total, Floats{}), Broadcast(1.0f) / total, Floats{});
 }
 
-inline void SoftmaxAttention(const PackedAttention& tensors, const QueryRange& range, float* scratch) {
+template <class Element>
+inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
+                             float* scratch) {
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sums_stride = RoundUp(head_size, kLanes);
   const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
-  const float* key = tensors.key + sequence;
-  const float* value = tensors.value + sequence;
+  const Element* key = tensors.key + sequence;
+  const Element* value = tensors.value + sequence;
   SoftmaxAttentionScratch at;
   at.Lay(scratch, range.sequence_length, head_size);
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale,
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale, at.room,
                 at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2> : ScorePanel<1>;
+    const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
     const int64_t classes =
-        score(at.query_panel, key, stride, range.sequence_length, head_size, at.scores, at.maxima);
+        score(at.query_panel, key, stride, range.sequence_length, head_size, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
       const Floats normalizer =
@@ -64,8 +67,8 @@ inline void SoftmaxAttention(const PackedAttention& tensors, const QueryRange& r
                       head_size, at.sums, sums_stride);
       const int64_t rows = Min(kLanes, queries - column);
       for (int64_t r = 0; r < rows; ++r) {
-        float* output = tensors.output + sequence + (begin + column + r) * stride;
-        for (int64_t d = 0; d < head_size; ++d) output[d] = at.sums[r * sums_stride + d] * normalizer[r];
+        WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r]),
+                 tensors.output + sequence + (begin + column + r) * stride);
       }
     }
   }

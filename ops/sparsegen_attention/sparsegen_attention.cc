@@ -5,29 +5,37 @@
 
 namespace sparse_ops {
 
-SparsegenAttention::SparsegenAttention(const KernelInfo& info)
+template <class Element>
+SparsegenAttention<Element>::SparsegenAttention(const KernelInfo& info)
     : attributes_(info, kName), factor_(SparsegenFactor(info, kName)) {}
 
-void SparsegenAttention::InferShapes(ShapeContext& context) {
+template <class Element>
+void SparsegenAttention<Element>::InferShapes(ShapeContext& context) {
   context.SetOutputLike(0, 0);
   context.SetOutputRowsLike(1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, 0, "num_heads");
 }
 
-void SparsegenAttention::Compute(KernelContext& context) const {
-  const AttentionInputs inputs(attributes_, context);
-  PackedAttention tensors{};
+template <class Element>
+void SparsegenAttention<Element>::Compute(KernelContext& context) const {
+  const AttentionInputs<Element> inputs(attributes_, context);
+  PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput<float>(0, inputs.query.shape);
+  tensors.output = context.GetOutput<Element>(0, inputs.query.shape);
   tensors.support = context.GetOutput<int32_t>(1, {inputs.tokens, attributes_.num_heads});
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
   tensors.factor = factor_;
   const Kernels& kernels = ChosenKernels();
-  RunPackedAttention(context, inputs, tensors, kernels.sparsegen_attention,
+  const ElementKernels<Element>& typed = kernels;
+  RunPackedAttention(context, inputs, tensors, typed.sparsegen_attention,
                      kernels.sparsegen_attention_scratch);
 }
+
+template class SparsegenAttention<float>;
+template class SparsegenAttention<Half>;
+template class SparsegenAttention<BFloat16>;
 
 }  // namespace sparse_ops

@@ -6,12 +6,13 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 struct SparsegenAttentionScratch {
-  float *query_panel, *scores, *maxima, *weights, *sums;
+  float *query_panel, *room, *scores, *maxima, *weights, *sums;
   int32_t *keys, *positive;
 
   int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
     query_panel = layout.Take(head_size * kPanelQueries);
+    room = layout.Take(RowsRoom(kKeyRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     weights = layout.Take(longest_sequence * kLanes);
@@ -31,8 +32,9 @@ inline size_t SparsegenAttentionScratchFloats(int64_t longest_sequence, int64_t 
 constexpr int64_t kSparseCost = kLanes / 4 + 1;
 
 // Weighted sums of the values for kLanes queries, whose first output row is `output`.
-inline void SumValues(const Survivors& survivors, const float* value, ptrdiff_t stride, int64_t head_size,
-                      int64_t rows, float* sums, float* output) {
+template <class Element>
+inline void SumValues(const Survivors& survivors, const Element* value, ptrdiff_t stride, int64_t head_size,
+                      int64_t rows, float* sums, Element* output) {
   int64_t pairs = 0;
   for (int64_t r = 0; r < rows; ++r) pairs += survivors.support[r];
   if (pairs * kSparseCost <= survivors.count * kLanes) {
@@ -46,27 +48,28 @@ inline void SumValues(const Survivors& survivors, const float* value, ptrdiff_t 
   AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, stride, head_size, sums,
                  sums_stride);
   for (int64_t r = 0; r < rows; ++r) {
-    __builtin_memcpy(output + r * stride, sums + r * sums_stride,
-                     static_cast<size_t>(head_size) * sizeof(float));
+    WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), output + r * stride);
   }
 }
 
-inline void SparsegenAttention(const PackedAttention& tensors, const QueryRange& range, float* scratch) {
+template <class Element>
+inline void SparsegenAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
+                               float* scratch) {
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
-  const float* key = tensors.key + sequence;
-  const float* value = tensors.value + sequence;
+  const Element* key = tensors.key + sequence;
+  const Element* value = tensors.value + sequence;
   SparsegenAttentionScratch at;
   at.Lay(scratch, range.sequence_length, head_size);
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale,
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale, at.room,
                 at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2> : ScorePanel<1>;
+    const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
     const int64_t classes =
-        score(at.query_panel, key, stride, range.sequence_length, head_size, at.scores, at.maxima);
+        score(at.query_panel, key, stride, range.sequence_length, head_size, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
       const int64_t rows = Min(kLanes, queries - column);
@@ -75,7 +78,7 @@ inline void SparsegenAttention(const PackedAttention& tensors, const QueryRange&
                       kPanelQueries, classes},
                      tensors.factor, rows, &survivors);
       const int64_t row = range.sequence_begin + begin + column;
-      float* output = tensors.output + row * stride + range.head * head_size;
+      Element* output = tensors.output + row * stride + range.head * head_size;
       SumValues(survivors, value, stride, head_size, rows, at.sums, output);
 
       const unsigned nan = Bits(survivors.nan);
@@ -83,7 +86,8 @@ inline void SparsegenAttention(const PackedAttention& tensors, const QueryRange&
         const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
         tensors.support[(row + r) * tensors.num_heads + range.head] =
             is_nan ? static_cast<int32_t>(range.sequence_length) : survivors.support[r];
-        for (int64_t d = 0; is_nan && d < head_size; ++d) output[r * stride + d] = __builtin_nanf("");
+        for (int64_t d = 0; is_nan && d < head_size; ++d)
+          WriteOne(output + r * stride + d, __builtin_nanf(""));
       }
     }
   }

@@ -22,13 +22,18 @@ float SparsegenFactor(const KernelInfo& info, const char* op) {
   return static_cast<float>(1.0 / (1.0 - static_cast<double>(lambd)));
 }
 
-SparsegenLin::SparsegenLin(const KernelInfo& info)
+template <class Element>
+SparsegenLin<Element>::SparsegenLin(const KernelInfo& info)
     : factor_(SparsegenFactor(info, kName)), axis_(info.IntOr("axis", -1, "an integer")) {}
 
-void SparsegenLin::InferShapes(ShapeContext& context) { context.SetOutputLike(0, 0); }
+template <class Element>
+void SparsegenLin<Element>::InferShapes(ShapeContext& context) {
+  context.SetOutputLike(0, 0);
+}
 
-void SparsegenLin::Compute(KernelContext& context) const {
-  const Input<float> scores = context.GetInput<float>(0);
+template <class Element>
+void SparsegenLin<Element>::Compute(KernelContext& context) const {
+  const Input<Element> scores = context.GetInput<Element>(0);
   const int64_t rank = static_cast<int64_t>(scores.shape.size());
   if (rank == 0) {
     throw InvalidArgument(Message(kName, ": scores is a scalar; accepted: rank 1 or more"));
@@ -38,7 +43,7 @@ void SparsegenLin::Compute(KernelContext& context) const {
                                   ToString(scores.shape), ": ", -rank, " to ", rank - 1));
   }
   const size_t axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
-  AxisRows rows{scores.data, context.GetOutput<float>(0, scores.shape), scores.shape[axis], 1};
+  AxisRows<Element> rows{scores.data, context.GetOutput<Element>(0, scores.shape), scores.shape[axis], 1};
   int64_t count = 1;
   for (size_t i = 0; i < scores.shape.size(); ++i) {
     if (i > axis) rows.inner *= scores.shape[i];
@@ -47,6 +52,7 @@ void SparsegenLin::Compute(KernelContext& context) const {
   if (count == 0 || rows.length == 0) return;
 
   const Kernels& kernels = ChosenKernels();
+  const ElementKernels<Element>& typed = kernels;
   const int64_t block = kernels.row_block;
   const int64_t blocks_per_task = std::max<int64_t>(1, kTaskElements / (block * rows.length));
   const int64_t rows_per_task = blocks_per_task * block;
@@ -55,9 +61,13 @@ void SparsegenLin::Compute(KernelContext& context) const {
     const int64_t begin = static_cast<int64_t>(task) * rows_per_task;
     const int64_t end = std::min(count, begin + rows_per_task);
     for (int64_t row = begin; row < end; row += block) {
-      kernels.sparsegen_lin(rows, factor_, row, std::min(block, end - row), memory);
+      typed.sparsegen_lin(rows, factor_, row, std::min(block, end - row), memory);
     }
   });
 }
+
+template class SparsegenLin<float>;
+template class SparsegenLin<Half>;
+template class SparsegenLin<BFloat16>;
 
 }  // namespace sparse_ops

@@ -7,11 +7,12 @@ namespace sparse_ops {
 // 1 / (1 - lambda) of the node's checked attribute lambd.
 float SparsegenFactor(const KernelInfo& info, const char* op);
 
+template <class Element>
 class SparsegenLin {
  public:
   static constexpr const char* kName = "SparsegenLin";
-  static constexpr ONNXTensorElementDataType kInputs[] = {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>};
+  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
 
   explicit SparsegenLin(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/conversion.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch_layout.h"
 #include "sparsegen_lin/sparsegen_threshold_cpu.h"
@@ -32,7 +33,8 @@ struct RowBlock {
   int64_t count;
 };
 
-inline RowBlock LocateRows(const AxisRows& rows, int64_t first_row, int64_t count) {
+template <class Element>
+inline RowBlock LocateRows(const AxisRows<Element>& rows, int64_t first_row, int64_t count) {
   RowBlock block{{}, count};
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = first_row + i;
@@ -42,26 +44,34 @@ inline RowBlock LocateRows(const AxisRows& rows, int64_t first_row, int64_t coun
 }
 
 // scores (length, kLanes): one row per lane, 0 where there is none.
-inline void GatherRows(const AxisRows& rows, const RowBlock& block, float* scores) {
+template <class Element>
+inline void GatherRows(const AxisRows<Element>& rows, const RowBlock& block, float* scores) {
   if (block.count < kLanes) {
     for (int64_t j = 0; j < rows.length; ++j) Store(scores + j * kLanes, Floats{});
   }
   if (rows.inner == 1) {
-    TransposeScaled(rows.input + block.offset[0], rows.length, block.count, rows.length, 1.0f, scores,
-                    kLanes);
+    constexpr int64_t kColumns = 64;  // converted at a time
+    alignas(64) float room[RowsRoom(kLanes, kColumns)];
+    for (int64_t j = 0; j < rows.length; j += kColumns) {
+      const int64_t columns = Min(kColumns, rows.length - j);
+      const FloatRows from =
+          ReadRows(rows.input + block.offset[0] + j, rows.length, block.count, columns, room);
+      TransposeScaled(from.first, from.stride, block.count, columns, 1.0f, scores + j * kLanes, kLanes);
+    }
     return;
   }
   for (int64_t j = 0; j < rows.length; ++j) {
     for (int64_t i = 0; i < block.count; ++i) {
-      scores[j * kLanes + i] = rows.input[block.offset[i] + j * rows.inner];
+      scores[j * kLanes + i] = ReadOne(rows.input + block.offset[i] + j * rows.inner);
     }
   }
 }
 
-inline void ScatterRows(const AxisRows& rows, const RowBlock& block, const Survivors& survivors) {
-  float filler[kLanes];
+template <class Element>
+inline void ScatterRows(const AxisRows<Element>& rows, const RowBlock& block, const Survivors& survivors) {
+  Element filler[kLanes];
   const unsigned nan = Bits(survivors.nan);
-  for (int64_t i = 0; i < kLanes; ++i) filler[i] = nan >> i & 1 ? __builtin_nanf("") : 0.0f;
+  for (int64_t i = 0; i < kLanes; ++i) WriteOne(filler + i, nan >> i & 1 ? __builtin_nanf("") : 0.0f);
   if (rows.inner == 1) {
     for (int64_t i = 0; i < block.count; ++i) {
       for (int64_t j = 0; j < rows.length; ++j) rows.output[block.offset[i] + j] = filler[i];
@@ -73,14 +83,15 @@ inline void ScatterRows(const AxisRows& rows, const RowBlock& block, const Survi
   }
   for (int64_t i = 0; i < block.count; ++i) {
     if (nan >> i & 1) continue;
-    float* output = rows.output + block.offset[i];
+    Element* output = rows.output + block.offset[i];
     ForEachPositive(survivors, i, [&](int64_t t) {
-      output[survivors.keys[t] * rows.inner] = survivors.weights[t * kLanes + i];
+      WriteOne(output + survivors.keys[t] * rows.inner, survivors.weights[t * kLanes + i]);
     });
   }
 }
 
-inline void SparsegenLin(const AxisRows& rows, float factor, int64_t first_row, int64_t count,
+template <class Element>
+inline void SparsegenLin(const AxisRows<Element>& rows, float factor, int64_t first_row, int64_t count,
                          float* scratch) {
   SparsegenLinScratch at;
   at.Lay(scratch, rows.length);

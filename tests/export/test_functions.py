@@ -1,5 +1,6 @@
 """The model-local functions equal the torch reference on a stock ONNX Runtime."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from cases import ATTENTION_CASES, LAMBDAS, AttentionCase
-from sparse_export.functions import attach_functions, op_function
-from sparse_export.packed import packed_attention
+from cases import ATTENTION_CASES, LAMBDAS, AttentionCase, Element
+from casts import between_casts
+from sparse_export.functions import GRAPH_DOMAIN, attach_functions, op_function
+from sparse_export.packed import attend_hidden_first, packed_attention
 from sparse_export.sparsegen import sparsegen_lin
 from sparse_export.symbolic import HeadSettings
 from sparse_serve.op_library import DOMAIN
@@ -21,18 +23,30 @@ Array = npt.NDArray[Any]
 
 
 def run(
-    op_type: str, inputs: dict[str, Array], outputs: dict[str, int], opset: int = 20, **attributes: Any
+    op_type: str,
+    inputs: dict[str, Array],
+    outputs: dict[str, int],
+    opset: int = 20,
+    *,
+    element: Element = "float32",
+    domain: str = DOMAIN,
+    **attributes: Any,
 ) -> list[Array]:
-    """Run one node of our domain without the op library; `outputs` maps names to ONNX types."""
+    """Run one node of our domain without the op library; `outputs` maps names to ONNX types.
+
+    With another `element` the node's tensors are of that type, where the arrays are float32.
+    """
     rank = next(iter(inputs.values())).ndim
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
         for name, array in inputs.items()
     ]
     results = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind in outputs.items()]
-    node = helper.make_node(op_type, list(inputs), list(outputs), domain=DOMAIN, **attributes)
+    node = helper.make_node(op_type, list(inputs), list(outputs), domain=domain, **attributes)
+    floats = {name for name, array in inputs.items() if array.dtype == np.float32}
+    floats |= {name for name, kind in outputs.items() if kind == TensorProto.FLOAT}
     model = helper.make_model(
-        helper.make_graph([node], "one_op", values, results),
+        helper.make_graph(between_casts(node, floats, element), "one_op", values, results),
         opset_imports=[helper.make_opsetid("", opset)],
         ir_version=9 if opset < 21 else 11,
     )
@@ -90,6 +104,69 @@ def test_packed_attention(case: AttentionCase, op_type: str) -> None:
     np.testing.assert_allclose(answers[0], output.numpy(), rtol=0, atol=1e-5)
     if sparse:
         np.testing.assert_array_equal(answers[1], support.numpy())
+
+
+def rounded(array: Array, element: Element) -> Array:
+    return array.astype(element).astype(np.float32)
+
+
+@pytest.mark.parametrize("element", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lambd", [-4.0, 0.99])
+def test_sparsegen_lin_of_other_types_is_rounded_once(lambd: float, element: Element) -> None:
+    draws = np.random.default_rng(0).standard_normal((4, 9, 33), dtype=np.float32) * 4
+    scores = {"scores": rounded(draws, element)}
+    outputs = {"weights": TensorProto.FLOAT}
+    (weights,) = run("SparsegenLin", scores, outputs, element=element, lambd=lambd)
+    (full,) = run("SparsegenLin", scores, outputs, lambd=lambd)
+    np.testing.assert_array_equal(weights, rounded(full, element))
+
+
+@pytest.mark.parametrize("element", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op_type", ["SparsegenAttention", "SoftmaxAttention"])
+@pytest.mark.parametrize("case", ATTENTION_CASES[:7], ids=lambda case: case.name)
+def test_packed_attention_of_other_types_is_rounded_once(
+    case: AttentionCase, op_type: str, element: Element
+) -> None:
+    tensors = (*replace(case, element=element).inputs(), case.cu_seqlens)
+    inputs = dict(zip(("query", "key", "value", "cu_seqlens"), tensors, strict=True))
+    attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale}
+    outputs = {"output": TensorProto.FLOAT}
+    if op_type == "SparsegenAttention":
+        attributes["lambd"] = case.lambd
+        outputs["support"] = TensorProto.INT32
+    output, *support = run(op_type, inputs, outputs, element=element, **attributes)
+    full, *full_support = run(op_type, inputs, outputs, **attributes)
+    np.testing.assert_array_equal(output, rounded(full, element))
+    for found, wanted in zip(support, full_support, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("element", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("hidden", [0, 1, 3])
+@pytest.mark.parametrize("lambd", [None, -4.0])
+def test_hidden_first_tokens(lambd: float | None, hidden: int, element: Element) -> None:
+    """Float32 arithmetic in every type, and rows that are not to be replaced stay as they are."""
+    tokens, heads = 11, HeadSettings(2, 0.25, lambd)
+    rng = np.random.default_rng(hidden)
+    names = ("output", "query", "key", "value")
+    inputs = {
+        name: rounded(rng.standard_normal((tokens + hidden, 32), dtype=np.float32), element) for name in names
+    }
+    inputs["rows"] = np.arange(tokens, tokens + hidden)
+    inputs["allowed"] = rng.random((hidden, tokens + hidden)) < 0.6
+    name = "SoftmaxHiddenFirst" if lambd is None else "SparsegenHiddenFirst"
+    (replaced,) = run(
+        name,
+        inputs,
+        {"replaced": TensorProto.FLOAT},
+        element=element,
+        domain=GRAPH_DOMAIN,
+        **heads.attributes(),
+    )
+    expected = attend_hidden_first(*(torch.from_numpy(array) for array in inputs.values()), heads).numpy()
+    np.testing.assert_array_equal(replaced[:tokens], inputs["output"][:tokens])
+    one_ulp = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[element]
+    np.testing.assert_allclose(replaced, expected, rtol=one_ulp, atol=1e-6)
 
 
 def test_function_signatures() -> None:

@@ -9,15 +9,17 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import TensorProto, helper
 
-from cases import AttentionCase
+from cases import AttentionCase, Element
+from casts import between_casts
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
 
 Array = npt.NDArray[Any]
 
-OUTPUTS: dict[str, dict[str, int]] = {
-    "SparsegenLin": {"weights": TensorProto.FLOAT},
-    "SparsegenAttention": {"output": TensorProto.FLOAT, "support": TensorProto.INT32},
-    "SoftmaxAttention": {"output": TensorProto.FLOAT},
+# None: the type of the first input.
+OUTPUTS: dict[str, dict[str, int | None]] = {
+    "SparsegenLin": {"weights": None},
+    "SparsegenAttention": {"output": None, "support": TensorProto.INT32},
+    "SoftmaxAttention": {"output": None},
 }
 
 
@@ -27,9 +29,16 @@ def library_under_test() -> Path:
 
 
 def op_model(
-    op: str, inputs: dict[str, Array], shapes: dict[str, Any] | None = None, **attributes: Any
+    op: str,
+    inputs: dict[str, Array],
+    shapes: dict[str, Any] | None = None,
+    element: Element = "float32",
+    **attributes: Any,
 ) -> bytes:
-    """Return a serialized model; input types come from the arrays, shapes from `shapes` or unknown sizes."""
+    """Return a serialized model; input types come from the arrays, shapes from `shapes` or unknown sizes.
+
+    Where the node's own `element` is another type, float32 inputs are cast to it, and its outputs back.
+    """
     values = [
         helper.make_tensor_value_info(
             name,
@@ -38,10 +47,16 @@ def op_model(
         )
         for name, array in inputs.items()
     ]
-    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in OUTPUTS[op].items()]
+    own = values[0].type.tensor_type.elem_type
+    results = [
+        helper.make_tensor_value_info(name, own if kind is None else kind, None)
+        for name, kind in OUTPUTS[op].items()
+    ]
     node = helper.make_node(op, list(inputs), list(OUTPUTS[op]), domain=DOMAIN, **attributes)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*values, *results)}
+    floats = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
     model = helper.make_model(
-        helper.make_graph([node], "one_op", values, results),
+        helper.make_graph(between_casts(node, floats, element), "one_op", values, results),
         opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, OPSET_VERSION)],
         ir_version=9,
     )
@@ -64,11 +79,15 @@ def open_session(model: bytes, library: Path, threads: int = 1) -> onnxruntime.I
 
 
 def run_op(
-    library: Path, op: str, inputs: dict[str, Array], threads: int = 1, **attributes: Any
+    library: Path,
+    op: str,
+    inputs: dict[str, Array],
+    threads: int = 1,
+    element: Element = "float32",
+    **attributes: Any,
 ) -> list[Array]:
-    answers: list[Array] = open_session(op_model(op, inputs, **attributes), library, threads).run(
-        None, inputs
-    )
+    model = op_model(op, inputs, element=element, **attributes)
+    answers: list[Array] = open_session(model, library, threads).run(None, inputs)
     return answers
 
 
@@ -83,7 +102,9 @@ def attention_attributes(op: str, case: AttentionCase) -> dict[str, Any]:
 
 
 def run_attention(library: Path, op: str, case: AttentionCase, threads: int = 1) -> list[Array]:
-    return run_op(library, op, attention_inputs(case), threads, **attention_attributes(op, case))
+    return run_op(
+        library, op, attention_inputs(case), threads, case.element, **attention_attributes(op, case)
+    )
 
 
 def bits(array: Array) -> Array:

@@ -143,8 +143,7 @@ def test_a_session_answers_after_a_refusal(library: Path) -> None:
     ("op", "name", "dtype"),
     [
         ("SparsegenLin", "scores", np.float64),
-        ("SparsegenLin", "scores", np.float16),
-        ("SparsegenAttention", "value", np.float16),
+        ("SparsegenLin", "scores", np.int32),
         ("SparsegenAttention", "cu_seqlens", np.int64),
         ("SoftmaxAttention", "query", np.float64),
     ],
@@ -154,7 +153,17 @@ def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: st
     attributes = {"SparsegenLin": {"lambd": 0.0}, "SparsegenAttention": SPARSEGEN}.get(op, {"num_heads": 2})
     inputs[name] = inputs[name].astype(dtype)
     model = op_model(op, inputs, **attributes)
-    kind = {np.float64: "double", np.float16: "float16", np.int64: "int64"}[dtype]
+    kind = {np.float64: "double", np.int32: "int32", np.int64: "int64"}[dtype]
     message = f"'tensor({kind})' of input parameter ({name}) of operator ({op})"
     with pytest.raises(Exception, match=re.escape(message)):
+        open_session(model, library)
+
+
+@pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_mixed_types_are_refused_when_the_model_loads(library: Path, op: str, name: str) -> None:
+    inputs = attention_inputs(CASE)
+    attributes = SPARSEGEN if op == "SparsegenAttention" else {"num_heads": 2}
+    model = op_model(op, inputs | {name: inputs[name].astype(np.float16)}, **attributes)
+    with pytest.raises(Exception, match=f"no kernel def matches node inputs for Op: {op}"):
         open_session(model, library)

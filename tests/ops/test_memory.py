@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from one_op import library_under_test
+
+from cases import Element
 
 LENGTH = 2048
 # Fixed thresholds: glibc raises them when large blocks are freed, and then keeps what a process gave back.
@@ -19,22 +22,28 @@ from cases import AttentionCase
 from one_op import attention_attributes, attention_inputs, op_model, session_options
 import onnxruntime
 
-library, op, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+library, op, length, element = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 status = Path("/proc/self/status")
 
 def kibibytes(field):
     return int(re.search(field + r":\\s+(\\d+)", status.read_text())[1])
+
+def feed(case):
+    inputs = attention_inputs(case)
+    return {name: inputs[name].astype(element) for name in inputs if name != "cu_seqlens"} | {
+        "cu_seqlens": inputs["cu_seqlens"]
+    }
 
 case = AttentionCase("memory", (length,), 12, 64, scores="trained")
 options = session_options(library, threads=2)
 options.enable_cpu_mem_arena = False
 options.enable_mem_pattern = False
 session = onnxruntime.InferenceSession(
-    op_model(op, attention_inputs(case), **attention_attributes(op, case)), options,
+    op_model(op, feed(case), **attention_attributes(op, case)), options,
     providers=["CPUExecutionProvider"],
 )
-session.run(None, attention_inputs(AttentionCase("small", (3,), 12, 64)))
-inputs = attention_inputs(case)
+session.run(None, feed(AttentionCase("small", (3,), 12, 64)))
+inputs = feed(case)
 gc.collect()
 before = kibibytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
@@ -48,18 +57,20 @@ print(peak, kibibytes("VmRSS") - before)
 """
 
 
+@pytest.mark.parametrize("element", ["float32", "float16"])
 @pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
-def test_peak_stays_far_under_one_score_matrix(op: str) -> None:
+def test_peak_stays_far_under_one_score_matrix(op: str, element: Element) -> None:
+    """Nor near a float32 copy of the float16 inputs."""
     tests = Path(__file__).resolve().parent
     answer = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(library_under_test()), op, str(LENGTH)],
+        [sys.executable, "-c", SCRIPT, str(library_under_test()), op, str(LENGTH), element],
         env={"PYTHONPATH": f"{tests}:{tests.parent}"} | MALLOC,
         check=True,
         capture_output=True,
         text=True,
     )
     peak, kept = (int(number) * 1024 for number in answer.stdout.split())
-    output = LENGTH * 12 * 64 * 4
+    output = LENGTH * 12 * 64 * np.dtype(element).itemsize
     one_matrix = LENGTH * LENGTH * 4
     assert output <= peak < output + one_matrix / 4
     assert kept < one_matrix / 16

@@ -1,0 +1,99 @@
+// Tensors of any element type, float32 in registers. Reading is exact; writing rounds once, to the nearest
+// and to even between two, and keeps infinities and NaN. Neither depends on how the thread treats subnormal
+// numbers.
+//
+//   Load, LoadPartial, Store       those of simd.h, for Half and BFloat16 too
+//   StorePartial(p, n, a)          p[0..n) = a[0..n), 0 < n <= kLanes; writes nothing beyond
+//   ReadOne, WriteOne              a single element
+//   ReadRows, WriteRow             rows of any number of columns
+#pragma once
+
+#include "cpu/elements.h"
+#include "cpu/simd.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+inline Floats ToFloats(HalfWords bits, Half) { return FromHalf(bits); }
+inline HalfWords ToElements(Floats a, Half) { return ToHalf(a); }
+
+inline Floats ToFloats(HalfWords bits, BFloat16) {
+  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+inline HalfWords ToElements(Floats a, BFloat16) {
+  const Words bits = reinterpret_cast<Words>(a);
+  const Words rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  const Words quiet = bits | 0x00400000u;  // rounding could carry a NaN into infinity or beyond
+  return __builtin_convertvector(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16, HalfWords);
+}
+
+template <class Element>
+inline Floats Load(const Element* from) {
+  HalfWords bits;
+  __builtin_memcpy(&bits, from, sizeof(bits));
+  return ToFloats(bits, Element{});
+}
+template <class Element>
+inline Floats LoadPartial(const Element* from, int64_t count) {
+  return ToFloats(LoadPartialWords(&from->bits, count), Element{});
+}
+template <class Element>
+inline void Store(Element* to, Floats a) {
+  const HalfWords bits = ToElements(a, Element{});
+  __builtin_memcpy(to, &bits, sizeof(bits));
+}
+
+inline void StorePartial(float* to, int64_t count, Floats a) {
+  __builtin_memcpy(to, &a, static_cast<size_t>(count) * sizeof(float));
+}
+template <class Element>
+inline void StorePartial(Element* to, int64_t count, Floats a) {
+  const HalfWords bits = ToElements(a, Element{});
+  __builtin_memcpy(to, &bits, static_cast<size_t>(count) * sizeof(Element));
+}
+
+inline float ReadOne(const float* from) { return *from; }
+template <class Element>
+inline float ReadOne(const Element* from) {
+  return LoadPartial(from, 1)[0];
+}
+inline void WriteOne(float* to, float a) { *to = a; }
+template <class Element>
+inline void WriteOne(Element* to, float a) {
+  StorePartial(to, 1, Broadcast(a));
+}
+
+// Rows of a matrix in float32.
+struct FloatRows {
+  const float* first;
+  ptrdiff_t stride;
+};
+
+// The number of floats that ReadRows may need to convert so many rows and columns.
+constexpr int64_t RowsRoom(int64_t rows, int64_t columns) { return rows * RoundUp(columns, kLanes); }
+
+// float32 rows are read where they lie, others are converted into `room`.
+inline FloatRows ReadRows(const float* from, ptrdiff_t stride, int64_t, int64_t, float*) {
+  return {from, stride};
+}
+template <class Element>
+inline FloatRows ReadRows(const Element* from, ptrdiff_t stride, int64_t rows, int64_t columns, float* room) {
+  const ptrdiff_t room_stride = RoundUp(columns, kLanes);
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) Store(room + r * room_stride + j, Load(from + r * stride + j));
+    if (j < columns) Store(room + r * room_stride + j, LoadPartial(from + r * stride + j, columns - j));
+  }
+  return {room, room_stride};
+}
+
+// to[0..columns) = from[0..columns) * factor; `from` is readable up to the next multiple of kLanes.
+template <class Element>
+inline void WriteRow(const float* from, int64_t columns, Floats factor, Element* to) {
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j) * factor);
+  if (j < columns) StorePartial(to + j, columns - j, Load(from + j) * factor);
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops
