@@ -1,7 +1,9 @@
 # Triton with the op library and the tokenizer, for a model repository mounted at /models.
 #
 #   docker build -f docker/serve.Dockerfile -t sparse-serve .
-#   docker run --rm --shm-size=256m -p 127.0.0.1:8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" sparse-serve
+#   sparse-serve serve model_repository --mode docker
+#
+# which, with --dry-run, shows the docker run line for a machine without sparse-serve.
 #
 # The stock image carries every backend of Triton. For one of a fraction of its size, compose an image that
 # has only the two that are used, with compose.py of triton-inference-server/server (branch r26.07), and
@@ -39,6 +41,8 @@ ENV LD_LIBRARY_PATH=/opt/sparse-serve/lib:${LD_LIBRARY_PATH}
 RUN python3 -c "import ctypes, numpy, tokenizers; ctypes.CDLL('libsparse_ops.so')"
 
 COPY --chmod=755 docker/entrypoint.sh docker/check_entries.py docker/healthcheck.py /opt/sparse-serve/
+# `serve --mode docker` compares it with the entries before it starts a container.
+LABEL sparse-serve.op-library-version="1"
 ENV MODEL_REPOSITORY=/models ORT_DISABLE_TELEMETRY=1
 VOLUME /models
 USER 1000:1000

@@ -13,18 +13,20 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from sparse_serve.cli_classify import classify
-from sparse_serve.cli_options import CONTEXT, DEFAULT_REPOSITORY, Verbose, run
+from sparse_serve.cli_options import CONTEXT, DEFAULT_REPOSITORY, Verbose, run, table_console
 from sparse_serve.cli_profile import profile_command
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.info import read_info
 from sparse_serve.repository.check import Finding, Level, check_entry
 from sparse_serve.repository.releases import DEFAULT_RELEASE
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
+from sparse_serve.triton.installation import Mode
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
 
 __all__ = ["app", "run"]
 
@@ -41,10 +43,19 @@ class ServerMode(StrEnum):
     auto = "auto"
     path = "path"
     bundled = "bundled"
+    docker = "docker"
+
+
+_LOCAL_MODES: dict[ServerMode, Mode] = {
+    ServerMode.auto: "auto",
+    ServerMode.path: "path",
+    ServerMode.bundled: "bundled",
+}
 
 
 @app.command(context_settings=CONTEXT)
 def serve(  # noqa: PLR0913  one parameter per option
+    context: typer.Context,
     repository: Annotated[Path, typer.Argument(metavar="DIR", help="Model repository.")] = DEFAULT_REPOSITORY,
     triton_args: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="Passed to Triton.")
@@ -57,31 +68,83 @@ def serve(  # noqa: PLR0913  one parameter per option
         str, typer.Option(help="Address to listen on; the bundled Triton takes loopback only.")
     ] = "127.0.0.1",
     mode: Annotated[
-        ServerMode, typer.Option(help="tritonserver on PATH, or the bundled one.")
+        ServerMode, typer.Option(help="tritonserver on PATH, the bundled one, or the container of docker/.")
     ] = ServerMode.auto,
+    image: Annotated[
+        str | None, typer.Option(help="Image of the container.", show_default=DEFAULT_IMAGE)
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs of the container, as docker run has it: all.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Most memory of the container, as docker run has it: 4g.")
+    ] = None,
     portable: Annotated[
         bool, typer.Option("--portable", help="Serve without the op library, slower.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="First hold every file against its digest in the manifest.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the command line that would be run.")
     ] = False,
     log_file: Annotated[Path | None, typer.Option(help="Keep Triton's log here.")] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a model repository with Triton until Ctrl-C."""
+    """Serve a model repository with Triton until Ctrl-C.
+
+    Exits with status 1 as soon as the server, or the process of a model, has died: have a supervisor start it
+    again. To find out, the models of a container are asked for an inference every five seconds, which
+    Triton's statistics count.
+    """
     if triton_args and not triton_args[0].startswith("-"):
         raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")
-    server = TritonServer(
-        ServerOptions(
-            repository,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            address=host,
-            mode=mode.value,
-            portable=portable,
-            extra_args=tuple(triton_args or ()),
-            log_path=log_file,
-            echo_log=verbose,
-        )
+    options = ServerOptions(
+        repository,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        address=host,
+        mode=_LOCAL_MODES.get(mode, "auto"),
+        portable=portable,
+        verify=verify,
+        extra_args=tuple(triton_args or ()),
+        log_path=log_file,
+        echo_log=verbose,
     )
+    if mode is ServerMode.docker:
+        container = ContainerOptions(image or DEFAULT_IMAGE, gpus, memory)
+        server: Server = ContainerServer(options, container)
+    else:
+        _refuse_container_options(context)
+        server = TritonServer(options)
+    if dry_run:
+        _show(server.launch_line(), 0 in (http_port, grpc_port, metrics_port))
+    else:
+        _serve(server)
+
+
+def _refuse_container_options(context: typer.Context) -> None:
+    """Refuse them on the command line; in the environment they are for the servers that take them."""
+    for name in ("image", "gpus", "memory"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(
+                f"--{name} {context.params[name]} is the container's: give it with --mode docker"
+            )
+
+
+def _show(line: LaunchLine, picks_ports: bool) -> None:
+    """Print the line on stdout and, on stderr, what of it holds only once it is run by `serve`."""
+    print(line)
+    notes = [f"{folder} is there only while serve runs" for folder in line.scratch]
+    if picks_ports:
+        notes.append("serve puts a free port in the place of 0")
+    if notes:
+        print("; ".join(notes), file=sys.stderr)
+
+
+def _serve(server: Server) -> None:
     _interrupt_once(server)
     with server:
         with suppress(KeyboardInterrupt):
@@ -96,7 +159,7 @@ def serve(  # noqa: PLR0913  one parameter per option
         print("stopping; Ctrl-C again kills", file=sys.stderr)
 
 
-def _interrupt_once(server: TritonServer) -> None:
+def _interrupt_once(server: Server) -> None:
     """Have the first signal interrupt, so that the server is stopped, and any further one kill it."""
     interrupted = threading.Event()
 
@@ -132,7 +195,7 @@ def check(
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        Console().print(_findings_table(findings))
+        table_console().print(_findings_table(findings))
     errors = sum(finding.level is Level.error for finding in findings)
     if errors:
         raise RepositoryError(

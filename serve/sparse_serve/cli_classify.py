@@ -3,33 +3,31 @@
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from itertools import groupby, islice
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text as RichText
 
-from sparse_serve.cli_options import Verbose
+from sparse_serve.cli_options import Verbose, table_console
+from sparse_serve.cli_texts import (
+    Text,
+    TextColumn,
+    TextFile,
+    TextPairColumn,
+    TextPairs,
+    Texts,
+    iter_texts,
+    plain,
+)
 from sparse_serve.client import Classifier, Prediction
-from sparse_serve.data import TEXT_PAIR
-from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import iter_records, text_of
 
 _SHOWN_CHARACTERS = 60
 _DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
-
-
-class Text(NamedTuple):
-    """One text to classify, with its second text where it has one."""
-
-    text: str
-    pair: str | None
 
 
 class Interface(StrEnum):
@@ -50,19 +48,12 @@ class Format(StrEnum):
 
 def classify(  # noqa: PLR0913  one parameter per option
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model: an entry's name.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; else lines of stdin.")
-    ] = None,
+    texts: Texts = None,
     *,
-    file: Annotated[Path | None, typer.Option(help="TSV, CSV or JSONL file of texts.")] = None,
-    text_column: Annotated[str, typer.Option(help="The file's column of texts.")] = "text_a",
-    text_pair_column: Annotated[
-        str | None,
-        typer.Option(
-            help="The file's column of second texts.", show_default=f"{TEXT_PAIR}, where there is one"
-        ),
-    ] = None,
-    text_pair: Annotated[list[str] | None, typer.Option(help="Second text, one for each TEXT.")] = None,
+    file: TextFile = None,
+    text_column: TextColumn = "text_a",
+    text_pair_column: TextPairColumn = None,
+    text_pair: TextPairs = None,
     interface: Annotated[Interface, typer.Option("-i", "--interface", help="Protocol.")] = Interface.http,
     url: Annotated[
         str | None,
@@ -75,16 +66,7 @@ def classify(  # noqa: PLR0913  one parameter per option
     verbose: Verbose = False,
 ) -> None:
     """Classify texts with a served model."""
-    if file is not None and (texts or text_pair):
-        raise OptionError("give texts as arguments or with --file, not both")
-    if text_pair and len(text_pair) != len(texts or ()):
-        raise OptionError(f"{len(text_pair)} --text-pair for {len(texts or ())} texts: give one for each")
-    if file is not None:
-        source = _texts_of_file(file, text_column, text_pair_column)
-    elif texts:
-        source = _texts_of_arguments(texts, text_pair or [None] * len(texts))
-    else:
-        source = _texts_of_stdin()
+    source = iter_texts(texts, text_pair, file, text_column, text_pair_column)
     with Classifier(url or _DEFAULT_URLS[interface], interface.value) as classifier:
         _WRITERS[output_format](_predict(classifier, name, source, top_k), top_k or 0)
 
@@ -109,42 +91,12 @@ def _predict(
                 yield from zip(batch, predictions, strict=True)
 
 
-def _texts_of_arguments(texts: Sequence[str], pairs: Sequence[str | None]) -> Iterator[Text]:
-    for number, (text, pair) in enumerate(zip(texts, pairs, strict=True), start=1):
-        try:
-            (text + (pair or "")).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"text {number} of the command line is not UTF-8") from None
-        yield Text(text, pair)
-
-
-def _texts_of_stdin() -> Iterator[Text]:
-    if sys.stdin.isatty():
-        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield Text(line.decode("utf-8").rstrip("\r\n"), None)
-        except UnicodeDecodeError:
-            raise DataError(f"line {number} of stdin is not UTF-8") from None
-
-
-def _texts_of_file(path: Path, column: str, pair_column: str | None) -> Iterator[Text]:
-    """Yield a file's texts; an empty second text means that the row has none."""
-    required = [column] if pair_column is None else [column, pair_column]
-    pair_name = pair_column or TEXT_PAIR
-    for line, record in iter_records(path, required):
-        has_pair = record.get(pair_name) not in (None, "")
-        yield Text(
-            text_of(path, line, record, column), text_of(path, line, record, pair_name) if has_pair else None
-        )
-
-
 def _as_object(answer: Answer, top_k: int) -> dict[str, object]:
     text, prediction = answer
     answer_object: dict[str, object] = {"text": text.text}
     if text.pair is not None:
         answer_object["text_pair"] = text.pair
-    answer_object |= {"label": prediction.label, "score": prediction.score}
+    answer_object |= {"label": prediction.answer, "score": prediction.score}
     if top_k:
         answer_object["top"] = [{"label": best.label, "score": best.score} for best in prediction.top]
     return answer_object | {
@@ -199,18 +151,18 @@ def _write_table(answers: Iterable[Answer], top_k: int) -> None:
         ranked = ", ".join(f"{best.label or best.index} {best.score:.4f}" for best in prediction.top)
         shown = text.text if text.pair is None else f"{text.text} | {text.pair}"
         table.add_row(
-            _plain(prediction.label),
+            plain(_shown(prediction)),
             f"{prediction.score:.4f}",
-            *([_plain(ranked)] if top_k else []),
+            *([plain(ranked)] if top_k else []),
             f"{prediction.token_count}{' (cut)' if prediction.truncated else ''}",
-            _plain(shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"),
+            plain(shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"),
         )
-    Console().print(table)
+    table_console().print(table)
 
 
-def _plain(text: str) -> RichText:
-    """Keep what a client wrote from being read as markup or as control sequences."""
-    return RichText("".join(character if character.isprintable() else " " for character in text))
+def _shown(prediction: Prediction) -> str:
+    answer = prediction.answer
+    return ", ".join(map(str, answer)) or "(none)" if isinstance(answer, list) else answer
 
 
 _WRITERS: dict[Format, Callable[[Iterable[Answer], int], None]] = {

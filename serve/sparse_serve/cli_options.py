@@ -6,10 +6,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from sparse_serve import __version__
 from sparse_serve.errors import SparseServeError
 
 # Every option of every command is also read from SPARSE_SERVE_<OPTION>.
@@ -34,6 +37,42 @@ Verbose = Annotated[
 
 ModelRepository = Annotated[Path, typer.Option("--model-repository", help="Triton model repository.")]
 DEFAULT_REPOSITORY = Path("model_repository")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sparse-serve {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+]
+
+# Rows of a table that is read by a program are not to be folded.
+_WIDTH_OF_FILES = 10_000
+
+
+def table_console() -> Console:
+    """Return a console for tables on stdout, folded to a terminal's width and to no other."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_OF_FILES)
+
+
+def make_output_folder(path: Path) -> None:
+    """Make the folder of `--output-dir` and see that it can be written: before the work, not after it.
+
+    Raises:
+        SparseServeError: it cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise SparseServeError(
+            f"--output-dir {path} cannot be written: {error.strerror}; give another"
+        ) from error
 
 
 def run(app: typer.Typer, args: Sequence[str] | None = None) -> None:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import FrameType
 from typing import Annotated, get_args
 
@@ -13,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
-from sparse_serve.data import Columns
-from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
+from sparse_serve.data import TEXT_PAIR, Columns
+from sparse_serve.errors import OptionError
 from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
-from sparse_serve.profiling.profile import LENGTHS, ProfileOptions, profile
+from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ProfileOptions, profile
 from sparse_serve.profiling.report import VARIANTS, Variant, write_text_reports
 from sparse_serve.profiling.report_page import write_page
 
@@ -31,7 +30,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     ] = Path("report"),
     batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Texts per request.")] = 1,
     concurrency_range: Annotated[
-        str, typer.Option(metavar="START[:END[:STEP]]", help="Requests in flight; only 1 so far.")
+        str, typer.Option(metavar="START[:END[:STEP]]", help="Requests in flight.")
     ] = "1",
     lengths: Annotated[
         str, typer.Option(metavar="N,...", help="Longest text of a request, in tokens.")
@@ -62,10 +61,18 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     evaluation: Annotated[
         Path | None,
         typer.Option(
-            "--eval", envvar="SPARSE_SERVE_EVAL", help="Labelled rows: measure the accuracy of every variant."
+            "--eval",
+            envvar="SPARSE_SERVE_EVAL",
+            help="Labelled rows: measure the task metrics of every variant.",
         ),
     ] = None,
     text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    text_pair_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the second text in --eval.", show_default=f"{TEXT_PAIR}, where there is one"
+        ),
+    ] = None,
     label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
@@ -76,11 +83,11 @@ def profile_command(  # noqa: PLR0913  one parameter per option
 
     Starts servers of its own on free loopback ports and stops them.
     """
-    _require_concurrency_one(concurrency_range)
     options = ProfileOptions(
         repository=model_repository,
         names=list(dict.fromkeys(names)),
         lengths=_lengths(lengths),
+        concurrencies=_concurrencies(concurrency_range),
         variants=_variants(variants),
         batch_size=batch_size,
         measurement_interval_ms=measurement_interval,
@@ -88,9 +95,9 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         threads=threads,
         inputs=inputs,
         evaluation=evaluation,
-        columns=Columns(text=text_column, label=label_column),
+        columns=Columns(text_column, text_pair_column, label_column),
     )
-    _make_folder(output_dir)
+    make_output_folder(output_dir)
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
         report = profile(options, progress)
     write_text_reports(report, output_dir)
@@ -161,12 +168,18 @@ def _terminated_as_interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _require_concurrency_one(text: str) -> None:
+def _concurrencies(text: str) -> tuple[int, ...]:
     parts = text.split(":")
-    if len(parts) > 3 or not all(part.isdecimal() for part in parts):
-        raise OptionError(f"--concurrency-range '{text}' is not START[:END[:STEP]]; give 1")
-    if {int(part) for part in parts[:2]} != {1}:
-        raise OptionError(f"--concurrency-range {text} is not measured yet; give 1")
+    if len(parts) <= 3 and all(part.isdecimal() for part in parts):
+        start = int(parts[0])
+        end = int(parts[1]) if len(parts) > 1 else start
+        step = int(parts[2]) if len(parts) > 2 else 1
+        if 1 <= start <= end <= MOST_CONCURRENT and step >= 1:
+            return tuple(range(start, end + 1, step))
+    raise OptionError(
+        f"--concurrency-range '{text}' is not START[:END[:STEP]] with START from 1 to END, END up to "
+        f"{MOST_CONCURRENT} and STEP from 1: give for example 1:4, or 1:16:5 for 1, 6, 11 and 16"
+    )
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -182,15 +195,3 @@ def _variants(text: str) -> tuple[Variant, ...]:
         if name not in get_args(Variant):
             raise OptionError(f"--variants has no variant '{name}'; accepted are {', '.join(VARIANTS)}")
     return tuple(variant for variant in VARIANTS if variant in wanted)
-
-
-def _make_folder(path: Path) -> None:
-    """Fail before the measurements, not after them."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise SparseServeError(
-            f"--output-dir {path} cannot be written: {error.strerror}; give another"
-        ) from error

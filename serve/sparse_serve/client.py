@@ -14,6 +14,7 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.errors import OptionError, RequestError
+from sparse_serve.tasks import json_array
 
 Protocol = Literal["http", "grpc"]
 
@@ -23,6 +24,10 @@ _HIGHEST_PORT = 65535
 _OUTPUTS = ("label", "scores", "logits", "token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
+# gRPC gives these the status with which Triton itself says that it is overloaded.
+_LOST_CONNECTION = re.compile(
+    "failed to connect|socket closed|connection reset|broken pipe|goaway", re.IGNORECASE
+)
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 
@@ -40,8 +45,9 @@ class Prediction:
     """What a public model answers for one text.
 
     `label` is the best label, for multi-label models a JSON array of all with a score of at least 0.5, for
-    regression the value. `score` is the highest score, `top` the best classes, best first. `token_count`
-    counts the tokens the model saw, `truncated` tells whether the text had more.
+    regression the value, or a JSON array of several. `score` is the highest score, for regression the
+    largest value; `top` the best classes, best first. `token_count` counts the tokens the model saw,
+    `truncated` tells whether the text had more.
     """
 
     label: str
@@ -50,6 +56,12 @@ class Prediction:
     logits: tuple[float, ...]
     token_count: int
     truncated: bool
+
+    @property
+    def answer(self) -> str | list[object]:
+        """The label, with a JSON array as the list it is."""
+        array = json_array(self.label)
+        return self.label if array is None else array
 
 
 class Classifier:
@@ -189,7 +201,8 @@ class Classifier:
         except InferenceServerException as error:
             if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s") from error
-            if error.status() == str(grpc.StatusCode.UNAVAILABLE) and "failed to connect" in error.message():
+            is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
+            if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
                 raise self._unreachable(error.message()) from error
             message = " ".join(str(error.message()).split())
             raise RequestError(

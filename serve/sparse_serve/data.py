@@ -1,12 +1,11 @@
 """Texts: labelled ones from TSV, CSV and JSONL files (formats: `sparse_serve.records`), and plain lines.
 
-Empty texts are valid where they are labelled; a missing label is not.
+Empty texts are valid where they are labelled; a missing label is not. What a label is depends on the task
+(`sparse_serve.tasks`). In a file of pairs every row has a second text.
 """
 
 import random
-import re
-import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import NamedTuple
 
 from sparse_serve.errors import DataError
 from sparse_serve.records import Record, iter_records, text_of
+from sparse_serve.tasks import Label, ProblemType, names_of, parse_label, sorted_labels
 
 TEXT_PAIR = "text_b"
-
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
-_FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,11 @@ class Columns:
     text_pair: str | None = None
     label: str = "label"
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns of texts that every record must have."""
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+
 
 class Row(NamedTuple):
     """One labelled text; `line` is where it starts in its file, `text_pair` is empty for a single text."""
@@ -40,39 +42,74 @@ class Row(NamedTuple):
     line: int
     text: str
     text_pair: str
-    label: str
+    label: Label
 
 
 @dataclass(frozen=True)
 class TextData:
-    """Rows of one file in the file's order.
+    """Rows of one source, a file's path or a data set's name, in its order.
 
-    `labels` and `total_rows` speak of the whole file, also where `rows` is a sample of it. `labels` is
-    sorted: by value where all are whole numbers, else by name.
+    `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
+    sorted: by value where all are whole numbers, else by name; regression has none.
     """
 
-    path: Path
+    source: str
     rows: tuple[Row, ...]
     labels: tuple[str, ...]
     total_rows: int
 
     @property
     def has_pairs(self) -> bool:
-        """Whether any row has a second text."""
+        """Whether the rows have a second text."""
         return any(row.text_pair for row in self.rows)
 
 
 def read_data(
-    path: Path, columns: Columns | None = None, *, max_rows: int | None = None, seed: int = 0
+    path: Path,
+    columns: Columns | None = None,
+    *,
+    problem_type: ProblemType = "single_label_classification",
+    max_rows: int | None = None,
+    seed: int = 0,
 ) -> TextData:
-    """Read a labelled file, or a uniform sample of `max_rows` of its rows.
-
-    The sample depends on `seed` and the file alone, and never holds more than `max_rows` rows in memory
-    (reservoir sampling, Vitter's algorithm R); label shares are left as they fall.
+    """Read a labelled file, or a sample of `max_rows` of its rows: `sample_records` of its records.
 
     Raises:
         DataError: the file is missing, unreadable, empty, of an unknown format, lacks a column, or has a
             malformed row; row errors name the line.
+        ValueError: `max_rows` is below 1.
+    """
+    columns = columns or Columns()
+    records = iter_records(path, columns.required)
+    return sample_records(
+        str(path), records, columns, problem_type=problem_type, max_rows=max_rows, seed=seed
+    )
+
+
+def sample_records(
+    source: str,
+    records: Iterable[tuple[int, Record]],
+    columns: Columns,
+    *,
+    problem_type: ProblemType = "single_label_classification",
+    max_rows: int | None = None,
+    seed: int = 0,
+) -> TextData:
+    """Read labelled records, or a uniform sample of `max_rows` of them.
+
+    The sample depends on `seed` and the records alone, and never holds more than `max_rows` rows in memory
+    (reservoir sampling, Vitter's algorithm R); label shares are left as they fall.
+
+    Args:
+        source: the name that messages give the records.
+        records: (line, record) pairs, lines ascending, with the required columns.
+        columns: names of the columns.
+        problem_type: what the labels are.
+        max_rows: size of the sample; None for all.
+        seed: seeds the sample.
+
+    Raises:
+        DataError: there are no records, or one has no text or no label of this problem type.
         ValueError: `max_rows` is below 1.
     """
     if max_rows is not None and max_rows < 1:
@@ -81,54 +118,34 @@ def read_data(
     rows: list[Row] = []
     labels: set[str] = set()
     count = 0
-    for count, row in enumerate(_iter_rows(path, columns or Columns()), start=1):
-        labels.add(row.label)
+    for count, row in enumerate(_iter_rows(source, records, columns, problem_type), start=1):
+        labels.update(names_of(row.label))
         if max_rows is None or count <= max_rows:
             rows.append(row)
         elif (slot := rng.randrange(count)) < max_rows:
             rows[slot] = row
     if not count:
-        raise DataError(f"data file {path} has no rows; it needs one labelled text per line")
-    return TextData(path, tuple(sorted(rows)), _sorted_labels(labels), count)
+        raise DataError(f"data file {source} has no rows; it needs one labelled text per line")
+    return TextData(source, tuple(sorted(rows)), sorted_labels(labels), count)
 
 
-def _iter_rows(path: Path, columns: Columns) -> Iterator[Row]:
-    """Yield the rows of a labelled file, read as they are asked for; errors as in `read_data`."""
-    required = (columns.text,) if columns.text_pair is None else (columns.text, columns.text_pair)
+def _iter_rows(
+    source: str, records: Iterable[tuple[int, Record]], columns: Columns, problem_type: ProblemType
+) -> Iterator[Row]:
+    """Yield the rows of labelled records, read as they are asked for; errors as in `sample_records`."""
     pair_column = columns.text_pair or TEXT_PAIR
-    for line, record in iter_records(path, required):
-        has_pair = record.get(pair_column) is not None
-        yield Row(
-            line,
-            text_of(path, line, record, columns.text),
-            text_of(path, line, record, pair_column) if has_pair else "",
-            _label(path, line, record, columns.label),
-        )
-
-
-def label_ids(data: TextData, labels: Sequence[str]) -> list[int]:
-    """Index in `labels` of every row's label.
-
-    Where no label of the file is a known name, whole numbers are taken as indices: a model that says
-    negative/positive can be judged on a file that says 0/1.
-
-    Raises:
-        DataError: a label that is neither, with its line and value.
-    """
-    index = {name: number for number, name in enumerate(labels)}
-    if not any(name in index for name in data.labels):
-        index = {
-            name: int(name)
-            for name in data.labels
-            if _INTEGER.fullmatch(name) and 0 <= int(name) < len(labels)
-        }
-    for row in data.rows:
-        if row.label not in index:
+    first_line: dict[bool, int] = {}  # by whether the row has a second text
+    for line, record in records:
+        text = text_of(source, line, record, columns.text)
+        has_pair = record.get(pair_column) not in (None, "")
+        text_pair = text_of(source, line, record, pair_column) if has_pair else ""
+        first_line.setdefault(has_pair, line)
+        if len(first_line) == 2:
             raise DataError(
-                f"{data.path}, line {row.line}: label {reprlib.repr(row.label)} is not one of the model's "
-                f"{len(labels)} labels {reprlib.repr(list(labels))}, nor are its labels their indices"
+                f"{source}, line {first_line[False]}: the second text ('{pair_column}') is missing, but line "
+                f"{first_line[True]} has one; give every row a pair, or none"
             )
-    return [index[row.label] for row in data.rows]
+        yield Row(line, text, text_pair, _label(source, line, record, columns.label, problem_type))
 
 
 def hold_out(data: TextData, share: float, seed: int) -> tuple[TextData, TextData]:
@@ -140,7 +157,7 @@ def hold_out(data: TextData, share: float, seed: int) -> tuple[TextData, TextDat
     size = len(data.rows)
     if size < 2:
         raise DataError(
-            f"data file {data.path} has {size} row; holding some out for evaluation needs two or more"
+            f"data file {data.source} has {size} row; holding some out for evaluation needs two or more"
         )
     held = set(random.Random(seed).sample(range(size), min(size - 1, max(1, round(size * share)))))
     kept_rows = tuple(row for number, row in enumerate(data.rows) if number not in held)
@@ -171,21 +188,13 @@ def read_texts(path: Path | None) -> tuple[str, ...]:
     return texts
 
 
-def _label(path: Path, line: int, record: Record, column: str) -> str:
+def _label(source: str, line: int, record: Record, column: str, problem_type: ProblemType) -> Label:
     if column not in record:
         raise DataError(
-            f"{path}, line {line}: there is no column '{column}'; the columns are {', '.join(record)}: "
+            f"{source}, line {line}: there is no column '{column}'; the columns are {', '.join(record)}: "
             "name yours with --label-column"
         )
-    value = record[column]
-    label = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    if not label or _FRACTION.fullmatch(label):
-        shown = "missing" if value in (None, "") else reprlib.repr(value)
-        raise DataError(f"{path}, line {line}: the label is {shown}; a label is a name or a whole number")
-    return label
-
-
-def _sorted_labels(labels: set[str]) -> tuple[str, ...]:
-    if all(_INTEGER.fullmatch(label) for label in labels):
-        return tuple(sorted(labels, key=lambda label: (int(label), label)))
-    return tuple(sorted(labels))
+    try:
+        return parse_label(problem_type, record[column])
+    except ValueError as error:
+        raise DataError(f"{source}, line {line}: {error}") from None

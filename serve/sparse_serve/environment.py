@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -97,3 +98,13 @@ def read_op_library(path: Path) -> OpLibrary:
     return OpLibrary(
         sha256=file_digest(path), version=library_version(path), instruction_set=instruction_set(path)
     )
+
+
+def onnxruntime_version() -> str | None:
+    """Return the version of the ONNX Runtime installed here, None if there is none."""
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

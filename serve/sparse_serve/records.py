@@ -42,7 +42,7 @@ def iter_records(path: Path, required: Sequence[str]) -> Iterator[tuple[int, Rec
         ) from None
 
 
-def text_of(path: Path, line: int, record: Record, column: str) -> str:
+def text_of(source: Path | str, line: int, record: Record, column: str) -> str:
     """Return a record's text in `column`.
 
     Raises:
@@ -50,11 +50,11 @@ def text_of(path: Path, line: int, record: Record, column: str) -> str:
     """
     value = record[column]
     if not isinstance(value, str):
-        raise DataError(f"{path}, line {line}: column '{column}' holds {value!r:.80}; a text is needed")
+        raise DataError(f"{source}, line {line}: column '{column}' holds {value!r:.80}; a text is needed")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{path}, line {line}: column '{column}' holds half a surrogate pair") from None
+        raise DataError(f"{source}, line {line}: column '{column}' holds half a surrogate pair") from None
     return value
 
 
@@ -105,8 +105,10 @@ def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Itera
             continue
         try:
             record = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        except RecursionError:
+            raise DataError(f"{path}, line {line}: not JSON: nested too deeply") from None
+        except ValueError as error:  # of the decoder, or of Python about a number of thousands of digits
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
             raise DataError(
                 f"{path}, line {line}: not JSON: {reason}; each line must be one object"
             ) from None

@@ -1,5 +1,6 @@
 """Tiny entries, and one running Triton for all tests."""
 
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,10 +9,15 @@ from pathlib import Path
 import pytest
 from tiny_entry import LAYERS, MAX_LENGTH, tiny_graph, tiny_tokenizer
 
+from sparse_serve.digests import file_digest
+from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
+
+DOCKER = Path(__file__).parents[2] / "docker"
 
 
 @pytest.fixture(scope="session")
@@ -86,3 +92,16 @@ def server(
 def taken_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """What the image has in /opt/sparse-serve, as the build puts it there."""
+    home = tmp_path / "image"
+    (home / "lib").mkdir(parents=True)
+    for name in ("entrypoint.sh", "check_entries.py"):
+        shutil.copy2(DOCKER / name, home / name)
+    shutil.copy2(library_path(), home / "lib" / LIBRARY_NAME)
+    digest = f"{file_digest(library_path())}  {LIBRARY_NAME}\n"
+    (home / "lib" / f"{LIBRARY_NAME}.sha256").write_text(digest)
+    return home

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def write_checkpoint(folder: Path) -> None:
     """An encoder of 16 numbers per token that reads letters, its weights drawn from one seed."""
-    from tiny_bert import make_tokenizer  # noqa: PLC0415  found only by the path set above
+    from tiny_models import make_tokenizer  # noqa: PLC0415  found only by the path set above
 
     config = BertConfig(
         vocab_size=96,

@@ -33,6 +33,7 @@ def measurement(
     peak: int = 2**20,
     model: str = "reviews",
     batch: int = 1,
+    concurrency: int = 1,
     spread: float = 0.02,
 ) -> Measurement:
     return Measurement(
@@ -41,15 +42,16 @@ def measurement(
         served_as=f"{model}_model",
         length=length,
         batch=batch,
-        concurrency=1,
+        concurrency=concurrency,
         tokens_per_request=batch * length,
         requests=300,
         windows=3,
         stable=spread <= 0.1,
         spread=spread,
-        texts_per_second=batch * 1000 / p50,
-        tokens_per_second=batch * length * 1000 / p50,
+        texts_per_second=batch * concurrency * 1000 / p50,
+        tokens_per_second=batch * concurrency * length * 1000 / p50,
         latency_ms=Latency(mean=p50, p50=p50, p90=1.1 * p50, p95=1.2 * p50, p99=1.5 * p50),
+        client_cores=0.1,
         breakdown_us=Breakdown(
             client_send=50,
             network=400,
@@ -88,7 +90,7 @@ def report_of(measurements: Iterable[Measurement], absent: Iterable[Absent] = ()
             lengths=lengths,
             variants=VARIANTS,
             batch_size=measured[0].batch,
-            concurrency=1,
+            concurrencies=tuple(sorted({each.concurrency for each in measured})),
             measurement_interval_ms=1000,
             stability_percentage=10,
             percentile=None,
@@ -117,7 +119,12 @@ def report_of(measurements: Iterable[Measurement], absent: Iterable[Absent] = ()
         absent=tuple(absent),
         quality=(
             Quality(
-                model=measured[0].model, variant=measured[0].variant, file="dev.tsv", rows=100, accuracy=0.9
+                model=measured[0].model,
+                variant=measured[0].variant,
+                file="dev.tsv",
+                rows=100,
+                metric="accuracy",
+                metrics={"accuracy": 0.9, "f1": 0.8},
             ),
         ),
         savings=tuple(savings(measured)),

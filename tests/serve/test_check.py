@@ -9,7 +9,7 @@ import pytest
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
-from sparse_serve.repository import check
+from sparse_serve.repository import check, releases
 from sparse_serve.repository.check import Finding, Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -103,8 +103,22 @@ def test_a_release_that_cannot_run_the_graph_is_named(
     assert (not found) if message is None else (len(found) == 1 and message in found[0])
 
 
+def test_the_bundled_release_runs_the_onnxruntime_of_this_environment(
+    entry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not faults(entry, "24.10")
+    limits = {"1.31.1": (26, 13), "1.24.9": (25, 13), "1.19.0": (21, 10)}
+    for installed, newest in limits.items():
+        monkeypatch.setattr(releases, "onnxruntime_version", lambda version=installed: version)
+        found = releases.release("24.10")
+        assert (found.onnxruntime, found.opset, found.ir_version) == (installed, *newest)
+    monkeypatch.setattr(releases, "onnxruntime_version", lambda: None)
+    with pytest.raises(OptionError, match=r"ONNX Runtime installed here, and there is none: pip install"):
+        check_entry(entry, "24.10")
+
+
 def test_an_unknown_release_is_refused(entry: Path) -> None:
-    with pytest.raises(OptionError, match=r"'99.99' is not known, known are 25.02, .*26.07"):
+    with pytest.raises(OptionError, match=r"'99.99' is not known, known are 24.10, 25.02, .*26.07"):
         check_entry(entry, "99.99")
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -75,6 +76,24 @@ def test_grpc_and_the_environment(
     assert json.loads(row["label"]) is not None
     assert {row["label_1"], row["label_2"], row["label_3"]} == {"a", "b", "c"}
     assert row["label_5"] == ""
+
+
+def test_several_labels_and_values_are_shown_as_what_they_are(classify: Run) -> None:
+    def answer(model: str, text: str) -> tuple[dict[str, Any], str]:
+        _, output, _ = classify(model, text, "--format", "jsonl")
+        status, table, _ = classify(model, text)
+        assert status == 0
+        return json.loads(output), table.splitlines()[1]
+
+    for text in ("w1", "w2", "w3 w4", ""):
+        topics, line = answer("topics", text)
+        expected = [label for label, logit in zip("abc", topics["logits"], strict=True) if logit >= 0]
+        assert topics["label"] == expected
+        assert line.startswith(", ".join(expected) or "(none)")
+    value, line = answer("value", "w1 w2")
+    assert float(value["label"]) == pytest.approx(value["score"])
+    assert value["score"] == value["logits"][0]
+    assert line.startswith(value["label"])
 
 
 def test_a_table_is_for_reading(classify: Run) -> None:
@@ -235,6 +254,12 @@ def test_check_as_table_and_as_json(command: Run, tmp_path: Path, make_spec: Mak
     assert errors == f"error: entry {public} is not fit to serve: 2 of 4 findings are errors\n"
 
 
+def test_a_table_for_a_program_is_not_folded(classify: Run) -> None:
+    _, output, _ = classify("tiny", "w1 " * 15, "w2", "--top-k", "2")
+    assert len(output.splitlines()) == 3
+    assert "w1 " * 15 in output
+
+
 def test_info_says_what_is_here(command: Run) -> None:
     status, output, errors = command("info", "--json")
     assert (status, errors) == (0, "")
@@ -246,6 +271,12 @@ def test_info_says_what_is_here(command: Run) -> None:
     status, output, _ = command("info")
     assert status == 0
     assert "instruction_set" in output
+
+
+def test_the_version_is_shown() -> None:
+    program = Path(sys.executable).parent / "sparse-serve"
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"sparse-serve {version('sparse-serve')}\n"
 
 
 def test_the_serving_side_loads_no_torch() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparse_serve.data import Columns, TextData, hold_out, label_ids, read_data, read_texts
+from sparse_serve.data import Columns, TextData, hold_out, read_data, read_texts, sample_records
 from sparse_serve.errors import DataError
+from sparse_serve.tasks import Label
 
 SST2 = Path(__file__).parents[2].parent / "shared" / "data" / "sst2"
 
@@ -17,7 +18,7 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def texts(data: TextData) -> list[tuple[str, str, str]]:
+def texts(data: TextData) -> list[tuple[str, str, Label]]:
     return [(row.text, row.text_pair, row.label) for row in data.rows]
 
 
@@ -93,6 +94,7 @@ def test_integer_labels_sort_by_value_and_names_by_name(tmp_path: Path) -> None:
         ("a.tsv", b"text_a\tlabel\nok\t1\nn\xe9e\t1\n", "line 3: not UTF-8 (byte 0xe9 at position 1)"),
         ("a.tsv", "text_a\tlabel\nx\t1\ny\t\n", "line 3: the label is missing"),
         ("a.tsv", "text_a\tlabel\nx\t4.6\n", "line 2: the label is '4.6'"),
+        ("a.jsonl", f'{{"text_a": "x", "label": {"9" * 5000}}}\n', "line 1: not JSON: Exceeds the limit"),
         ("a.jsonl", '{"text_a": "x", "label": null}\n', "line 1: the label is missing"),
         ("a.jsonl", '{"text_a": "x", "label": 0.5}\n', "line 1: the label is 0.5"),
         ("a.jsonl", '{"text_a": "x", "label": ["a"]}\n', "line 1: the label is ['a']"),
@@ -158,26 +160,59 @@ def test_sample_of_nothing_is_refused(thousand: Path) -> None:
         read_data(thousand, max_rows=0)
 
 
-def test_labels_become_indices_by_name_or_by_number(tmp_path: Path) -> None:
-    names = read_data(write(tmp_path / "a.tsv", "text_a\tlabel\nx\tpositive\ny\tnegative\n"))
-    numbers = read_data(write(tmp_path / "b.tsv", "text_a\tlabel\nx\t1\ny\t0\n"))
-    assert label_ids(names, ["negative", "positive"]) == [1, 0]
-    assert label_ids(numbers, ["negative", "positive"]) == [1, 0]
-    # A known name wins over an index: in a model whose labels are 1 and 2, "1" is the first.
-    assert label_ids(numbers, ["1", "0"]) == [0, 1]
+def test_numbers_are_labels_of_a_regression(tmp_path: Path) -> None:
+    cells = ("4.6", " -3 ", "1e-3", ".5", "+2.")
+    values = [4.6, -3.0, 1e-3, 0.5, 2.0]
+    tsv = write(tmp_path / "a.tsv", "text_a\tlabel\n" + "".join(f"x\t{cell}\n" for cell in cells))
+    jsonl = write(tmp_path / "a.jsonl", "".join(f'{{"text_a": "x", "label": {n}}}\n' for n in values))
+    for path in (tsv, jsonl):
+        data = read_data(path, problem_type="regression")
+        assert [row.label for row in data.rows] == values
+        assert data.labels == ()
 
 
-@pytest.mark.parametrize("label", ["neutral", "2", "-1", "1"])
-def test_unknown_label_is_refused_with_line_and_value(tmp_path: Path, label: str) -> None:
-    data = read_data(write(tmp_path / "a.tsv", f"text_a\tlabel\nx\tpositive\ny\t{label}\n"))
-    with pytest.raises(DataError, match=rf"line 3: label '{label}' is not one of the model's 2 labels"):
-        label_ids(data, ["negative", "positive"])
+def test_arrays_are_labels_of_a_multi_label_task(tmp_path: Path) -> None:
+    rows = ['["b", "a"]', "[]", '["10 %", "é"]', '["a", "a"]']
+    tsv = "text_a\tlabel\n" + "".join(f"x\t{row}\n" for row in rows)
+    csv = "text_a,label\n" + "".join('x,"{}"\n'.format(row.replace('"', '""')) for row in rows)
+    arrays = "".join(f'{{"text_a": "x", "label": {row}}}\n' for row in rows)
+    strings = "".join(json.dumps({"text_a": "x", "label": row}) + "\n" for row in rows)
+    for name, content in (("a.tsv", tsv), ("a.csv", csv), ("a.jsonl", arrays), ("b.jsonl", strings)):
+        data = read_data(write(tmp_path / name, content), problem_type="multi_label_classification")
+        assert [row.label for row in data.rows] == [("b", "a"), (), ("10 %", "é"), ("a",)]
+        assert data.labels == ("10 %", "a", "b", "é")
 
 
-def test_index_beyond_the_model_is_refused(tmp_path: Path) -> None:
-    data = read_data(write(tmp_path / "a.tsv", "text_a\tlabel\nx\t1\ny\t2\n"))
-    with pytest.raises(DataError, match="line 3: label '2'"):
-        label_ids(data, ["negative", "positive"])
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("text_a\ttext_b\tlabel\na\tb\t1\nc\t\t0\n", 3),
+        ("text_a\ttext_b\tlabel\na\t\t1\nc\t\t1\nc\td\t0\n", 2),
+    ],
+)
+def test_a_pair_that_lacks_its_second_text_is_refused(tmp_path: Path, content: str, line: int) -> None:
+    path = write(tmp_path / "a.tsv", content)
+    with pytest.raises(DataError, match=rf"line {line}: the second text \('text_b'\) is missing, but line"):
+        read_data(path)
+
+
+def test_a_missing_key_is_a_missing_second_text(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", '{"text_a": "x", "text_b": "y", "label": 1}\n{"text_a": "x", "label": 0}\n'
+    )
+    with pytest.raises(DataError, match="line 2: the second text"):
+        read_data(path)
+
+
+def test_records_of_any_source_are_read_alike(tmp_path: Path) -> None:
+    records = [{"text_a": f"text {n}", "label": n % 3} for n in range(50)]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+    from_file = read_data(path, max_rows=7, seed=5)
+    elsewhere = sample_records("hub/set", enumerate(records, start=1), Columns(), max_rows=7, seed=5)
+    assert (elsewhere.rows, elsewhere.labels) == (from_file.rows, from_file.labels)
+    assert elsewhere.source == "hub/set"
+    with pytest.raises(DataError, match="hub/set, line 1: the label is missing"):
+        sample_records("hub/set", [(1, {"text_a": "x", "label": None})], Columns())
 
 
 def test_hold_out_splits_every_row_once(thousand: Path) -> None:

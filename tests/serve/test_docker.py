@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -12,13 +11,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 
-from sparse_serve.digests import file_digest
-from sparse_serve.op_library import LIBRARY_NAME, library_path
+from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.releases import DEFAULT_RELEASE
+from sparse_serve.triton import probe
+from sparse_serve.triton.container import LIBRARY_LABEL
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
 
@@ -39,19 +40,6 @@ HARDENED = [
     "--exit-on-error=true",
     "--strict-readiness=true",
 ]
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    """What the image has in /opt/sparse-serve, as the build puts it there."""
-    home = tmp_path / "image"
-    (home / "lib").mkdir(parents=True)
-    for name in ("entrypoint.sh", "check_entries.py"):
-        shutil.copy2(DOCKER / name, home / name)
-    shutil.copy2(library_path(), home / "lib" / LIBRARY_NAME)
-    digest = f"{file_digest(library_path())}  {LIBRARY_NAME}\n"
-    (home / "lib" / f"{LIBRARY_NAME}.sha256").write_text(digest)
-    return home
 
 
 def entrypoint(image: Path, triton: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
@@ -176,6 +164,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     backends = backend_directory(installation, tmp_path / "backends")
     environment = installation.environment()
     http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
+    regions = f"sparse_serve_image_{http}_"
     process = entrypoint(
         image,
         f'#!/bin/sh\nexec {shlex.quote(str(installation.executable))} "$@"\n',
@@ -183,6 +172,9 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
         f"--http-port={http}",
         f"--grpc-port={grpc}",
         f"--metrics-port={metrics}",
+        "--exit-timeout-secs=1",  # it would wait for the model that has been killed
+        f"--backend-config=python,shm-region-prefix-name={regions}",
+        f"--backend-config=onnxruntime,shm-region-prefix-name={regions}",
         "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1",
         "--metrics-address=127.0.0.1",
@@ -196,11 +188,17 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.1)
         assert (result.returncode, result.stderr) == (0, "")
+        stubs = psutil.Process(process.pid).children(recursive=True)
+        next(stub for stub in stubs if "/tiny/1/model.py" in stub.cmdline()[1]).kill()
+        assert probe.is_ready(f"127.0.0.1:{http}")
+        assert re.search("^tiny answers 500: .*not healthy", healthcheck(repository, http).stderr)
         write_entry(repository, make_spec(name="absent"))
         assert "absent answers 4" in healthcheck(repository, http).stderr
     finally:
         process.terminate()
         process.communicate(timeout=60)
+        for region in Path("/dev/shm").glob(f"{regions}*"):
+            region.unlink()
     stopped = healthcheck(repository, http)
     assert stopped.returncode == 1
     assert "absent does not answer" in stopped.stderr
@@ -247,6 +245,10 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_image_is_built_on_the_supported_release() -> None:
     assert ("ARG", f"TRITON_IMAGE=nvcr.io/nvidia/tritonserver:{DEFAULT_RELEASE}-py3") in instructions()
+
+
+def test_the_image_says_which_op_library_it_has() -> None:
+    assert ("LABEL", f'{LIBRARY_LABEL}="{library_version(library_path())}"') in instructions()
 
 
 def test_everything_the_build_copies_exists_and_is_not_ignored() -> None:

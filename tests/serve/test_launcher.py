@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from serving import leftovers, serve, wait_for
 
 from sparse_serve import op_library
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
@@ -19,38 +18,18 @@ from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.triton import preflight, probe
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.log import reason_in_log
 from sparse_serve.triton.preflight import servable_models
-from sparse_serve.triton.probe import reason_in_log
+from sparse_serve.triton.server import ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from sparse_serve.cli import app, run
-run(app, sys.argv[1:])
-"""
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def options(repository: Path, **changes: object) -> ServerOptions:
     """Free ports, and no patience at the end: being killed must leave as little as being stopped."""
     defaults = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "stop_seconds": 0.0}
     return ServerOptions(repository, **{**defaults, **changes})  # type: ignore[arg-type]
-
-
-def leftovers(pid: int | None = None) -> list[str]:
-    """Shared memory and temporary folders of the servers of one process."""
-    regions = Path("/dev/shm").glob(f"sparse_serve_{pid or os.getpid()}_*")
-    folders = Path(tempfile.gettempdir()).glob("sparse-serve-*")
-    return [str(path) for path in (*regions, *folders)]
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +76,9 @@ def test_a_killed_stub_is_noticed_and_cleaned_up_after(repository: Path) -> None
         stub = next(pid for pid in server.process_ids()[1:] if "stub" in psutil.Process(pid).name())
         os.kill(stub, signal.SIGKILL)
         wait_for(lambda: psutil.Process(stub).status() == psutil.STATUS_ZOMBIE)
-        with pytest.raises(ServerError, match=f"process {stub} of Triton has died"):
+        with pytest.raises(
+            ServerError, match=rf"model 'tiny(_model)?' answers no more, its process {stub} has died"
+        ):
             server.check()
 
 
@@ -229,9 +210,33 @@ def test_an_unknown_argument_of_triton_is_reported(repository: Path) -> None:
 
 def test_repositories_without_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="holds no model"):
-        servable_models(tmp_path, portable=False)
+        servable_models(tmp_path)
     with pytest.raises(RepositoryError, match="is not a folder"):
-        servable_models(tmp_path / "nowhere", portable=False)
+        servable_models(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["negative\n", "negative\npositive\nneutral\n", "positive\nnegative\n"])
+def test_labels_that_are_not_the_models_are_refused(repository: Path, content: str) -> None:
+    """Triton would read them, and answer some texts with another label or with an error."""
+    (repository / "tiny" / "labels.txt").write_text(content)
+    with pytest.raises(RepositoryError, match=r"entry 'tiny' is not fit to serve: labels.txt has \["):
+        servable_models(repository)
+
+
+def test_files_are_verified_if_asked_for(repository: Path) -> None:
+    graph = repository / "tiny_model" / "1" / "model.onnx"
+    graph.write_bytes(graph.read_bytes() + b"\0")
+    assert servable_models(repository) == ("tiny", "tiny_model")
+    with pytest.raises(RepositoryError, match=r"tiny_model/1/model\.onnx has been changed since it was exp"):
+        servable_models(repository, verify=True)
+
+
+def test_only_what_is_wanted_of_a_repository_must_be_fit(repository: Path, make_spec: MakeSpec) -> None:
+    write_entry(repository, make_spec(name="broken"))
+    (repository / "broken" / "labels.txt").unlink()
+    assert servable_models(repository, ["tiny_model"]) == ("tiny_model",)
+    with pytest.raises(RepositoryError, match=r"entry 'broken' .*labels.txt cannot be read: No such file"):
+        servable_models(repository)
 
 
 def test_a_missing_library_is_refused_unless_portable(
@@ -277,16 +282,6 @@ def test_no_triton_at_all_is_reported(repository: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServerError, match="no tritonserver on PATH"):
         TritonServer(options(repository, mode="path")).start()
-
-
-def serve(repository: Path, *arguments: str) -> "subprocess.Popen[str]":
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "serve", str(repository), *ports, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

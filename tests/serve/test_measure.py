@@ -1,9 +1,13 @@
 """Percentiles, the stability rule, windows in turn, and the memory of real processes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Barrier, BrokenBarrierError, get_ident
 
 import numpy as np
 import pytest
@@ -11,26 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_serve.errors import ServerError
-from sparse_serve.profiling import measure
+from sparse_serve.profiling import measure, memory
 from sparse_serve.profiling.measure import (
+    LatencyReading,
     ServerTimes,
     StabilityRule,
+    Stretch,
     Timing,
     Window,
     measure_latencies,
-    measure_memory,
     measure_window,
     percentile,
-    reset_peaks,
 )
+from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
+from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD
 
 MS = 1_000_000
 MIB = 2**20
 
 
-def window(*latencies_ms: float) -> Window:
+def stretch(*latencies_ms: float) -> Stretch:
     timings = tuple(Timing(0, round(ms * MS), 0) for ms in latencies_ms)
-    return Window(timings, sum(timing.total_ns for timing in timings))
+    return Stretch(timings, sum(timing.total_ns for timing in timings))
+
+
+def window(*latencies_ms: float) -> Window:
+    return Window((stretch(*latencies_ms),))
 
 
 @dataclass
@@ -106,12 +116,12 @@ def test_stability_is_perf_analyzers_rule(windows: list[Window], rule: Stability
 
 def test_throughput_must_be_stable_too() -> None:
     same = (Timing(0, 10 * MS, 0),)
-    windows = [Window(same, 10 * MS), Window(same, 10 * MS), Window(same, 20 * MS)]
+    windows = [Window((Stretch(same, elapsed * MS),)) for elapsed in (10, 10, 20)]
     assert not StabilityRule().is_stable(windows)
 
 
 def test_a_window_ends_with_the_request_under_way(clock: Clock) -> None:
-    measured = measure_window(FakeLoad(clock, "a", [40.0]), 100)
+    measured = measure_window([FakeLoad(clock, "a", [40.0])], 100)
     assert len(measured.timings) == 3
     assert measured.elapsed_ns == 120 * MS
     assert measured.requests_per_second == pytest.approx(25)
@@ -119,12 +129,12 @@ def test_a_window_ends_with_the_request_under_way(clock: Clock) -> None:
 
 
 def test_a_window_holds_one_request_at_least(clock: Clock) -> None:
-    assert len(measure_window(FakeLoad(clock, "a", [400.0]), 100).timings) == 1
+    assert len(measure_window([FakeLoad(clock, "a", [400.0])], 100).timings) == 1
 
 
 def test_windows_are_taken_in_turn(clock: Clock) -> None:
     order: list[str] = []
-    loads = {name: FakeLoad(clock, name, [50.0], order) for name in "ab"}
+    loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "ab"}
     readings = measure_latencies(loads, 100, StabilityRule())
     turns = [name for index, name in enumerate(order) if index == 0 or order[index - 1] != name]
     assert turns == ["a", "b"] * 3
@@ -140,7 +150,7 @@ def test_a_stable_load_waits_for_no_other(clock: Clock) -> None:
     done: list[str] = []
     steady = FakeLoad(clock, "steady", [50.0])
     wild = FakeLoad(clock, "wild", [50.0 + 30 * (number % 7) for number in range(1000)])
-    loads = {"steady": steady, "wild": wild}
+    loads = {"steady": [steady], "wild": [wild]}
     readings = measure_latencies(loads, 100, StabilityRule(max_trials=5), done.append)
     assert done == ["steady", "wild"]
     assert (readings["steady"].trials, readings["wild"].trials) == (3, 5)
@@ -151,8 +161,72 @@ def test_a_stable_load_waits_for_no_other(clock: Clock) -> None:
 
 def test_requests_longer_than_a_window_are_not_spent_on_settling(clock: Clock) -> None:
     slow = FakeLoad(clock, "slow", [500.0])
-    measure_latencies({"slow": slow}, 100, StabilityRule())
+    measure_latencies({"slow": [slow]}, 100, StabilityRule())
     assert slow.sent == 1 + 3
+
+
+def test_senders_add_up() -> None:
+    """Each at its own rate over its own time, which is not that of the window where requests are long."""
+    both = Window((stretch(10, 10, 10), stretch(25, 25)))
+    assert both.requests_per_second == pytest.approx(100 + 40)
+    assert both.latencies_ms() == [10, 10, 10, 25, 25]
+    assert both.elapsed_ns == 40 * MS
+    reading = LatencyReading((both, window(20, 20)), 3, stable=True)
+    assert reading.requests_per_second == pytest.approx((140 + 50) / 2)
+    assert len(reading.timings) == 7
+
+
+class Meeting:
+    """A server that answers as soon as so many requests are there together."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.answered: list[int] = []
+        self._barrier = Barrier(size)
+
+    def request(self) -> Timing:
+        with suppress(BrokenBarrierError):
+            self._barrier.wait(timeout=0.5)
+            self.answered.append(get_ident())
+            return Timing(0, MS, 0)
+        return Timing(0, 999 * MS, 0)
+
+    def server_times(self) -> ServerTimes:
+        return ServerTimes(requests=len(self.answered))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_every_counted_request_meets_as_many_as_the_concurrency(size: int) -> None:
+    """Also the first and the last ones, since each sender begins before and goes on after what is counted."""
+    server = Meeting(size)
+    measured = measure_window([Member(server) for _ in range(size)], 30)
+    assert len(measured.stretches) == size
+    assert all(timing.total_ns == MS for timing in measured.timings)
+    assert len(set(server.answered)) == size
+    assert 0 < measured.server.requests < len(server.answered)
+
+
+@dataclass(eq=False)
+class Member:
+    """One sender's way to a server that several share."""
+
+    server: Meeting
+
+    def request(self) -> Timing:
+        return self.server.request()
+
+    def server_times(self) -> ServerTimes:
+        return self.server.server_times()
+
+
+def test_a_failing_sender_ends_the_others(clock: Clock) -> None:
+    class Refused(FakeLoad):
+        def request(self) -> Timing:
+            raise ServerError("gone")
+
+    senders = [FakeLoad(clock, "a", [1.0]), Refused(clock, "b", [1.0])]
+    with pytest.raises(ServerError, match="gone"):
+        measure_window(senders, 1e9)
 
 
 HOLDER = """
@@ -167,7 +241,11 @@ for line in sys.stdin:
 def holder() -> Iterator[tuple[int, Callable[[int], object]]]:
     """A process that holds so many bytes during a request: its id, and the request."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
 
         def hold(size: int) -> None:
@@ -181,20 +259,34 @@ def holder() -> Iterator[tuple[int, Callable[[int], object]]]:
         process.stdin.close()
 
 
-def test_memory_is_the_peak_of_the_request(holder: tuple[int, Callable[[int], object]]) -> None:
+Holder = tuple[int, Callable[[int], object]]
+
+
+def measured_memory(holder: Holder, processes: int, *sizes: int) -> list[MemoryReading]:
     pid, hold = holder
-    hold(256 * MIB)  # an earlier and greater peak, as loading a model is
-    reading = measure_memory(lambda: [pid], lambda: hold(MIB), lambda: hold(64 * MIB))
+    requests = {size: partial(hold, size) for size in sizes}
+    return list(measure_memory(lambda: [pid] * processes, lambda: hold(MIB), requests).values())
+
+
+def test_memory_is_the_peak_of_the_request(holder: Holder) -> None:
+    holder[1](256 * MIB)  # an earlier and greater peak, as loading a model is
+    (reading,) = measured_memory(holder, 1, 64 * MIB)
     assert reading.peak_above_idle_bytes == pytest.approx(64 * MIB, abs=2 * MIB)
-    assert len(reading.rounds) == measure.MEMORY_ROUNDS
+    assert len(reading.rounds) == memory.MEMORY_ROUNDS
     assert 0 < reading.idle_bytes < 64 * MIB
 
 
-def test_memory_of_several_processes_is_added(holder: tuple[int, Callable[[int], object]]) -> None:
-    pid, hold = holder
-    once = measure_memory(lambda: [pid], lambda: hold(MIB), lambda: hold(32 * MIB))
-    twice = measure_memory(lambda: [pid, pid], lambda: hold(MIB), lambda: hold(32 * MIB))
+def test_memory_of_several_processes_is_added(holder: Holder) -> None:
+    (once,) = measured_memory(holder, 1, 32 * MIB)
+    (twice,) = measured_memory(holder, 2, 32 * MIB)
     assert twice.peak_above_idle_bytes == pytest.approx(2 * once.peak_above_idle_bytes, abs=4 * MIB)
+
+
+def test_memory_of_several_requests_is_above_the_same_idle(holder: Holder) -> None:
+    small, great = measured_memory(holder, 1, 16 * MIB, 48 * MIB)
+    assert small.idle_bytes == great.idle_bytes
+    assert small.peak_above_idle_bytes == pytest.approx(16 * MIB, abs=2 * MIB)
+    assert great.peak_above_idle_bytes == pytest.approx(48 * MIB, abs=2 * MIB)
 
 
 def test_a_process_that_is_gone_is_an_error() -> None:
@@ -203,4 +295,4 @@ def test_a_process_that_is_gone_is_an_error() -> None:
     with pytest.raises(ServerError, match=f"process {ended.pid}"):
         reset_peaks([ended.pid])
     with pytest.raises(ServerError, match="ended while its memory"):
-        measure.resident_bytes([ended.pid])
+        memory.resident_bytes([ended.pid])

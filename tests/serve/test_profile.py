@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import jsonschema
@@ -19,9 +20,10 @@ from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
 from tiny_entry import WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from sparse_serve import cli_profile
 from sparse_serve.cli import app, run
 from sparse_serve.data import Columns, read_texts
-from sparse_serve.errors import DataError, OptionError
+from sparse_serve.errors import DataError
 from sparse_serve.profiling.evaluation import read_evaluation
 from sparse_serve.profiling.report import Measurement, Report, Variant, report_schema
 from sparse_serve.profiling.subjects import attention_heads, find_subjects
@@ -92,6 +94,7 @@ def profiled(
         f"--output-dir={output}",
         f"--lengths={','.join(map(str, LENGTHS))}",
         "--variants=text,model,packed_dense,padded_eager",
+        "--concurrency-range=1:3:2",
         "--measurement-interval=20",
         "--max-trials=3",
         f"--inputs={texts_file}",
@@ -111,9 +114,10 @@ def points(report: Report, variant: Variant) -> list[Measurement]:
 
 def test_every_variant_is_measured_at_every_length(profiled: Profiled) -> None:
     _, report = profiled
-    measured = [(m.variant, m.length) for m in report.measurements]
+    measured = [(m.variant, m.length, m.concurrency) for m in report.measurements]
     variants = ("model", "padded_eager", "text")
-    assert measured == [(variant, length) for variant in variants for length in LENGTHS]
+    assert measured == list(product(variants, LENGTHS, (1, 3)))
+    assert report.settings.concurrencies == (1, 3)
     (absent,) = report.absent
     assert absent.variant == "packed_dense"
     assert "--with-baselines" in absent.reason
@@ -142,6 +146,8 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
         assert len(measured.memory_bytes.rounds) == 3
         assert breakdown is not None
         assert breakdown.server_compute_infer > 0
+        assert measured.client_cores > 0
+        assert measured.requests >= 3 * measured.concurrency
         assert (measured.sparsity is not None) == (measured.variant == "model")
     for measured in points(report, "model"):
         assert measured.sparsity is not None
@@ -151,7 +157,7 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:
     _, report = profiled
-    accuracies = {quality.variant: quality.accuracy for quality in report.quality}
+    accuracies = {quality.variant: quality.metrics["accuracy"] for quality in report.quality}
     assert set(accuracies) == {"model", "padded_eager", "text"}
     assert len(set(accuracies.values())) == 1
     assert {quality.rows for quality in report.quality} == {len(TEXTS)}
@@ -200,10 +206,23 @@ def _wait_for_servers(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
+    ("text", "concurrencies"),
+    [("1", (1,)), ("4", (4,)), ("1:4", (1, 2, 3, 4)), ("1:16:5", (1, 6, 11, 16)), ("2:7:4", (2, 6))],
+)
+def test_concurrency_ranges_are_perf_analyzers(text: str, concurrencies: tuple[int, ...]) -> None:
+    assert cli_profile._concurrencies(text) == concurrencies
+
+
+@pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--concurrency-range=4"], 2, "--concurrency-range 4"),
-        (["--concurrency-range=1:4"], 2, "--concurrency-range 1:4"),
+        (["--concurrency-range=0"], 2, "--concurrency-range '0' is not START[:END[:STEP]]"),
+        (["--concurrency-range=4:1"], 2, "--concurrency-range '4:1'"),
+        (["--concurrency-range=1:0"], 2, "--concurrency-range '1:0'"),
+        (["--concurrency-range=1:4:0"], 2, "--concurrency-range '1:4:0'"),
+        (["--concurrency-range=1:2:3:4"], 2, "--concurrency-range '1:2:3:4'"),
+        (["--concurrency-range=-1"], 2, "--concurrency-range '-1'"),
+        (["--concurrency-range=1:1000"], 2, "END up to 256"),
         (["--concurrency-range=many"], 2, "--concurrency-range 'many'"),
         (["--lengths=64,513"], 2, "length 513 is more than the 512 tokens"),
         (["--lengths=64,2"], 2, "length 2 leaves no room"),
@@ -325,7 +344,8 @@ def test_texts_without_a_single_token_word_are_refused(tmp_path: Path) -> None:
         ("text_a\tlabel\ngood\tneutral\n", "line 2: label 'neutral' is not one of the model's 2 labels"),
         ("text_a\tlabel\ngood\t1\nbad\tnegative\n", "line 2: label '1'"),
         ("text_a\tlabel\n", "has no rows"),
-        ("text_a\ttext_b\tlabel\na\tb\t1\n", "line 2: has a second text"),
+        ("text_a\ttext_b\tlabel\na\tb\t1\nc\t\t0\n", "line 3: the second text ('text_b') is missing"),
+        ("text_a\tlabel\ngood\t0.5\n", "line 2: the label is '0.5'"),
         ("text_a\na\n", "no column 'label'"),
         ("text_a\tlabel\ngood\t\n", "line 2: the label is missing"),
     ],
@@ -337,10 +357,24 @@ def test_labels_that_cannot_be_used(content: str, message: str, repository: Path
         read_evaluation(path, read_entry(repository / "attending"))
 
 
-def test_accuracy_needs_one_label_each(make_spec: MakeSpec, evaluation_file: Path, tmp_path: Path) -> None:
+def test_labels_are_read_as_the_entry_answers(make_spec: MakeSpec, tmp_path: Path) -> None:
     write_entry(tmp_path, make_spec(problem_type="multi_label_classification"))
-    with pytest.raises(OptionError, match="multi_label_classification"):
-        read_evaluation(evaluation_file, read_entry(tmp_path / "tiny"))
+    path = tmp_path / "dev.tsv"
+    path.write_text('text_a\tlabel\nbad\t["positive", "negative"]\ngood film\t[]\n', encoding="utf-8")
+    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
+    assert evaluation.targets.tolist() == [[1, 1], [0, 0]]
+
+
+def test_pairs_are_tokenised_together(make_spec: MakeSpec, tmp_path: Path) -> None:
+    write_entry(tmp_path, make_spec())
+    path = tmp_path / "dev.tsv"
+    path.write_text("text_a\tother\tlabel\nw1 w2 w3\tw4\t1\nw1\tw2\t0\n", encoding="utf-8")
+    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"), Columns(text_pair="other"))
+    (batch,) = evaluation.batches
+    assert (batch.texts, batch.text_pairs) == (("w1", "w1 w2 w3"), ("w2", "w4"))
+    assert batch.row_lengths == (5, 7)
+    assert batch.arrays["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert evaluation.targets.tolist() == [0, 1]
 
 
 def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path) -> None:
@@ -348,7 +382,7 @@ def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path
     path.write_text("sentence,y\ngood film,positive\nbad,negative\n", encoding="utf-8")
     evaluation = read_evaluation(path, read_entry(repository / "attending"), Columns("sentence", label="y"))
     assert evaluation.batches[0].texts == ("bad", "good film")
-    assert evaluation.labels == (0, 1)
+    assert evaluation.targets.tolist() == [0, 1]
 
 
 def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpec, tmp_path: Path) -> None:
@@ -358,4 +392,4 @@ def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpe
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
     assert evaluation.batches[0].row_lengths == (4, 16)
-    assert evaluation.labels == (1, 1)
+    assert evaluation.targets.tolist() == [1, 1]

@@ -22,7 +22,7 @@ from sparse_serve.profiling.report import (
     to_csv,
     write_text_reports,
 )
-from sparse_serve.profiling.report_page import to_html, write_page
+from sparse_serve.profiling.report_page import throughput_figure, to_html, write_page
 from sparse_serve.profiling.savings import growth, savings, splits
 
 MIB = 2**20
@@ -65,7 +65,7 @@ def test_csv_begins_as_perf_analyzers() -> None:
     assert int(first["Client Recv"]) == 40
     assert int(first["peak_memory_bytes"]) == source.memory_bytes.peak_above_idle
     assert first["rho_per_layer"] == "0.90000 0.95000"
-    assert (first["accuracy"], rows[-1]["accuracy"]) == ("0.90000", "")
+    assert (first["accuracy"], first["f1"], rows[-1]["accuracy"]) == ("0.90000", "0.80000", "")
 
 
 def test_csv_without_server_statistics() -> None:
@@ -213,9 +213,82 @@ def test_the_reading_says_when_nothing_is_saved() -> None:
         ]
     )
     sentences = " ".join(read_model(report, "reviews"))
-    assert "no difference beyond noise at 128 tokens" in sentences
+    assert (
+        "no difference beyond noise at 128 tokens (10.0 ms against 10.2 ms of packed dense, -2%, "
+        "within the noise of 5%: the greater of the two spreads)"
+    ) in sentences
+    assert "(10.0 MiB against 10.0 MiB of packed dense, -0%, within the noise of 5%: 3 % or half" in sentences
     assert "saves no time against fused dense attention" in sentences
     assert "saves no memory against packed dense attention" in sentences
+
+
+def test_other_sentences_say_what_is_noise_too() -> None:
+    near = [measurement("model", p50=10.0), measurement("padded_eager", p50=10.1, peak=4 * MIB)]
+    sentences = " ".join(read_model(report_of([*near, measurement("text", p50=15.0)]), "reviews"))
+    assert (
+        "1.0 MiB against 4.0 MiB (peak above idle) and 10.0 ms against 10.1 ms (p50, within the" in sentences
+    )
+    assert "takes 15.0 ms where the graph alone takes 10.0 ms." in sentences
+    assert any("is called noise where" in doubt for doubt in read_doubts(report_of(near)))
+
+
+def swept(*p50: float, spread: float = 0.02) -> Report:
+    """Two lengths at concurrencies 1, 2, 4 ..., as fast as `p50` tells, and a dense rival."""
+    return report_of(
+        measurement(variant, length, p50=each * factor * length / 64, concurrency=2**power, spread=spread)
+        for variant, factor in (("model", 1.0), ("packed_dense", 1.1))
+        for length in (64, 128)
+        for power, each in enumerate(p50)
+    )
+
+
+def test_the_reading_says_what_more_requests_in_flight_bring() -> None:
+    sentences = " ".join(read_model(swept(10, 15, 40), "reviews"))
+    assert (
+        "From 1 to 4 requests in flight, at 128 tokens, p50 latency goes from 20.0 ms to 80.0 ms; "
+        "throughput rises from 50.0 to 66.7 texts/s (+33%)."
+    ) in sentences
+    assert "in p50 latency, 1 request in flight: lower at 64 tokens (10.0 ms against 11.0 ms" in sentences
+    level = " ".join(read_model(swept(10, 20, 39.5, spread=0.04), "reviews"))
+    assert "throughput stays at 50.0 texts/s, within the noise of 4%" in level
+    assert "in flight, at" not in " ".join(read_model(full_report(), "reviews"))
+
+
+def test_latency_is_drawn_against_throughput_at_one_length_at_a_time() -> None:
+    report = swept(10, 15, 40)
+    figure = throughput_figure(report)
+    assert [len(trace.x) for trace in figure.data] == [3] * 4
+    assert [trace.visible for trace in figure.data] == [False, False, True, True]
+    for trace in figure.data:
+        assert trace.text[-1].startswith("4 in flight")
+    model = report.sweep("reviews", "model", 128)
+    assert list(figure.data[2].y) == [m.latency_ms.p50 for m in model]
+    (menu,) = figure.layout.updatemenus
+    assert [button.label for button in menu.buttons] == ["64 tokens", "128 tokens"]
+    assert list(menu.buttons[0].args[1]) == [True, True, False, False]
+
+
+def test_every_concurrency_has_its_rows() -> None:
+    report = swept(10, 15, 40)
+    rows = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert [(row["variant"], row["length"], row["Concurrency"]) for row in rows[:4]] == [
+        ("model", "64", "1"),
+        ("model", "64", "2"),
+        ("model", "64", "4"),
+        ("model", "128", "1"),
+    ]
+    assert [saving.concurrency for saving in report.savings] == [1, 2, 4, 1, 2, 4]
+    assert {split.concurrency for split in report.splits} == {1, 2, 4}
+    assert [m.concurrency for m in report.series("reviews", "model")] == [1, 1]
+    text = " ".join(Page(to_html(report)).text)
+    assert "1, 2, 4 requests in flight" in text
+
+
+def test_growth_is_of_one_request_at_a_time() -> None:
+    alone = [measurement("padded_eager", length, peak=100 * length**2) for length in (64, 128, 256)]
+    crowd = [m.model_copy(update={"concurrency": 4}) for m in alone]
+    assert list(growth([*alone, *crowd], "reviews", 12)) == list(growth(alone, "reviews", 12))
+    assert not list(growth(crowd, "reviews", 12))
 
 
 def test_the_reading_says_what_costs_more() -> None:
@@ -227,4 +300,6 @@ def test_the_reading_says_what_costs_more() -> None:
 def test_doubts_name_what_was_unstable() -> None:
     shaky = report_of([measurement("padded_fused", spread=0.4), measurement()])
     assert any("padded dense, fused at 128" in doubt for doubt in read_doubts(shaky))
+    crowded = report_of([measurement("padded_fused", concurrency=4, spread=0.4), measurement()])
+    assert any("padded dense, fused at 128 × 4 in flight" in doubt for doubt in read_doubts(crowded))
     assert not any("not stable" in doubt for doubt in read_doubts(full_report()))

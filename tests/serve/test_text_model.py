@@ -12,6 +12,7 @@ import triton_stub as stub
 from tiny_entry import MAX_LENGTH, VOCABULARY, tiny_graph
 
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.tasks import ProblemType, Task
 
 TRITON = Path(str(files("sparse_serve") / "triton"))
 OUTPUTS = ("scores", "label", "logits", "token_count", "truncated", "rho")
@@ -256,3 +257,29 @@ def test_regression_gives_the_value_itself(load: Callable[..., Any], tmp_path: P
     (arrays,) = answer(model, request("w1", "w2"))
     np.testing.assert_array_equal(arrays["scores"], arrays["logits"])
     assert [np.float32(text) for text in arrays["label"][:, 0]] == arrays["logits"][:, 0].tolist()
+
+
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
+def test_answers_are_read_from_logits_as_everywhere_else(
+    load: Callable[..., Any], problem_type: ProblemType
+) -> None:
+    model, _ = load(problem_type=problem_type)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(0, 4, (200, 2)).astype(np.float32)
+    logits = np.concatenate([rows, np.float32([[0, 0], [-1e-7, 1e-7], [80, -80], [-90, 90]])])
+    scores, labels = Task(problem_type, tuple(model.labels)).read(logits)
+    served_scores, served_labels = model.answer(logits, model.labels)
+    np.testing.assert_array_equal(served_scores, scores)
+    assert served_labels == labels
+
+
+@pytest.mark.parametrize("labels", [("score",), ("length", "width")])
+def test_values_are_read_from_logits_as_everywhere_else(
+    load: Callable[..., Any], labels: tuple[str, ...]
+) -> None:
+    model, _ = load(problem_type="regression")
+    logits = np.float32([[2.6, -1e-7], [3e38, 0], [0.1, 7]])[:, : len(labels)]
+    scores, read = Task("regression", labels).read(logits)
+    served_scores, served = model.answer(logits, labels)
+    np.testing.assert_array_equal(served_scores, scores)
+    assert served == read

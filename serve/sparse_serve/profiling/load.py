@@ -16,7 +16,7 @@ from sparse_serve.errors import ServerError
 from sparse_serve.profiling.measure import ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
 
-TEXT_INPUT = "TEXT"
+TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
 
 # Portable attention at full length can take seconds; a server that hangs must still end the profile.
 _TIMEOUT_S = 300.0
@@ -33,9 +33,10 @@ class Answer:
 
 
 class TritonLoad:
-    """One connection to one model; sends batches as the model takes them, as text or as token ids.
+    """One client of one model; sends batches as the model takes them, as text or as token ids.
 
-    As a `measure.Load` it sends the batches given to `repeat` in turn.
+    As a `measure.Load` it sends the batches given to `repeat` in turn. Clients of one server share a
+    connection, as perf_analyzer's do: what arrives together is batched together.
     """
 
     def __init__(self, grpc_url: str, model: str, output: str) -> None:
@@ -47,6 +48,7 @@ class TritonLoad:
             metadata = self._client.get_model_metadata(model, client_timeout=_TIMEOUT_S)
             self.server_version = str(self._client.get_server_metadata(client_timeout=_TIMEOUT_S).version)
         except InferenceServerException as error:
+            self._client.close()
             raise self._failure(error) from error
         self._inputs = [str(tensor.name) for tensor in metadata.inputs]
 
@@ -113,8 +115,12 @@ class TritonLoad:
 
     def _tensors(self, batch: Batch) -> dict[str, Array]:
         if TEXT_INPUT in self._inputs:
-            encoded = [[text.encode()] for text in batch.texts]
-            return {TEXT_INPUT: np.array(encoded, dtype=np.object_)}
+            texts = {TEXT_INPUT: batch.texts, TEXT_PAIR_INPUT: batch.text_pairs}
+            return {
+                name: np.array([[text.encode()] for text in column], dtype=np.object_)
+                for name, column in texts.items()
+                if column is not None
+            }
         return {name: batch.arrays[name] for name in self._inputs}
 
     def _failure(self, error: InferenceServerException) -> ServerError:

@@ -1,106 +1,25 @@
-"""What is measured, and how: the memory of a group of processes, and the latency of repeated requests.
+"""The latency and throughput of repeated requests, of one sender or of several at a time.
 
-Memory is resident memory as Linux counts it. Writing 5 to `/proc/PID/clear_refs` sets a process's high-water
-mark (`VmHWM`) back to what is resident now, so that the mark read after a few requests is their peak and
-not that of loading the model. Pages that processes share are counted in each of them, and the processes'
-peaks are added although they need not fall together: the sum is an upper bound.
-
-Latency is taken in windows of a fixed time, until the last three agree: perf_analyzer's rule.
+They are taken in windows of a fixed time, until the last three agree: perf_analyzer's rule. A concurrency of
+N is N senders, each with a client of its own, that wait for an answer before they send again. They are
+threads of this process, and not a process each: while they wait they hold neither the interpreter nor a core,
+and N processes would fight with the server for the cores in ways that no real client does. What this process
+itself takes of the processor is measured, so that a reader sees where the client is the limit.
 """
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
+from threading import Event
 from typing import Protocol, TypeVar
 
-from sparse_serve.errors import ServerError
-
 STABLE_WINDOWS = 3
-MEMORY_ROUNDS = 3
 WARM_UP_REQUESTS = 4
 
-_PEAK_RESET = "5"
-
 Key = TypeVar("Key")
-
-
-def resident_bytes(process_ids: Sequence[int]) -> int:
-    """Return the resident memory (VmRSS) of the processes together, in bytes."""
-    return sum(_status_bytes(pid, "VmRSS") for pid in process_ids)
-
-
-def peak_bytes(process_ids: Sequence[int]) -> int:
-    """Return the sum of the processes' high-water marks (VmHWM), in bytes."""
-    return sum(_status_bytes(pid, "VmHWM") for pid in process_ids)
-
-
-def reset_peaks(process_ids: Sequence[int]) -> None:
-    """Set every process's high-water mark back to what is resident now.
-
-    Raises:
-        ServerError: a process is gone or belongs to another user, or the kernel lacks `clear_refs`.
-    """
-    for pid in process_ids:
-        path = Path(f"/proc/{pid}/clear_refs")
-        try:
-            path.write_text(_PEAK_RESET, encoding="ascii")
-        except OSError as error:
-            raise ServerError(
-                f"the peak memory of server process {pid} cannot be reset: {path}: {error.strerror}; "
-                "profile needs Linux with /proc and a server of the same user"
-            ) from error
-
-
-def _status_bytes(pid: int, field: str) -> int:
-    path = Path(f"/proc/{pid}/status")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ServerError(f"server process {pid} ended while its memory was measured") from error
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    return 0  # a child that has exited and waits to be reaped has no memory and no such line
-
-
-@dataclass(frozen=True)
-class MemoryReading:
-    """Resident memory of a server in bytes: at rest, and each round's peak above that."""
-
-    idle_bytes: int
-    rounds: tuple[int, ...]
-
-    @property
-    def peak_above_idle_bytes(self) -> int:
-        """The median round: one round can catch a page cache or a thread that starts late."""
-        return round(statistics.median(self.rounds))
-
-
-def measure_memory(
-    process_ids: Callable[[], Sequence[int]], warm_up: Callable[[], object], request: Callable[[], object]
-) -> MemoryReading:
-    """Measure the peak memory of `request` above what the server holds after `warm_up`.
-
-    Args:
-        process_ids: the server's processes; asked again each round, since children may come late.
-        warm_up: one tiny request, which makes the server allocate what every later one uses again.
-        request: the request measured, once in each of `MEMORY_ROUNDS` rounds.
-
-    Raises:
-        ServerError: a process ended, or its peak cannot be reset.
-    """
-    warm_up()
-    idle = resident_bytes(process_ids())
-    rounds = []
-    for _ in range(MEMORY_ROUNDS):
-        reset_peaks(process_ids())
-        request()
-        rounds.append(max(0, peak_bytes(process_ids()) - idle))
-    return MemoryReading(idle, tuple(rounds))
 
 
 @dataclass(frozen=True)
@@ -145,17 +64,43 @@ class Load(Protocol):
 
 
 @dataclass(frozen=True)
-class Window:
-    """The requests that were completed within one window, the ns it lasted, and the server's view of them."""
+class Stretch:
+    """The requests that one sender sent one after another within a window, and the ns they took."""
 
     timings: tuple[Timing, ...]
     elapsed_ns: int
-    server: ServerTimes = field(default_factory=ServerTimes)
 
     @property
     def requests_per_second(self) -> float:
-        """Throughput of the window."""
+        """Throughput of this sender."""
         return len(self.timings) / self.elapsed_ns * 1e9
+
+
+@dataclass(frozen=True)
+class Window:
+    """What every sender did within one window, and the server's view of the first one's time.
+
+    `client_cores` is the processor time that this process took meanwhile, in cores.
+    """
+
+    stretches: tuple[Stretch, ...]
+    server: ServerTimes = field(default_factory=ServerTimes)
+    client_cores: float = 0.0
+
+    @property
+    def timings(self) -> list[Timing]:
+        """All requests."""
+        return [timing for stretch in self.stretches for timing in stretch.timings]
+
+    @property
+    def elapsed_ns(self) -> float:
+        """How long a sender sent, on average."""
+        return statistics.fmean(stretch.elapsed_ns for stretch in self.stretches)
+
+    @property
+    def requests_per_second(self) -> float:
+        """Throughput of the senders together."""
+        return sum(stretch.requests_per_second for stretch in self.stretches)
 
     def latencies_ms(self) -> list[float]:
         """Latency of each request in ms."""
@@ -212,7 +157,16 @@ class LatencyReading:
     @property
     def requests_per_second(self) -> float:
         """Throughput over the three windows."""
-        return len(self.timings) / sum(window.elapsed_ns for window in self.windows) * 1e9
+        return self._mean(lambda window: window.requests_per_second)
+
+    @property
+    def client_cores(self) -> float:
+        """Processor time of the client over the three windows, in cores."""
+        return self._mean(lambda window: window.client_cores)
+
+    def _mean(self, value: Callable[[Window], float]) -> float:
+        elapsed = [window.elapsed_ns for window in self.windows]
+        return statistics.fmean(map(value, self.windows), weights=elapsed)
 
     @property
     def spread(self) -> float:
@@ -234,47 +188,101 @@ def percentile(values: Sequence[float], rank: float) -> float:
     return sorted(values)[math.ceil(rank / 100 * len(values)) - 1]
 
 
-def measure_window(load: Load, interval_ms: float) -> Window:
-    """Send requests one after another until `interval_ms` have passed; the last one is waited for."""
-    before = load.server_times()
-    timings: list[Timing] = []
-    start = time.perf_counter_ns()
-    end = start + round(interval_ms * 1e6)
-    while (now := time.perf_counter_ns()) < end or not timings:
-        timings.append(load.request())
-    return Window(tuple(timings), now - start, load.server_times() - before)
+def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 0) -> Window:
+    """Have all senders send, each one request after another, until `interval_ms` have passed.
+
+    The request under way at the end is waited for and counted, and a sender's throughput is over its own
+    time, so that it is right also where requests are as long as a window. First, `settling` requests of each
+    sender are not counted; no more of them once one has taken longer than a window. With several senders
+    one is never spared: until each has a request in flight, the load is not there yet. And each goes on
+    sending until the last has ended its stretch, so that it does not end alone.
+
+    Raises:
+        ServerError: a request was refused, or the server is gone.
+    """
+    crew = _Crew(senders, round(interval_ms * 1e6), max(settling, int(len(senders) > 1)))
+    start, processor_start = time.perf_counter_ns(), time.process_time_ns()
+    stretches = crew.send()
+    elapsed = time.perf_counter_ns() - start
+    client_cores = (time.process_time_ns() - processor_start) / elapsed
+    return Window(stretches, crew.server, client_cores)
+
+
+class _Crew:
+    """Senders at work side by side, a thread each."""
+
+    def __init__(self, senders: Sequence[Load], interval_ns: int, settling: int) -> None:
+        self.server = ServerTimes()
+        self._senders = senders
+        self._interval_ns = interval_ns
+        self._settling = settling
+        self._ended: list[Load] = []
+        self._abandoned = Event()
+
+    def send(self) -> tuple[Stretch, ...]:
+        """Return every sender's stretch."""
+        with ThreadPoolExecutor(len(self._senders)) as pool:
+            futures = [pool.submit(self._work, sender) for sender in self._senders]
+            try:
+                return tuple(future.result() for future in futures)
+            finally:
+                self._abandoned.set()
+
+    def _work(self, sender: Load) -> Stretch:
+        try:
+            self._settle(sender)
+            if sender is not self._senders[0]:
+                stretch = self._stretch(sender)
+            else:
+                before = sender.server_times()
+                stretch = self._stretch(sender)
+                self.server = sender.server_times() - before
+        except BaseException:
+            self._abandoned.set()
+            raise
+        self._ended.append(sender)
+        while len(self._ended) < len(self._senders) and not self._abandoned.is_set():
+            sender.request()
+        return stretch
+
+    def _settle(self, sender: Load) -> None:
+        for _ in range(self._settling):
+            if sender.request().total_ns >= self._interval_ns or self._abandoned.is_set():
+                return
+
+    def _stretch(self, sender: Load) -> Stretch:
+        timings: list[Timing] = []
+        start = now = time.perf_counter_ns()
+        end = start + self._interval_ns
+        while not timings or (now < end and not self._abandoned.is_set()):
+            timings.append(sender.request())
+            now = time.perf_counter_ns()
+        return Stretch(tuple(timings), now - start)
 
 
 def measure_latencies(
-    loads: Mapping[Key, Load],
+    loads: Mapping[Key, Sequence[Load]],
     interval_ms: float,
     rule: StabilityRule,
     on_reading: Callable[[Key], object] = lambda _key: None,
 ) -> dict[Key, LatencyReading]:
-    """Measure several loads side by side: a window of each in turn, until each is stable.
+    """Measure several loads, of as many senders as are given, side by side until each is stable.
 
-    What disturbs the machine for a while disturbs them all, instead of the one whose turn it is. Some
-    requests before the first window are not counted, and one before each later window, since others had the
-    processor meanwhile; no more of them once one has taken longer than a window.
+    A window of each is taken in turn: what disturbs the machine for a while disturbs them all, instead of the
+    one whose turn it is. Some requests before the first window are not counted, and one before each later
+    window, since others had the processor meanwhile.
     """
     interval_ns = interval_ms * 1e6
     windows: dict[Key, list[Window]] = {key: [] for key in loads}
     readings: dict[Key, LatencyReading] = {}
     while len(readings) < len(loads):
         for key in [key for key in loads if key not in readings]:
-            if not windows[key]:
-                _warm_up(loads[key], interval_ns)
-            elif windows[key][-1].timings[-1].total_ns < interval_ns:
-                loads[key].request()
-            windows[key].append(measure_window(loads[key], interval_ms))
+            settling = WARM_UP_REQUESTS
+            if windows[key]:
+                settling = int(windows[key][-1].timings[-1].total_ns < interval_ns)
+            windows[key].append(measure_window(loads[key], interval_ms, settling))
             stable, trials = rule.is_stable(windows[key]), len(windows[key])
             if stable or trials >= rule.max_trials:
                 readings[key] = LatencyReading(tuple(windows[key][-STABLE_WINDOWS:]), trials, stable)
                 on_reading(key)
     return readings
-
-
-def _warm_up(load: Load, most_ns: float) -> None:
-    for _ in range(WARM_UP_REQUESTS):
-        if load.request().total_ns >= most_ns:
-            return

@@ -1,6 +1,6 @@
 """Measures entries of a model repository: memory, latency, sparsity and quality of every variant.
 
-entries → subjects (variants found) → memory, a fresh server per number
+entries → subjects (variants found) → memory, a fresh server per variant and length
                                     → latency, all variants side by side, a window of each in turn
                                     → Report
 """
@@ -9,40 +9,34 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-import numpy as np
-
 from sparse_serve.data import Columns, read_texts
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
-from sparse_serve.profiling.evaluation import Evaluation, accuracy, read_evaluation
+from sparse_serve.profiling import summary
+from sparse_serve.profiling.evaluation import Evaluation, read_evaluation
+from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.measure import (
-    MEMORY_ROUNDS,
     STABLE_WINDOWS,
     LatencyReading,
-    MemoryReading,
     StabilityRule,
     measure_latencies,
-    measure_memory,
-    percentile,
 )
+from sparse_serve.profiling.memory import MEMORY_ROUNDS, MemoryReading, measure_memory
 from sparse_serve.profiling.provenance import read_environment
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
-    Breakdown,
     Environment,
-    Inputs,
-    Latency,
     Measurement,
-    Memory,
     Quality,
     Report,
     Settings,
-    Sparsity,
     Variant,
 )
 from sparse_serve.profiling.savings import growth, savings, splits
@@ -66,28 +60,33 @@ from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, r
 from sparse_serve.triton.installation import find_triton
 
 LENGTHS = (64, 128, 256, 512)
+# Each is a thread, and a client of every variant's server.
+MOST_CONCURRENT = 256
 
 # Servers started, stopped or measured for memory at a time; latency is always measured alone.
 _MOST_WORKERS = 4
 
 _MEMORY_METHOD = (
-    "A fresh server per number, loading only what the variant needs, with ONNX Runtime's CPU arena off. "
-    "Idle is VmRSS of all server processes after one tiny request. Then, "
-    f"{MEMORY_ROUNDS} times, VmHWM is reset (/proc/PID/clear_refs) and read again after a request; "
-    "the median is reported, less idle. Pages that processes share (tensors in /dev/shm among them) count in "
-    "each, and peaks of different processes are added although they need not fall together."
+    "A fresh server per variant and length, loading only what the variant needs, with ONNX Runtime's CPU "
+    "arena off. Idle is VmRSS of all server processes after one tiny request. Then, for each concurrency, "
+    f"{MEMORY_ROUNDS} times: VmHWM is reset (/proc/PID/clear_refs), as many requests are sent at once, and "
+    "it is read again; the median is reported, less idle. Pages that processes share (tensors in /dev/shm "
+    "among them) count in each, and peaks of different processes are added although they need not fall "
+    "together."
 )
 _LATENCY_METHOD = (
     "A server per variant with the entry's own settings, all running, one asked at a time over gRPC on "
     f"loopback: one window of each in turn until the last {STABLE_WINDOWS} windows of a variant agree in "
-    "throughput and latency (perf_analyzer's rule); figures are over those. Other work on the machine shows "
-    "as spread."
+    "throughput and latency (perf_analyzer's rule); figures are over those. N requests in flight are N "
+    "threads of this client, each of which waits for its answer before it sends again; a request takes this "
+    "client, which is Python's, 0.1 to 0.4 ms longer than perf_analyzer. Other work on the machine shows as "
+    "spread."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What to measure; times in ms.
+    """What to measure; times in ms, lengths and concurrencies ascending.
 
     `threads` None means one per available core; `columns` are those of `evaluation`.
     """
@@ -95,6 +94,7 @@ class ProfileOptions:
     repository: Path
     names: Sequence[str]
     lengths: Sequence[int] = LENGTHS
+    concurrencies: Sequence[int] = (1,)
     variants: Sequence[Variant] = VARIANTS
     batch_size: int = 1
     measurement_interval_ms: float = 5000.0
@@ -147,7 +147,7 @@ def profile(options: ProfileOptions, progress: Progress) -> Report:
     """Measure every variant of every entry at every length.
 
     Raises:
-        OptionError: a length or batch beyond what an entry takes, or labels where there are none.
+        OptionError: a length or batch beyond what an entry takes.
         RepositoryError: an entry is missing or malformed.
         DataError: the texts or labels cannot be read or used.
         ServerError: a server does not start, or ends while it is measured.
@@ -155,14 +155,17 @@ def profile(options: ProfileOptions, progress: Progress) -> Report:
     plans = [_plan(read_entry(repository_path(options.repository) / name), options) for name in options.names]
     for absent in (absent for plan in plans for absent in plan.absent):
         progress.notice(f"{absent.model} {absent.variant} is left out: {absent.reason}")
-    rounds = [2 * len(plan.workloads) + (plan.evaluation is not None) for plan in plans]
+    points = 1 + len(options.concurrencies)  # memory once a length
+    rounds = [points * len(plan.workloads) + (plan.evaluation is not None) for plan in plans]
     progress.start(sum(len(plan.subjects) * each for plan, each in zip(plans, rounds, strict=True)))
     findings = [_measure(plan, options, progress) for plan in plans]
     measurements = [measurement for finding in findings for measurement in finding.measurements]
     return Report(
         environment=findings[0].environment,
         settings=_settings(options),
-        inputs=tuple(_inputs(plan.entry.name, workload) for plan in plans for workload in plan.workloads),
+        inputs=tuple(
+            summary.inputs(plan.entry.name, workload) for plan in plans for workload in plan.workloads
+        ),
         measurements=tuple(measurements),
         absent=tuple(absent for plan in plans for absent in plan.absent),
         quality=tuple(quality for finding in findings for quality in finding.quality),
@@ -209,42 +212,47 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
 def _measure(plan: _Plan, options: ProfileOptions, progress: Progress) -> _Findings:
     memory = _measure_all_memory(plan, options, progress)
     measurements: list[Measurement] = []
-    with _all_serving(plan.subjects, options.session_threads) as servers:
-        for workload in plan.workloads:
+    with _all_serving(plan.subjects, options) as servers:
+        for workload, concurrency in product(plan.workloads, options.concurrencies):
+            readings = _latencies(servers, workload, concurrency, options, progress)
             for served in servers:
-                served.load.repeat(workload.batches)
-            readings = _latencies(servers, workload.length, options, progress)
-            for served in servers:
-                point = (served.subject, workload.length)
-                measurements.append(_measurement(served, workload, memory[point], readings[served.subject]))
+                subject = served.subject
+                peak = memory[subject, workload.length][concurrency]
+                measurements.append(
+                    summary.measurement(served, workload, concurrency, peak, readings[subject])
+                )
         quality = []
         if plan.evaluation is not None:
             for served in servers:
-                quality.append(_quality(served, plan.evaluation))
+                quality.append(summary.quality(served, plan.evaluation))
                 progress.done(f"quality  {served.subject.title}")
         environment = read_environment(find_triton(), servers[0].load.server_version)
-    order = [(variant, length) for variant in options.variants for length in options.lengths]
-    measurements.sort(key=lambda measurement: order.index((measurement.variant, measurement.length)))
+    order = list(product(options.variants, options.lengths, options.concurrencies))
+    measurements.sort(key=lambda m: order.index((m.variant, m.length, m.concurrency)))
     return _Findings(measurements, quality, environment)
 
 
 def _measure_all_memory(
     plan: _Plan, options: ProfileOptions, progress: Progress
-) -> dict[tuple[Subject, int], MemoryReading]:
+) -> dict[tuple[Subject, int], dict[int, MemoryReading]]:
+    """Return the readings by concurrency of each variant at each length."""
     tokenizer = load_tokenizer(plan.entry.path / TOKENIZER_NAME)
     tiny = make_batch(tokenizer, [plan.workloads[0].batches[0].texts[0].split()[0]])
     stopping = Event()
 
-    def measure(subject: Subject, workload: Workload) -> MemoryReading:
-        def request() -> None:
+    def measure(subject: Subject, workload: Workload) -> dict[int, MemoryReading]:
+        def at_once(concurrency: int) -> None:
             if stopping.is_set():
                 raise SparseServeError("profile was stopped")
-            served.load.request()
+            with ThreadPoolExecutor(concurrency) as senders:
+                list(senders.map(TritonLoad.request, served.loads[:concurrency]))
 
-        with serving(subject, options.session_threads, for_memory=True) as served:
-            served.load.repeat(workload.batches)
+        clients = max(options.concurrencies)
+        with serving(subject, options.session_threads, clients, for_memory=True) as served:
+            served.repeat(workload.batches)
+            requests = {number: partial(at_once, number) for number in options.concurrencies}
             return measure_memory(
-                served.server.process_ids, lambda: served.load.send(tiny, ("logits",)), request
+                served.server.process_ids, lambda: served.load.send(tiny, ("logits",)), requests
             )
 
     with _workers() as pool:
@@ -266,22 +274,29 @@ def _measure_all_memory(
 
 
 def _latencies(
-    servers: Sequence[ServedSubject], length: int, options: ProfileOptions, progress: Progress
+    servers: Sequence[ServedSubject],
+    workload: Workload,
+    concurrency: int,
+    options: ProfileOptions,
+    progress: Progress,
 ) -> dict[Subject, LatencyReading]:
     def report(subject: Subject) -> None:
-        progress.done(f"latency  {subject.title} {length}")
+        progress.done(f"latency  {subject.title} {workload.length} at concurrency {concurrency}")
 
-    loads = {served.subject: served.load for served in servers}
-    return measure_latencies(loads, options.measurement_interval_ms, options.rule, report)
+    for served in servers:
+        served.repeat(workload.batches)
+    senders = {served.subject: served.loads[:concurrency] for served in servers}
+    return measure_latencies(senders, options.measurement_interval_ms, options.rule, report)
 
 
 @contextmanager
-def _all_serving(subjects: Sequence[Subject], threads: int) -> Iterator[list[ServedSubject]]:
+def _all_serving(subjects: Sequence[Subject], options: ProfileOptions) -> Iterator[list[ServedSubject]]:
     """Serve several subjects at the same time, started and stopped in parallel."""
 
     def start(subject: Subject) -> tuple[ServedSubject, ExitStack]:
         with ExitStack() as stack:
-            served = stack.enter_context(serving(subject, threads, for_memory=False))
+            clients = max(options.concurrencies)
+            served = stack.enter_context(serving(subject, options.session_threads, clients, for_memory=False))
             return served, stack.pop_all()
 
     def stop(future: Future[tuple[ServedSubject, ExitStack]]) -> None:
@@ -302,109 +317,12 @@ def _workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_MOST_WORKERS, available_cores()), thread_name_prefix="profile")
 
 
-def _measurement(
-    served: ServedSubject, workload: Workload, memory: MemoryReading, reading: LatencyReading
-) -> Measurement:
-    batch = workload.batches[0]
-    rows, tokens = len(batch.texts), sum(batch.row_lengths)
-    return Measurement(
-        model=served.subject.entry.name,
-        variant=served.subject.variant,
-        served_as=served.subject.served_as,
-        length=workload.length,
-        batch=rows,
-        concurrency=1,
-        tokens_per_request=tokens,
-        requests=len(reading.timings),
-        windows=reading.trials,
-        stable=reading.stable,
-        spread=reading.spread,
-        texts_per_second=rows * reading.requests_per_second,
-        tokens_per_second=tokens * reading.requests_per_second,
-        latency_ms=_latency(reading),
-        breakdown_us=_breakdown(reading),
-        memory_bytes=Memory(
-            idle=memory.idle_bytes, peak_above_idle=memory.peak_above_idle_bytes, rounds=memory.rounds
-        ),
-        sparsity=_sparsity(served, workload) if served.subject.variant == "model" else None,
-    )
-
-
-def _latency(reading: LatencyReading) -> Latency:
-    values = [timing.total_ns / 1e6 for timing in reading.timings]
-    return Latency(
-        mean=sum(values) / len(values),
-        p50=percentile(values, 50),
-        p90=percentile(values, 90),
-        p95=percentile(values, 95),
-        p99=percentile(values, 99),
-    )
-
-
-def _breakdown(reading: LatencyReading) -> Breakdown | None:
-    server, timings = reading.server, reading.timings
-    if not server.requests:
-        return None
-    inside = (
-        server.queue_ns,
-        server.compute_input_ns,
-        server.compute_infer_ns,
-        server.compute_output_ns,
-    )
-    queue, compute_input, compute_infer, compute_output = (ns / server.requests / 1000 for ns in inside)
-    waited = sum(timing.wait_ns for timing in timings) / len(timings) / 1000
-    return Breakdown(
-        client_send=sum(timing.send_ns for timing in timings) / len(timings) / 1000,
-        network=max(0.0, waited - queue - compute_input - compute_infer - compute_output),
-        server_queue=queue,
-        server_compute_input=compute_input,
-        server_compute_infer=compute_infer,
-        server_compute_output=compute_output,
-        client_receive=sum(timing.receive_ns for timing in timings) / len(timings) / 1000,
-    )
-
-
-def _sparsity(served: ServedSubject, workload: Workload) -> Sparsity:
-    """Ask the served graph for ρ `(batch, layers)` of every request, and average over rows."""
-    rho = np.concatenate([served.load.send(batch, ("rho",)).tensors["rho"] for batch in workload.batches])
-    true_lengths = np.array([batch.row_lengths for batch in workload.batches]).reshape(-1, 1)
-    return Sparsity(
-        rho=tuple(rho.mean(axis=0, dtype=np.float64).tolist()),
-        keys_kept=tuple(((1.0 - rho) * true_lengths).mean(axis=0, dtype=np.float64).tolist()),
-    )
-
-
-def _quality(served: ServedSubject, evaluation: Evaluation) -> Quality:
-    return Quality(
-        model=served.subject.entry.name,
-        variant=served.subject.variant,
-        file=str(evaluation.path),
-        rows=len(evaluation.labels),
-        accuracy=accuracy(served.load, evaluation),
-    )
-
-
-def _inputs(model: str, workload: Workload) -> Inputs:
-    lengths = workload.batches[0].row_lengths
-    return Inputs(
-        model=model,
-        length=workload.length,
-        batch=len(lengths),
-        source=workload.source,
-        requests=len(workload.batches),
-        row_lengths=lengths,
-        mean_length=sum(lengths) / len(lengths),
-        tokens=sum(lengths),
-        padding_share=1 - sum(lengths) / (len(lengths) * workload.length),
-    )
-
-
 def _settings(options: ProfileOptions) -> Settings:
     return Settings(
         lengths=tuple(options.lengths),
         variants=tuple(options.variants),
         batch_size=options.batch_size,
-        concurrency=1,
+        concurrencies=tuple(options.concurrencies),
         measurement_interval_ms=options.measurement_interval_ms,
         stability_percentage=options.rule.percentage,
         percentile=options.rule.percentile,

@@ -2,11 +2,10 @@
 
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sparse_serve import __version__
-from sparse_serve.environment import OpLibrary, read_cpu, read_gpus, read_op_library
+from sparse_serve.environment import OpLibrary, onnxruntime_version, read_cpu, read_gpus, read_op_library
 from sparse_serve.errors import OpLibraryError
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.report import Environment
@@ -26,7 +25,7 @@ def read_environment(installation: TritonInstallation, server_version: str) -> E
         transparent_huge_pages=_transparent_huge_pages(),
         triton=f"{server_version} ({release}{installation.kind})",
         # A C++ onnxruntime backend brings its own, and does not say which.
-        onnxruntime=_onnxruntime_version() if installation.python_backend is not None else None,
+        onnxruntime=onnxruntime_version() if installation.python_backend is not None else None,
         op_library=_op_library(),
         python=platform.python_version(),
         package=__version__,
@@ -39,15 +38,6 @@ def _transparent_huge_pages() -> str | None:
     except OSError:
         return None
     return setting.partition("[")[2].partition("]")[0] or None
-
-
-def _onnxruntime_version() -> str | None:
-    for name in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
 
 
 def _op_library() -> OpLibrary | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sparse_serve.profiling.report import QUANTITIES, Baseline, Measurement, Quantity, Report, Variant
+from sparse_serve.profiling.report import Baseline, Measurement, Quantity, Report, Variant
 
 TITLES: dict[Variant, str] = {
     "model": "this model",
@@ -20,6 +20,10 @@ _MOST_NAMED = 4
 # Peak memory repeats to about this share, or to some pages that happened to be touched.
 _MEMORY_NOISE = 0.03
 _MEMORY_NOISE_BYTES = MIB // 2
+_NOISE_RULES: dict[Quantity, str] = {
+    "latency_ms": "the greater of the two spreads",
+    "memory_bytes": "3 % or half a MiB",
+}
 
 
 def read_model(report: Report, model: str) -> list[str]:
@@ -33,6 +37,7 @@ def read_model(report: Report, model: str) -> list[str]:
         *_growth(report, model),
         *_text(report, model),
         *_portable(report, model),
+        *_concurrency(report, model),
     ]
 
 
@@ -41,10 +46,14 @@ def read_doubts(report: Report) -> list[str]:
     unstable = [m for m in report.measurements if not m.stable]
     doubts = [
         f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, over "
-        "loopback, the client on the same machine. Differences smaller than the spread column are noise."
+        "loopback; the client on the same machine took up to "
+        f"{max(m.client_cores for m in report.measurements):.2f} of its cores.",
+        "A difference is called noise where it is no greater than, in latency and throughput, "
+        f"{_NOISE_RULES['latency_ms']} (a spread is how far the last three windows lie apart), and, in "
+        f"memory, {_NOISE_RULES['memory_bytes']}.",
     ]
     if unstable:
-        which = ", ".join(f"{m.model} {TITLES[m.variant]} at {m.length}" for m in unstable[:_MOST_NAMED])
+        which = ", ".join(_point(m) for m in unstable[:_MOST_NAMED])
         more = " and others, marked ⚠ in the table" if len(unstable) > _MOST_NAMED else ""
         doubts.append(
             f"{len(unstable)} of {len(report.measurements)} latency measurements were not stable within "
@@ -77,9 +86,25 @@ def amount(number: float, quantity: Quantity) -> str:
     return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
 
 
+def _point(measurement: Measurement) -> str:
+    point = f"{measurement.model} {TITLES[measurement.variant]} at {measurement.length}"
+    return point if measurement.concurrency == 1 else f"{point} × {measurement.concurrency} in flight"
+
+
+def _in_flight(number: int) -> str:
+    return f"{number} request{'s' if number > 1 else ''} in flight"
+
+
+def _hedge(ours: Measurement, theirs: Measurement, quantity: Quantity) -> str:
+    """Return what is to be said beside two numbers that cannot be told apart."""
+    limit = noise(ours, theirs, quantity)
+    if abs(value(ours, quantity) - value(theirs, quantity)) > limit * value(theirs, quantity):
+        return ""
+    return f", within the noise of {limit:.0%}: {_NOISE_RULES[quantity]}"
+
+
 def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
     """Compare with the better of the fused dense variants, length by length."""
-    name = "p50 latency" if quantity == "latency_ms" else "peak memory above idle"
     saves: list[str] = []
     costs: list[str] = []
     ties: list[str] = []
@@ -88,17 +113,18 @@ def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[s
         if not rivals:
             continue
         best = min(rivals, key=lambda rival: value(rival, quantity))
-        saved = 1 - value(ours, quantity) / value(best, quantity)
+        saved, hedge = 1 - value(ours, quantity) / value(best, quantity), _hedge(ours, best, quantity)
         detail = (
             f"{ours.length} tokens ({amount(value(ours, quantity), quantity)} against "
-            f"{amount(value(best, quantity), quantity)} of {TITLES[best.variant]}, {-saved:+.0%})"
+            f"{amount(value(best, quantity), quantity)} of {TITLES[best.variant]}, {-saved:+.0%}{hedge})"
         )
-        group = ties if abs(saved) <= noise(ours, best, quantity) else saves if saved > 0 else costs
+        group = ties if hedge else saves if saved > 0 else costs
         group.append(detail)
     if not (saves or costs or ties):
         return
+    name = "p50 latency" if quantity == "latency_ms" else "peak memory above idle"
     yield (
-        f"Against the best fused dense variant, in {name}: "
+        f"Against the best fused dense variant, in {name}, {_in_flight(report.lightest)}: "
         + "; ".join(
             f"{what} at {_list(found)}"
             for what, found in (("lower", saves), ("higher", costs), ("no difference beyond noise", ties))
@@ -131,14 +157,16 @@ def _rivals(report: Report, ours: Measurement) -> list[Measurement]:
 def _eager(report: Report, model: str) -> Iterator[str]:
     ours, eager = report.series(model, "model"), report.series(model, "padded_eager")
     if ours and eager and ours[-1].length == eager[-1].length:
-        parts = [
-            " against ".join(amount(value(each, quantity), quantity) for each in (ours[-1], eager[-1]))
-            for quantity in QUANTITIES
-        ]
         yield (
             f"Against padded eager attention, the form papers compare with, at {ours[-1].length} tokens: "
-            f"{' (peak above idle) and '.join(parts)} (p50). The split below says how much of it is sparsity."
+            f"{_both(ours[-1], eager[-1], 'memory_bytes', 'peak above idle')} and "
+            f"{_both(ours[-1], eager[-1], 'latency_ms', 'p50')}. The split below says how much is sparsity."
         )
+
+
+def _both(ours: Measurement, theirs: Measurement, quantity: Quantity, name: str) -> str:
+    mine, other = (amount(value(each, quantity), quantity) for each in (ours, theirs))
+    return f"{mine} against {other} ({name}{_hedge(ours, theirs, quantity)})"
 
 
 def _padding(report: Report, model: str) -> Iterator[str]:
@@ -184,7 +212,8 @@ def _text(report: Report, model: str) -> Iterator[str]:
     if text and ours and text[-1].length == ours[-1].length:
         yield (
             f"From text to label, tokenisation included, a request of {text[-1].length} tokens takes "
-            f"{text[-1].latency_ms.p50:.1f} ms where the graph alone takes {ours[-1].latency_ms.p50:.1f} ms."
+            f"{text[-1].latency_ms.p50:.1f} ms where the graph alone takes {ours[-1].latency_ms.p50:.1f} ms"
+            f"{_hedge(text[-1], ours[-1], 'latency_ms')}."
         )
 
 
@@ -196,6 +225,27 @@ def _portable(report: Report, model: str) -> Iterator[str]:
             f"Without the op library the same file takes {times:.1f} times as long at {ours[-1].length} "
             "tokens: the fallback is for portability, not for speed."
         )
+
+
+def _concurrency(report: Report, model: str) -> Iterator[str]:
+    """Say what more requests in flight bring, at the longest length."""
+    longest = max(measurement.length for measurement in report.measurements)
+    sweep = report.sweep(model, "model", longest)
+    if len(sweep) < 2:
+        return
+    first, last = sweep[0], sweep[-1]
+    best = max(sweep, key=lambda measurement: measurement.texts_per_second)
+    lowest, gain = first.texts_per_second, best.texts_per_second / first.texts_per_second - 1
+    limit = noise(first, best, "latency_ms")
+    rise = f"throughput rises from {lowest:.1f} to {best.texts_per_second:.1f} texts/s ({gain:+.0%})"
+    if gain <= limit:
+        rule = _NOISE_RULES["latency_ms"]
+        rise = f"throughput stays at {lowest:.1f} texts/s, within the noise of {limit:.0%}: {rule}"
+    yield (
+        f"From {first.concurrency} to {_in_flight(last.concurrency)}, at {longest} tokens, p50 latency goes "
+        f"from {amount(first.latency_ms.p50, 'latency_ms')} to {amount(last.latency_ms.p50, 'latency_ms')}; "
+        f"{rise}."
+    )
 
 
 def _list(items: Sequence[str]) -> str:

@@ -55,11 +55,11 @@ OWN_COLUMNS = (
     "windows",
     "stable",
     "spread",
+    "client_cores",
     "peak_memory_bytes",
     "idle_memory_bytes",
     "rho",
     "rho_per_layer",
-    "accuracy",
 )
 
 Count = Annotated[int, Field(ge=0)]
@@ -95,7 +95,7 @@ class Settings(_Record):
     lengths: tuple[int, ...]
     variants: tuple[Variant, ...]
     batch_size: int = Field(ge=1)
-    concurrency: int = Field(ge=1)
+    concurrencies: tuple[int, ...]
     measurement_interval_ms: float
     stability_percentage: float
     percentile: int | None
@@ -169,7 +169,10 @@ class Sparsity(_Record):
 
 
 class Measurement(_Record):
-    """One variant at one length, batch and concurrency."""
+    """One variant at one length, batch and concurrency, which is the number of requests in flight.
+
+    `client_cores` is the processor time that the measuring client took beside the server, in cores.
+    """
 
     model: str
     variant: Variant
@@ -185,6 +188,7 @@ class Measurement(_Record):
     texts_per_second: float
     tokens_per_second: float
     latency_ms: Latency
+    client_cores: float
     breakdown_us: Breakdown | None
     memory_bytes: Memory
     sparsity: Sparsity | None = None
@@ -199,13 +203,14 @@ class Absent(_Record):
 
 
 class Quality(_Record):
-    """Accuracy of one variant on the labelled rows of `file`."""
+    """Task metrics of one variant, by name, on the labelled rows of `file`; `metric` names the headline."""
 
     model: str
     variant: Variant
     file: str
     rows: int = Field(ge=1)
-    accuracy: Share
+    metric: str
+    metrics: dict[str, float]
 
 
 class Saving(_Record):
@@ -214,6 +219,7 @@ class Saving(_Record):
     model: str
     length: int
     batch: int
+    concurrency: int
     baseline: Baseline
     memory: float | None
     latency: float
@@ -229,6 +235,7 @@ class Split(_Record):
     model: str
     length: int
     batch: int
+    concurrency: int
     quantity: Quantity
     fusion: float | None
     padding_removal: float | None
@@ -237,6 +244,8 @@ class Split(_Record):
 
 class Growth(_Record):
     """Growth of eager attention's memory with the squared length, measured and by theory, in bytes.
+
+    Of one request at a time: of several, as many rows run at once as happen to be batched.
 
     Theory: `live_copies` · batch · heads · 4 bytes per squared token. Measured: c of the parabola
     a + b·L + c·L² through the peaks at `lengths`, the three longest.
@@ -255,7 +264,7 @@ class Growth(_Record):
 class Report(_Record):
     """Everything `profile` found out."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     environment: Environment
     settings: Settings
     inputs: tuple[Inputs, ...]
@@ -270,10 +279,27 @@ class Report(_Record):
         """The models measured, in order."""
         return list(dict.fromkeys(measurement.model for measurement in self.measurements))
 
+    @property
+    def lightest(self) -> int:
+        """The lowest concurrency measured, where most is said and drawn: the service without a queue."""
+        return min(self.settings.concurrencies)
+
     def series(self, model: str, variant: Variant) -> list[Measurement]:
-        """One variant's measurements by length; empty where it is absent."""
-        chosen = (m for m in self.measurements if m.model == model and m.variant == variant)
+        """One variant's measurements at the lowest concurrency, by length; empty where it is absent."""
+        chosen = (m for m in self._of(model, variant) if m.concurrency == self.lightest)
         return sorted(chosen, key=lambda measurement: measurement.length)
+
+    def sweep(self, model: str, variant: Variant, length: int) -> list[Measurement]:
+        """One variant's measurements at one length, by concurrency; empty where it is absent."""
+        chosen = (m for m in self._of(model, variant) if m.length == length)
+        return sorted(chosen, key=lambda measurement: measurement.concurrency)
+
+    def _of(self, model: str, variant: Variant) -> list[Measurement]:
+        return [m for m in self.measurements if (m.model, m.variant) == (model, variant)]
+
+    def metric_names(self) -> list[str]:
+        """The task metrics measured, in order."""
+        return list(dict.fromkeys(name for quality in self.quality for name in quality.metrics))
 
     def to_json(self) -> str:
         """Return the report as indented JSON with a final newline."""
@@ -293,17 +319,16 @@ def generate_schema() -> str:
 
 
 def to_csv(report: Report) -> str:
-    """Return the measurements as CSV: perf_analyzer's columns (µs), then ours."""
+    """Return the measurements as CSV: perf_analyzer's columns (µs), then ours, then the task metrics."""
+    names = report.metric_names()
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow((*PERF_ANALYZER_COLUMNS, *OWN_COLUMNS))
+    writer.writerow((*PERF_ANALYZER_COLUMNS, *OWN_COLUMNS, *names))
+    found = {(quality.model, quality.variant): quality.metrics for quality in report.quality}
     for measurement in report.measurements:
-        accuracy = [
-            f"{quality.accuracy:.5f}"
-            for quality in report.quality
-            if (quality.model, quality.variant) == (measurement.model, measurement.variant)
-        ]
-        writer.writerow((*_perf_analyzer_row(measurement), *_own_row(measurement), *(accuracy or [""])))
+        metrics = found.get((measurement.model, measurement.variant), {})
+        quality = [f"{metrics[name]:.5f}" if name in metrics else "" for name in names]
+        writer.writerow((*_perf_analyzer_row(measurement), *_own_row(measurement), *quality))
     return stream.getvalue()
 
 
@@ -338,6 +363,7 @@ def _own_row(measurement: Measurement) -> Iterator[object]:
     yield f"{measurement.latency_ms.mean:.3f}"
     yield from (measurement.requests, measurement.windows, str(measurement.stable).lower())
     yield f"{measurement.spread:.4f}"
+    yield f"{measurement.client_cores:.3f}"
     yield from (measurement.memory_bytes.peak_above_idle, measurement.memory_bytes.idle)
     rho = measurement.sparsity.rho if measurement.sparsity else ()
     yield f"{sum(rho) / len(rho):.5f}" if rho else ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.resources import files
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def to_html(report: Report) -> str:
         report=report,
         titles=TITLES,
         colors=COLORS,
+        style=Markup((files("sparse_serve") / "page.css").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
         readings={model: read_model(report, model) for model in report.models()},
         doubts=read_doubts(report),
@@ -115,19 +116,35 @@ def latency_figure(report: Report) -> go.Figure:
 
 
 def throughput_figure(report: Report) -> go.Figure:
-    """p50 latency against throughput in true tokens; one point per length."""
-    figure = _figure("throughput, tokens/s (padding not counted)", "latency p50, ms")
-    for model, variant, series, style in _lines(report):
-        figure.add_scatter(
-            x=[m.tokens_per_second for m in series],
-            y=[m.latency_ms.p50 for m in series],
-            text=[f"length {m.length}<br>{m.texts_per_second:.1f} texts/s" for m in series],
-            name=_name(report, model, variant),
-            hovertemplate="%{text}<br>%{x:.0f} tokens/s, %{y:.1f} ms",
-            **style,
-        )
+    """p50 latency against throughput along the concurrency: a curve per variant, for a chosen length."""
+    figure = _figure("throughput, texts/s", "latency p50, ms")
+    lengths, drawn = _lengths(report), []
+    for length, (model, variant, _, style) in product(lengths, _lines(report)):
+        sweep = report.sweep(model, variant, length)
+        if sweep:
+            drawn.append(length)
+            figure.add_scatter(
+                x=[m.texts_per_second for m in sweep],
+                y=[m.latency_ms.p50 for m in sweep],
+                text=[f"{m.concurrency} in flight<br>p99 {m.latency_ms.p99:.1f} ms" for m in sweep],
+                name=_name(report, model, variant),
+                hovertemplate="%{text}<br>%{x:.1f} texts/s, %{y:.1f} ms",
+                visible=length == lengths[-1],
+                **style,
+            )
+    buttons = [
+        {
+            "label": f"{length} tokens",
+            "method": "restyle",
+            "args": ["visible", [each == length for each in drawn]],
+        }
+        for length in lengths
+    ]
+    menu = {"type": "buttons", "direction": "right", "active": len(lengths) - 1, "buttons": buttons}
+    place = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "showactive": True}
+    figure.update_layout(updatemenus=[menu | place], margin={"t": 60})
     figure.update_yaxes(type="log", **_decades([m.latency_ms.p50 for m in report.measurements]))
-    figure.update_xaxes(type="log", **_decades([m.tokens_per_second for m in report.measurements]))
+    figure.update_xaxes(type="log", **_decades([m.texts_per_second for m in report.measurements]))
     return figure
 
 
@@ -162,7 +179,10 @@ def split_figure(report: Report, model: str) -> go.Figure | None:
     titles = ("peak memory above idle saved, MiB", "p50 latency saved, ms")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.09)
     for column, quantity in enumerate(QUANTITIES, start=1):
-        found = [split for split in report.splits if (split.model, split.quantity) == (model, quantity)]
+        point = (model, quantity, report.lightest)
+        found = [
+            split for split in report.splits if (split.model, split.quantity, split.concurrency) == point
+        ]
         unit = MIB if quantity == "memory_bytes" else 1
         for step, title in _STEP_TITLES.items():
             values = [getattr(split, step) for split in found]

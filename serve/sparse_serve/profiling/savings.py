@@ -32,6 +32,7 @@ def savings(measurements: Sequence[Measurement]) -> Iterator[Saving]:
                 model=ours.model,
                 length=ours.length,
                 batch=ours.batch,
+                concurrency=ours.concurrency,
                 baseline=baseline,
                 memory=_saved(ours.memory_bytes.peak_above_idle, theirs.memory_bytes.peak_above_idle),
                 latency=1 - ours.latency_ms.p50 / theirs.latency_ms.p50,
@@ -46,6 +47,7 @@ def splits(measurements: Sequence[Measurement]) -> Iterator[Split]:
             model=ours.model,
             length=ours.length,
             batch=ours.batch,
+            concurrency=ours.concurrency,
             quantity=quantity,
             fusion=_difference(eager, fused, quantity),
             padding_removal=_difference(fused, packed, quantity),
@@ -58,12 +60,12 @@ def splits(measurements: Sequence[Measurement]) -> Iterator[Split]:
 def growth(measurements: Sequence[Measurement], model: str, heads: int | None) -> Iterator[Growth]:
     """Fit the peak memory of padded eager attention at its three longest lengths; nothing if it has fewer.
 
-    At shorter lengths the feed-forward layers set the peak, and theory speaks of the scores. Without the
-    number of `heads` there is no theory.
+    At shorter lengths the feed-forward layers set the peak, and theory speaks of the scores, of one request
+    at a time. Without the number of `heads` there is no theory.
     """
     if heads is None:
         return
-    eager = [m for m in _of(measurements, "padded_eager") if m.model == model]
+    eager = [m for m in _of(measurements, "padded_eager") if (m.model, m.concurrency) == (model, 1)]
     for batch in dict.fromkeys(measurement.batch for measurement in eager):
         points = sorted((m for m in eager if m.batch == batch), key=lambda m: m.length)[-3:]
         if len(points) < 3:

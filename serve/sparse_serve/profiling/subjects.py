@@ -1,18 +1,19 @@
 """The variants of a model: where each is found, and how it is served to be measured."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.report import Absent, Variant
+from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph
-from sparse_serve.repository.entries import BASELINES_NAME, Entry, overlay_repository
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.repository.entries import BASELINES_NAME, Entry
+from sparse_serve.triton.launcher import RepositoryView, TritonServer
+from sparse_serve.triton.server import ServerOptions
 
 # Blocks from this size on are mapped by the C library and unmapped when freed. Left to itself it raises this
 # bound to 32 MiB, keeps what loading the model freed, and serves requests from there: their memory would be
@@ -74,16 +75,27 @@ def attention_heads(entry: Entry) -> int | None:
 
 @dataclass(frozen=True)
 class ServedSubject:
-    """A subject on a server of its own, and a connection to it."""
+    """A subject on a server of its own, and its clients."""
 
     subject: Subject
     server: TritonServer
-    load: TritonLoad
+    loads: tuple[TritonLoad, ...]
+
+    @property
+    def load(self) -> TritonLoad:
+        """The client for what one asks."""
+        return self.loads[0]
+
+    def repeat(self, batches: Sequence[Batch]) -> None:
+        """Have every client send the batches in turn, each beginning with another."""
+        for number, load in enumerate(self.loads):
+            first = number % len(batches)
+            load.repeat([*batches[first:], *batches[:first]])
 
 
 @contextmanager
-def serving(subject: Subject, threads: int, *, for_memory: bool) -> Iterator[ServedSubject]:
-    """Serve one subject alone on free loopback ports.
+def serving(subject: Subject, threads: int, clients: int, *, for_memory: bool) -> Iterator[ServedSubject]:
+    """Serve one subject alone on free loopback ports, for so many `clients`.
 
     Every session gets `threads` threads, so that variants are equal. With `for_memory`, ONNX Runtime's arena
     is off and the C library gives blocks back as soon as they are freed.
@@ -100,18 +112,18 @@ def serving(subject: Subject, threads: int, *, for_memory: bool) -> Iterator[Ser
                 config.parameters["enable_mem_arena"].string_value = "0"
 
     environment = {"MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)} if for_memory else {}
-    with TemporaryDirectory(prefix="sparse-serve-") as folder:
-        options = ServerOptions(
-            repository=overlay_repository(subject.repository, Path(folder), edit, subject.loads),
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            portable=subject.variant == "portable",
-            environment=environment,
+    options = ServerOptions(
+        repository=subject.repository,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        portable=subject.variant == "portable",
+        environment=environment,
+    )
+    output = "label" if subject.variant == "text" else "logits"
+    with TritonServer(options, RepositoryView(subject.loads, edit)) as server, ExitStack() as stack:
+        loads = tuple(
+            stack.enter_context(TritonLoad(server.grpc_url, subject.served_as, output))
+            for _ in range(clients)
         )
-        output = "label" if subject.variant == "text" else "logits"
-        with (
-            TritonServer(options) as server,
-            TritonLoad(server.grpc_url, subject.served_as, output) as load,
-        ):
-            yield ServedSubject(subject, server, load)
+        yield ServedSubject(subject, server, loads)

@@ -22,10 +22,14 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """One request: its texts, and their ids, mask and segments, each `(batch, length)` int64."""
+    """One request: its texts, and their ids, mask and segments, each `(batch, length)` int64.
+
+    `text_pairs` are the second texts, None where the texts are single.
+    """
 
     texts: tuple[str, ...]
     arrays: dict[str, Int64]
+    text_pairs: tuple[str, ...] | None = None
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -102,15 +106,20 @@ def make_workload(
     return Workload(length, source, tuple(batches))
 
 
-def make_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> Batch:
-    """Tokenise texts and pad them to the longest."""
-    encodings = tokenizer.encode_batch(list(texts))
+def make_batch(tokenizer: Tokenizer, texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Batch:
+    """Tokenise texts, or pairs of texts, and pad them to the longest."""
+    rows = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
+    encodings = tokenizer.encode_batch(rows)
     arrays = {
         "input_ids": [encoding.ids for encoding in encodings],
         "attention_mask": [encoding.attention_mask for encoding in encodings],
         "token_type_ids": [encoding.type_ids for encoding in encodings],
     }
-    return Batch(tuple(texts), {name: np.array(rows, dtype=np.int64) for name, rows in arrays.items()})
+    return Batch(
+        tuple(texts),
+        {name: np.array(values, dtype=np.int64) for name, values in arrays.items()},
+        None if text_pairs is None else tuple(text_pairs),
+    )
 
 
 def _cut(tokenizer: Tokenizer, texts: Sequence[str], first: int, length: int, filler: str) -> str:

@@ -17,6 +17,7 @@ from sparse_serve.repository.config import (
     GRAPH_NAME,
     LABELS_NAME,
     graph_config,
+    graph_dtype,
     graph_signature,
     load_graph,
     parameters,
@@ -62,7 +63,7 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
     target = release(release_name or DEFAULT_RELEASE)
     entry = read_entry(path)
     findings = [
-        *_findings("digests", _digest_faults(entry)),
+        *_findings("digests", digest_faults(entry)),
         *_findings("public model", _public_faults(entry)),
         *_findings("op library", _library_faults(entry)),
     ]
@@ -73,10 +74,10 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
     return findings
 
 
-_Fault = tuple[Level, str]
+Fault = tuple[Level, str]
 
 
-def _findings(check: str, faults: Iterator[_Fault]) -> list[Finding]:
+def _findings(check: str, faults: Iterator[Fault]) -> list[Finding]:
     """Run one check to its end; a part that cannot be read is its last fault."""
     found: list[Finding] = []
     try:
@@ -86,7 +87,8 @@ def _findings(check: str, faults: Iterator[_Fault]) -> list[Finding]:
     return found or [Finding(Level.ok, check, "")]
 
 
-def _digest_faults(entry: Entry) -> Iterator[_Fault]:
+def digest_faults(entry: Entry) -> Iterator[Fault]:
+    """Yield which files are missing, changed, or not of the export."""
     repository = entry.graph_path.parent
     recorded = entry.manifest.files
     for name, digest in recorded.items():
@@ -105,19 +107,22 @@ def _digest_faults(entry: Entry) -> Iterator[_Fault]:
                 yield Level.warning, f"{name} is not of the export"
 
 
-def _public_faults(entry: Entry) -> Iterator[_Fault]:
+def _public_faults(entry: Entry) -> Iterator[Fault]:
     manifest = entry.manifest
     if manifest.name != entry.name:
         yield Level.error, f"the folder is '{entry.name}', the manifest says '{manifest.name}'"
-    yield from _label_faults(entry)
+    yield from label_faults(entry)
     try:
         Tokenizer.from_file(str(entry.path / TOKENIZER_NAME))
     except Exception as error:  # tokenizers raises bare Exception
         yield Level.error, f"{TOKENIZER_NAME} cannot be read: {error}"
+    graph = load_graph(entry.graph_path / str(manifest.version) / GRAPH_NAME)
+    if graph_dtype(graph) != manifest.dtype:
+        yield Level.error, f"the graph's weights are {graph_dtype(graph)}, the manifest says {manifest.dtype}"
     config = read_config(entry.path / CONFIG_NAME)
     wanted = public_config(
         entry.name,
-        graph_signature(load_graph(entry.graph_path / str(manifest.version) / GRAPH_NAME)),
+        graph_signature(graph),
         labels=manifest.labels,
         problem_type=manifest.problem_type,
         max_length=manifest.max_length,
@@ -134,7 +139,8 @@ def _public_faults(entry: Entry) -> Iterator[_Fault]:
         yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
 
 
-def _label_faults(entry: Entry) -> Iterator[_Fault]:
+def label_faults(entry: Entry) -> Iterator[Fault]:
+    """Yield whether the labels that Triton reads differ from the manifest's."""
     try:
         labels = (entry.path / LABELS_NAME).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -145,7 +151,7 @@ def _label_faults(entry: Entry) -> Iterator[_Fault]:
         yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {wanted}"
 
 
-def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[_Fault]:
+def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[Fault]:
     path = folder / str(version) / GRAPH_NAME
     model = load_graph(path)
     uses_library = uses_op_library(model)
@@ -176,7 +182,7 @@ def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[_Faul
         yield Level.warning, f"no fallback for {', '.join(sorted(missing))}: --portable cannot serve it"
 
 
-def _library_faults(entry: Entry) -> Iterator[_Fault]:
+def _library_faults(entry: Entry) -> Iterator[Fault]:
     wanted = entry.manifest.op_library
     if wanted is None:
         return
@@ -197,7 +203,7 @@ def _library_faults(entry: Entry) -> Iterator[_Fault]:
         )
 
 
-def _config_faults(found: ModelConfig, wanted: ModelConfig) -> Iterator[_Fault]:
+def _config_faults(found: ModelConfig, wanted: ModelConfig) -> Iterator[Fault]:
     """Compare what must agree; batch size, instances and queues are the operator's."""
     if found.name not in ("", wanted.name):
         yield Level.error, f"{CONFIG_NAME} names the model '{found.name}', the folder is '{wanted.name}'"

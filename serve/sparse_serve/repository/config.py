@@ -11,7 +11,8 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
-from sparse_serve.repository.manifest import ProblemType
+from sparse_serve.repository.manifest import Dtype
+from sparse_serve.tasks import ProblemType
 
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
@@ -83,6 +84,12 @@ def graph_signature(model: onnx.ModelProto) -> Signature:
         inputs=tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
         outputs=tuple(_tensor(value) for value in model.graph.output),
     )
+
+
+def graph_dtype(model: onnx.ModelProto) -> Dtype:
+    """Return the type of a graph's weights: "fp16" where any of them is."""
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
+    return "fp16" if half else "fp32"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

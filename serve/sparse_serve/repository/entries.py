@@ -41,10 +41,10 @@ from sparse_serve.repository.manifest import (
     MANIFEST_NAME,
     MODEL_NAME,
     Manifest,
-    ProblemType,
     read_manifest,
 )
 from sparse_serve.repository.staging import replaced_folders
+from sparse_serve.tasks import ProblemType
 
 TOKENIZER_NAME = "tokenizer.json"
 BASELINES_NAME = "baselines"

@@ -1,7 +1,7 @@
 """`manifest.json`: what an entry of the model repository is, from what it was made, and its digests."""
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -11,9 +11,11 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from sparse_serve.errors import RepositoryError
+from sparse_serve.tasks import ProblemType, Task
 
 SCHEMA_VERSION: Literal[1] = 1
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
@@ -22,7 +24,9 @@ MANIFEST_NAME = "manifest.json"
 # What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+# Types of a graph's weights and of what it computes on; its logits are FP32 in any case.
+Dtype = Literal["fp32", "fp16"]
 
 
 def _inside(path: str) -> str:
@@ -79,6 +83,7 @@ class Manifest(_Record):
     versions: Versions
     opset: int
     ir_version: int
+    dtype: Dtype = "fp32"
     triton_release: str
     attention: Attention
     problem_type: ProblemType
@@ -91,6 +96,16 @@ class Manifest(_Record):
     quality: dict[str, JsonValue] | None = None
     baselines: dict[str, _ModelName] = {}
     command: str = ""
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> Self:
+        _ = self.task
+        return self
+
+    @property
+    def task(self) -> Task:
+        """What the entry answers."""
+        return Task(self.problem_type, self.labels)
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON with a final newline."""

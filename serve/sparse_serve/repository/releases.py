@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sparse_serve.environment import onnxruntime_version
 from sparse_serve.errors import OptionError
 
 DEFAULT_RELEASE = "26.07"
@@ -53,8 +54,28 @@ def release(name: str) -> Release:
     """Return the Triton release called `name`, such as "26.07".
 
     Raises:
-        OptionError: the release is not known.
+        OptionError: the release is not known, or is the bundled one and there is no ONNX Runtime here.
     """
+    if name == BUNDLED:
+        return _bundled()
     if name not in RELEASES:
-        raise OptionError(f"Triton release '{name}' is not known, known are {', '.join(RELEASES)}")
+        known = ", ".join((BUNDLED, *RELEASES))
+        raise OptionError(f"Triton release '{name}' is not known, known are {known}")
     return RELEASES[name]
+
+
+def _bundled() -> Release:
+    """Of a runtime that is not in the list, the limits of the newest one before it hold."""
+    installed = onnxruntime_version()
+    if installed is None:
+        raise OptionError(
+            f"Triton {BUNDLED}, the bundled one, runs the ONNX Runtime installed here, and there is none: "
+            "pip install 'sparse-serve[serve]', or check against another release"
+        )
+    older = [known for known in _LIMITS if _minor(known) <= _minor(installed)]
+    return Release(BUNDLED, installed, *_LIMITS[max(older, key=_minor, default=min(_LIMITS, key=_minor))])
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

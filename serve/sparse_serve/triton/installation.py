@@ -35,17 +35,22 @@ class TritonInstallation:
     library_folders: tuple[Path, ...]
     version: str | None
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment the server runs in, the op library's folder on its library path."""
-        environment = {"ORT_DISABLE_TELEMETRY": "1"} | dict(os.environ)
-        folders = [*map(str, self.library_folders), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
+    def variables(self) -> dict[str, str]:
+        """Return the variables the server needs set, the op library's folder on its library path."""
+        folders = [*map(str, self.library_folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        variables = {
+            "LD_LIBRARY_PATH": os.pathsep.join(folders),
+            "ORT_DISABLE_TELEMETRY": os.environ.get("ORT_DISABLE_TELEMETRY", "1"),
+        }
         if self.kind == "bundled":
             # The Python stub finds its packages by the first python on PATH; it does not read PYTHONPATH.
-            environment["PATH"] = os.pathsep.join(
-                [str(Path(sys.executable).parent), environment.get("PATH", "")]
-            )
-        return environment
+            programs = str(Path(sys.executable).parent)
+            variables["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
+        return variables
+
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment the server runs in."""
+        return {**os.environ, **self.variables()}
 
     def flags(self) -> frozenset[str]:
         """Return the command line flags this server knows.

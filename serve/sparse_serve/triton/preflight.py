@@ -1,7 +1,7 @@
 """What must hold before Triton is started: servable models, a genuine op library, safe and free ports."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
 from sparse_serve.repository import staging
+from sparse_serve.repository.check import Fault, Level, digest_faults, label_faults
 from sparse_serve.repository.config import CONFIG_NAME, read_config
-from sparse_serve.repository.entries import find_entries, find_models, repository_path
+from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
 
 # Triton's own options that open a port, and what is to be done instead of passing them through.
 _LISTENING = {
@@ -26,15 +27,11 @@ _LISTENING = {
 }
 
 
-def servable_models(repository: Path, *, portable: bool) -> tuple[str, ...]:
-    """Return the names of the repository's models, after finishing or discarding interrupted exports.
-
-    Unless `portable`, the op library that a model needs is verified: its digest against the installed
-    package's record, its version against the manifests.
+def end_interrupted_exports(repository: Path) -> None:
+    """Finish or discard what killed exports left in the repository.
 
     Raises:
-        RepositoryError: the repository cannot be served.
-        OpLibraryError: the op library is missing, not the installed one, or of another version.
+        RepositoryError: there is no such repository, or it cannot be written.
     """
     try:
         staging.heal(repository_path(repository))
@@ -43,38 +40,99 @@ def servable_models(repository: Path, *, portable: bool) -> tuple[str, ...]:
             f"model repository {repository} holds an interrupted export that cannot be put right here: "
             f"{error.strerror}"
         ) from error
+
+
+def servable_models(
+    repository: Path, wanted: Sequence[str] | None = None, *, verify: bool = False
+) -> tuple[str, ...]:
+    """Return the names of the repository's models.
+
+    Only those that are `wanted`, if given. With `verify`, every file of their entries is held against the
+    digest that its export recorded.
+
+    Raises:
+        RepositoryError: the repository cannot be served, or an entry's labels or, with `verify`, files are
+            not those of its export.
+    """
+    models = tuple(path.name for path in find_models(repository) if wanted is None or path.name in wanted)
+    if not models:
+        raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+    for entry in _entries(repository, models):
+        # An index without a label would be answered by an error, at the first text of that class.
+        _require(entry, label_faults(entry))
+        if verify:
+            _require(entry, digest_faults(entry))
+    return models
+
+
+def _entries(repository: Path, models: Sequence[str]) -> list[Entry]:
+    """Return the entries that have one of the models."""
+    return [
+        entry
+        for entry in find_entries(repository)
+        if {entry.name, entry.graph_path.name}.intersection(models)
+    ]
+
+
+def _require(entry: Entry, faults: Iterable[Fault]) -> None:
+    try:
+        errors = [message for level, message in faults if level is Level.error]
+    except OSError as error:
+        errors = [f"{error.filename} cannot be read: {error.strerror}"]
+    if errors:
+        raise RepositoryError(f"entry '{entry.name}' is not fit to serve: {errors[0]}; export it again")
+
+
+def refuse_blank_path(repository: Path) -> None:
+    """Refuse a repository where Triton's Python backend cannot start.
+
+    Raises:
+        RepositoryError: its absolute path has a blank.
+    """
     if any(character.isspace() for character in str(repository.absolute())):
         raise RepositoryError(
             f"model repository '{repository.absolute()}' has a blank in its path, where Triton's "
             "Python backend stops: rename it, or serve a link to it from a path without"
         )
-    models = find_models(repository)
-    if not models:
-        raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+
+
+def check_op_library(repository: Path, models: Sequence[str]) -> None:
+    """Verify the op library if one of the models needs it.
+
+    Its digest is held against the installed package's record, its version against the manifests.
+
+    Raises:
+        OpLibraryError: the op library is missing, not the installed one, or of another version.
+    """
     needing = [
-        path.name
-        for path in models
-        if LIBRARY_NAME in read_config(path / CONFIG_NAME).model_operations.op_library_filename
+        model
+        for model in models
+        if LIBRARY_NAME in read_config(repository / model / CONFIG_NAME).model_operations.op_library_filename
     ]
-    if needing and not portable:
-        _check_library(repository, needing[0])
-    return tuple(path.name for path in models)
-
-
-def _check_library(repository: Path, example: str) -> None:
+    if not needing:
+        return
     try:
         library = verify_library()
     except OpLibraryError as error:
         raise OpLibraryError(
-            f"model '{example}' needs the op library, but {error}; --portable serves without it, slower"
+            f"model '{needing[0]}' needs the op library, but {error}; --portable serves without it, slower"
         ) from error
-    version = library_version(library)
-    for entry in find_entries(repository):
+    remedy = "export it again, or serve with --portable"
+    require_library_version(_entries(repository, models), library_version(library), "installed is", remedy)
+
+
+def require_library_version(entries: Iterable[Entry], version: int, found: str, remedy: str) -> None:
+    """Hold the version of an op library against what each entry was made for.
+
+    Raises:
+        OpLibraryError: an entry was made for another; says that `found` this version, and the `remedy`.
+    """
+    for entry in entries:
         wanted = entry.manifest.op_library
         if wanted is not None and wanted.version != version:
             raise OpLibraryError(
-                f"entry '{entry.name}' was made for version {wanted.version} of the op library, installed is "
-                f"version {version}: export it again, or serve with --portable"
+                f"entry '{entry.name}' was made for version {wanted.version} of the op library, {found} "
+                f"version {version}: {remedy}"
             )
 
 

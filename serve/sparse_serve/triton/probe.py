@@ -1,9 +1,8 @@
-"""Whether a Triton answers, asked over plain HTTP, and what its log says when it does not."""
+"""Whether a Triton answers, asked over plain HTTP."""
 
 import http.client
 import json
 import math
-import re
 from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput
@@ -14,12 +13,7 @@ from sparse_serve.repository.config import WARMUP_MASK
 _READY_SECONDS = 2.0
 _SHORTEST_TIMEOUT = 1.0
 _WIRE_NAMES = {DataType.TYPE_STRING: "BYTES"}
-
-# "E0101 12:00:00.000000 1 server.cc:1] message", the message in quotes in newer releases.
-_LOG_LINE = re.compile(r'^[EF]\d{4} [\d:.]+ \d+ \S+\] "?(?P<message>.*?)"?$')
-_UNAVAILABLE = re.compile(r"^\| (?P<model>\S+)\s+\| (?P<version>\d+)\s+\| UNAVAILABLE: (?P<reason>.*)\|$")
-_REFUSED = re.compile(r"unrecognized option|requires an argument|^error:")
-_TABLE_NEXT_LINE = re.compile(r"^\| {2,}\| {2,}\| (?P<more>.*)\|$")
+_REFUSED, _BUSY = 400, 503
 
 
 def is_ready(url: str) -> bool:
@@ -38,13 +32,30 @@ def infer(url: str, model: str, config: ModelConfig, timeout: float, *, may_refu
     Raises:
         ServerError: the model does not answer.
     """
+    _ask(url, model, config, timeout, (_REFUSED,) if may_refuse else ())
+
+
+def require_alive(url: str, model: str, config: ModelConfig, timeout: float) -> None:
+    """Ask as `infer` does, and let pass what an overloaded but living model does.
+
+    Raises:
+        ServerError: the model answers with a fault, or nothing listens any more.
+    """
+    try:
+        _ask(url, model, config, timeout, (_REFUSED, _BUSY))
+    except ServerError as error:
+        if not isinstance(error.__cause__, TimeoutError):
+            raise
+
+
+def _ask(url: str, model: str, config: ModelConfig, timeout: float, accepted: tuple[int, ...]) -> None:
     body = {"inputs": [_sample(tensor, config) for tensor in config.input if not tensor.optional]}
     path = f"/v2/models/{model}/infer"
     try:
         status, answer = _request(url, "POST", path, json.dumps(body), max(timeout, _SHORTEST_TIMEOUT))
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(f"model '{model}' does not answer: {error}") from error
-    if status != 200 and not (may_refuse and status == 400):
+    if status != 200 and status not in accepted:
         raise ServerError(f"model '{model}' does not answer: {' '.join(answer.split())}")
 
 
@@ -67,24 +78,3 @@ def _request(url: str, method: str, path: str, body: str | None, timeout: float)
         return response.status, response.read().decode("utf-8", errors="replace")
     finally:
         connection.close()
-
-
-def reason_in_log(log: str) -> str:
-    """Return the one line of a Triton log that best says why it did not start."""
-    lines = log.splitlines()
-    for index, line in enumerate(lines):
-        found = _UNAVAILABLE.match(line)
-        if found:
-            reason = found["reason"].strip()
-            for more in map(_TABLE_NEXT_LINE.match, lines[index + 1 :]):
-                if more is None or more["more"].strip() == "At:":  # a Python stack follows
-                    break
-                reason = f"{reason} {more['more'].strip()}"
-            return f"model '{found['model']}' version {found['version']}: {reason.strip()}"
-    errors = [found["message"] for found in map(_LOG_LINE.match, lines) if found]
-    errors = [message for message in errors if "CudaDriverHelper" not in message]  # said on every CPU
-    if errors:
-        return errors[0]
-    written = [line.strip() for line in lines if line.strip()]
-    refused = [line for line in written if _REFUSED.search(line)]
-    return (refused or written[-1:] or ["it wrote no log"])[0]

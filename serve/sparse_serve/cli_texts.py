@@ -1,0 +1,92 @@
+"""Texts of a command: from arguments, a file or stdin, and back onto the terminal."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.text import Text as RichText
+
+from sparse_serve.data import TEXT_PAIR
+from sparse_serve.errors import DataError, OptionError
+from sparse_serve.records import iter_records, text_of
+
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; else lines of stdin.")]
+TextPairs = Annotated[list[str] | None, typer.Option("--text-pair", help="Second text, one for each TEXT.")]
+TextFile = Annotated[Path | None, typer.Option("--file", help="TSV, CSV or JSONL file of texts.")]
+TextColumn = Annotated[str, typer.Option("--text-column", help="The file's column of texts.")]
+TextPairColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text-pair-column",
+        help="The file's column of second texts.",
+        show_default=f"{TEXT_PAIR}, where there is one",
+    ),
+]
+
+
+class Text(NamedTuple):
+    """One text, with its second text where it has one."""
+
+    text: str
+    pair: str | None
+
+
+def iter_texts(
+    texts: Sequence[str] | None,
+    pairs: Sequence[str] | None,
+    file: Path | None,
+    column: str,
+    pair_column: str | None,
+) -> Iterator[Text]:
+    """Yield the texts that a command line names, as they are asked for; without any, the lines of stdin.
+
+    Raises:
+        OptionError: arguments and a file, or second texts that are not one for each text.
+        DataError: a text that is not UTF-8, or a file that cannot be read.
+    """
+    if file is not None and (texts or pairs):
+        raise OptionError("give texts as arguments or with --file, not both")
+    if pairs and len(pairs) != len(texts or ()):
+        raise OptionError(f"{len(pairs)} --text-pair for {len(texts or ())} texts: give one for each")
+    if file is not None:
+        return _of_file(file, column, pair_column)
+    if texts:
+        return _of_arguments(texts, pairs or [None] * len(texts))
+    return _of_stdin()
+
+
+def plain(text: str) -> RichText:
+    """Keep what someone wrote from being read as markup or as control sequences."""
+    return RichText("".join(character if character.isprintable() else " " for character in text))
+
+
+def _of_arguments(texts: Sequence[str], pairs: Sequence[str | None]) -> Iterator[Text]:
+    for number, (text, pair) in enumerate(zip(texts, pairs, strict=True), start=1):
+        try:
+            (text + (pair or "")).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"text {number} of the command line is not UTF-8") from None
+        yield Text(text, pair)
+
+
+def _of_stdin() -> Iterator[Text]:
+    if sys.stdin.isatty():
+        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield Text(line.decode("utf-8").rstrip("\r\n"), None)
+        except UnicodeDecodeError:
+            raise DataError(f"line {number} of stdin is not UTF-8") from None
+
+
+def _of_file(path: Path, column: str, pair_column: str | None) -> Iterator[Text]:
+    """Yield a file's texts; an empty second text means that the row has none."""
+    required = [column] if pair_column is None else [column, pair_column]
+    pair_name = pair_column or TEXT_PAIR
+    for line, record in iter_records(path, required):
+        has_pair = record.get(pair_name) not in (None, "")
+        yield Text(
+            text_of(path, line, record, column), text_of(path, line, record, pair_name) if has_pair else None
+        )

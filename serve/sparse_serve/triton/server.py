@@ -1,0 +1,279 @@
+"""What every way of running Triton has in common: a start that ends in answers, an end without leftovers."""
+
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sparse_serve.errors import ServerError
+from sparse_serve.repository.config import CONFIG_NAME, read_config
+from sparse_serve.repository.entries import entry_models
+from sparse_serve.triton import guard, probe
+from sparse_serve.triton.installation import Mode
+from sparse_serve.triton.log import LogFile, reason_in_log
+from sparse_serve.triton.preflight import (
+    claim_ports,
+    end_interrupted_exports,
+    ipv4_address,
+    is_loopback,
+)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to serve a repository.
+
+    A port of 0 picks a free one; with `verify`, every file is held against the digest of its export;
+    `environment` is added to the server's; `log_path` None keeps Triton's log only while it runs; `echo_log`
+    copies it to stderr as it is written.
+    """
+
+    repository: Path
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    address: str = "127.0.0.1"
+    mode: Mode = "auto"
+    portable: bool = False
+    verify: bool = False
+    extra_args: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_path: Path | None = None
+    echo_log: bool = False
+    start_seconds: float = 300.0
+    stop_seconds: float = 30.0
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.address)
+
+
+@dataclass(frozen=True)
+class LaunchLine:
+    """A command, and the variables that are set for it beside this process's own.
+
+    `scratch` are the folders it names that are there only while the server runs.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    scratch: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        """The line as a shell takes it."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*(["env", *variables] if variables else []), *self.arguments])
+
+
+class Server(ABC):
+    """A Triton of our own, as a context manager.
+
+    `start` returns when every model has answered an inference; `stop`, which every exit of the context
+    runs, ends the server's processes and removes its shared memory and temporary files. A guard does the
+    same where this process cannot, having been killed.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.models: tuple[str, ...] = ()
+        # As they were at the start: the repository may change under a server, which goes on as it is.
+        self._entry_configs: dict[str, ModelConfig] = {}
+        self.http_port, self.grpc_port, self.metrics_port = (
+            options.http_port,
+            options.grpc_port,
+            options.metrics_port,
+        )
+        # In the environment of the server's processes and in the names of its regions in /dev/shm, so that
+        # both are found even after kill -9.
+        self._mark = f"sparse_serve_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._folder = Path(tempfile.gettempdir(), f"sparse-serve-{os.getpid()}-{secrets.token_hex(4)}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._log: LogFile | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP is served, as `host:port`."""
+        return f"{self._client_host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Where gRPC is served, as `host:port`."""
+        return f"{self._client_host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus metrics are served."""
+        return f"http://{self._client_host}:{self.metrics_port}/metrics"
+
+    @property
+    def _client_host(self) -> str:
+        address = ipv4_address(self.options.address)
+        return "127.0.0.1" if address == "0.0.0.0" else address
+
+    @property
+    def repository(self) -> Path:
+        """The repository's absolute path."""
+        return self.options.repository.absolute()
+
+    @property
+    def log_path(self) -> Path:
+        """Triton's own log."""
+        return self.options.log_path or self._folder / "triton.log"
+
+    @abstractmethod
+    def launch_line(self, *, claim_ports: bool = False) -> LaunchLine:
+        """Check that the repository can be served, and return the command that `start` runs.
+
+        Nothing on disk is changed. With `claim_ports`, which `start` sets, the ports are checked to be free,
+        and one that is free takes the place of 0.
+
+        Raises:
+            OptionError: an option is not for this way of serving.
+            RepositoryError: the repository or an entry cannot be served.
+            OpLibraryError: an entry needs the op library and it is missing or not the right one.
+            ServerError: Triton was not found, or a port is taken.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Look whether the server and every model still answer; cheap enough for every second.
+
+        Raises:
+            ServerError: they do not.
+        """
+
+    def start(self) -> None:
+        """Start Triton and wait until every model has answered an inference.
+
+        Raises:
+            SparseServeError: as `launch_line`.
+            ServerError: Triton did not start, or a model did not load.
+        """
+        if self._process is not None:
+            raise ServerError("the server is running already")
+        try:
+            self._start()
+        except OSError as error:
+            self.stop()
+            raise ServerError(f"Triton could not be started: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        end_interrupted_exports(self.repository)
+        line = self.launch_line(claim_ports=True)
+        self._guard = guard.start(self._mark, self._folder, self._end_command())
+        self._folder.mkdir(mode=0o700)
+        self._prepare()
+        self._log = LogFile(self.log_path, echo=self.options.echo_log)
+        self._process = subprocess.Popen(
+            line.arguments,
+            env={**os.environ, **line.environment, guard.MARK_VARIABLE: self._mark},
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._wait_until_ready()
+
+    def _end_command(self) -> Sequence[str]:
+        """Return what ends the server where killing its processes does not."""
+        return ()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Do what the command relies on, and writing it does not."""
+
+    def _claim_ports(self) -> None:
+        options = self.options
+        self.http_port, self.grpc_port, self.metrics_port = claim_ports(
+            ipv4_address(options.address), options.http_port, options.grpc_port, options.metrics_port
+        )
+
+    def _wait_until_ready(self) -> None:
+        configs = {model: read_config(self.repository / model / CONFIG_NAME) for model in self.models}
+        ours = entry_models(self.repository)
+        self._entry_configs = {model: config for model, config in configs.items() if model in ours}
+        deadline = time.monotonic() + self.options.start_seconds
+        while not probe.is_ready(self.http_url):
+            self._require_running()
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"Triton was not ready after {self.options.start_seconds:g} s: {self._log_reason()}"
+                )
+            time.sleep(0.05)
+        for model, config in configs.items():
+            remaining = deadline - time.monotonic()
+            try:
+                probe.infer(self.http_url, model, config, remaining, may_refuse=model not in ours)
+            except ServerError:
+                self._require_running()  # if it has died, its log says more
+                raise
+
+    def _require_running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            raise ServerError(f"Triton could not start: {self._log_reason()}")
+
+    def _log_reason(self) -> str:
+        return reason_in_log(self.log_path.read_text(encoding="utf-8", errors="replace"))
+
+    def poll(self) -> int | None:
+        """Look whether the server's process has ended and return its exit status, None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the server's processes at once; `stop` is still needed to clean up after them."""
+        guard.kill(self._mark)
+
+    def stop(self) -> None:
+        """Stop the server and remove what it left; safe to call again. A second Ctrl-C stops it at once."""
+        try:
+            if self._process is not None:
+                with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                    self._end(self._process)
+        finally:
+            self._clean_up()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """End the server in good order, within `stop_seconds`."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(self.options.stop_seconds)
+
+    def _clean_up(self) -> None:
+        guard.end(self._mark, self._folder)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None

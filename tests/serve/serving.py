@@ -1,0 +1,58 @@
+"""Running `sparse-serve serve` from a test, waiting for what it does, and finding what it left."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+SCRIPT = "import sys; from sparse_serve.cli import app, run; run(app, sys.argv[1:])"
+ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def serve(repository: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """Start the command on free ports."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "serve", str(repository), *ANY_PORTS, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def addresses(process: "subprocess.Popen[str]") -> dict[str, str]:
+    """Wait until the command is ready, and return what it says of its addresses: host:port, by protocol."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline().split() for _ in range(3)]
+    assert all(lines), process.communicate()[1]
+    return {name: url.removeprefix("http://").removesuffix("/metrics") for name, url in lines}
+
+
+def leftovers(pid: int | None = None) -> list[str]:
+    """Shared memory and temporary folders of the servers of one process."""
+    regions = Path("/dev/shm").glob(f"sparse_serve_{pid or os.getpid()}_*")
+    folders = Path(tempfile.gettempdir()).glob("sparse-serve-*")
+    return [str(path) for path in (*regions, *folders)]
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; one that only waits for its parent to look does not."""
+    return [process for process in processes if _is_alive(process)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
