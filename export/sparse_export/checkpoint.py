@@ -4,12 +4,12 @@ The key is `sparse_attention`, for example `{"kind": "sparsegen", "lambd": -4.0}
 attends with softmax. SSAF adds no weights, so any softmax checkpoint can be loaded as a sparsegen one.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -22,12 +22,14 @@ from transformers import (
 )
 
 import sparse_export.attention  # noqa: F401  registers "sparsegen"
+from sparse_export.families import family_of, max_tokens, silence_padding
 from sparse_export.sparsegen import check_lambd
 from sparse_serve.errors import CheckpointError, OptionError
+from sparse_serve.tasks import ProblemType, Task
 
-SUPPORTED_FAMILIES = ("bert",)
 _CONFIG_KEY = "sparse_attention"
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+# Where none of these is whole, Transformers makes up a tokenizer that knows no word.
+_TOKENIZER_FILES = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 
 
 AttentionKind = Literal["softmax", "sparsegen"]
@@ -108,7 +110,8 @@ def load_classifier(checkpoint: str | Path, attention: AttentionSpec | None = No
         attention: overrides the checkpoint's own attention; it is recorded in the returned model's config.
 
     Returns:
-        The model in float32, in evaluation mode.
+        The model in float32, in evaluation mode; where padding would show in the embedding beside it, that of
+        padding is zero (`families.silence_padding`).
 
     Raises:
         CheckpointError: unreadable, of an unsupported family, without a classification head, or with
@@ -130,17 +133,18 @@ def load_classifier(checkpoint: str | Path, attention: AttentionSpec | None = No
 
 
 def new_classifier(
-    encoder: str | Path, attention: AttentionSpec, labels: Sequence[str], seed: int = 0
+    encoder: str | Path, attention: AttentionSpec, task: Task, seed: int = 0, *, from_scratch: bool = False
 ) -> PreTrainedModel:
-    """Load a pretrained encoder and put a fresh single-label classification head on it.
+    """Load a pretrained encoder and put a fresh classification head for `task` on it.
 
     A head that the checkpoint has for as many labels is trained further.
 
     Args:
         encoder: a Transformers folder, or the id of a model on the hub.
         attention: what the model attends with, in training and ever after.
-        labels: the class names, in the order of the logits; at least two.
-        seed: seeds the head's initial weights.
+        task: the problem type and the labels, in the order of the logits.
+        seed: seeds the initial weights that are not the encoder's.
+        from_scratch: take the encoder's architecture alone, all weights random ("Np" in the SSAF paper).
 
     Returns:
         The model in float32, in training mode.
@@ -149,12 +153,44 @@ def new_classifier(
         CheckpointError: unreadable or of an unsupported family.
     """
     config = _load_config(encoder)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: index for index, label in enumerate(labels)}
-    config.problem_type = "single_label_classification"
+    config.id2label = dict(enumerate(task.labels))
+    config.label2id = {label: index for index, label in enumerate(task.labels)}
+    config.problem_type = task.problem_type
     set_seed(seed)
-    model, _ = _load_model(encoder, config, attention, other_head=True)
+    if from_scratch:
+        attention.store(config)
+        model = AutoModelForSequenceClassification.from_config(
+            config,
+            attn_implementation=attention.implementation,
+            dtype=torch.float32,
+            trust_remote_code=False,
+        )
+    else:
+        model, _ = _load_model(encoder, config, attention, other_head=True)
     return model.train()
+
+
+def task_of(config: PreTrainedConfig) -> Task:
+    """Return what a checkpoint answers; without a problem type, one label means regression.
+
+    That is how the loss of Transformers reads a config; several labels are then classes.
+
+    Raises:
+        CheckpointError: the problem type is unknown, or its labels cannot be served.
+    """
+    problem_type = config.problem_type
+    if problem_type is None:
+        problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
+    if problem_type not in get_args(ProblemType):
+        raise CheckpointError(
+            f"config.json: problem_type is {problem_type!r}; known are {', '.join(get_args(ProblemType))}"
+        )
+    try:
+        return Task(problem_type, tuple(str(config.id2label[index]) for index in range(config.num_labels)))
+    except KeyError as error:
+        raise CheckpointError(f"config.json: id2label has no label {error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
 
 
 def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerFast:
@@ -164,10 +200,13 @@ def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerFast:
         CheckpointError: there is none, or it has no fast version.
     """
     folder = Path(checkpoint)
-    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if folder.is_dir() and not any(
+        all((folder / name).is_file() for name in names) for names in _TOKENIZER_FILES
+    ):
+        expected = ", ".join(" with ".join(names) for names in _TOKENIZER_FILES)
         raise CheckpointError(
-            f"{checkpoint} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}; copy it from "
-            "the encoder it was trained from"
+            f"{checkpoint} has no tokenizer: expected one of {expected}; copy it from the encoder it was "
+            "trained from"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -179,7 +218,25 @@ def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(
             f"{checkpoint}: {type(tokenizer).__name__} has no tokenizer.json; a fast tokenizer is needed"
         )
+    # Served texts are cut and padded on the right, whatever the tokenizer was stored with.
+    tokenizer.truncation_side = tokenizer.padding_side = "right"
     return tokenizer
+
+
+def cut_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, wanted: int | None) -> int:
+    """Return the tokens at which texts are cut: `wanted`, or what the encoder has positions for.
+
+    Raises:
+        OptionError: more than those, or so few that the tokenizer would not cut a pair at all.
+    """
+    positions = max_tokens(config)
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if wanted is not None and not special <= wanted <= positions:
+        raise OptionError(
+            f"--max-length {wanted} is out of range: a pair has {special} special tokens and the encoder has "
+            f"positions for {positions}; give {special} to {positions} tokens"
+        )
+    return wanted or positions
 
 
 def save_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -197,13 +254,13 @@ def _load_config(checkpoint: str | Path) -> PreTrainedConfig:
         raise CheckpointError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{checkpoint}: config.json cannot be read: {_first_line(error)}") from error
-    if config.model_type not in SUPPORTED_FAMILIES:
-        raise CheckpointError(
-            f"{checkpoint} is a {config.model_type} model; "
-            f"supported families: {', '.join(SUPPORTED_FAMILIES)}"
-        )
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        reason = _first_line(error.__cause__ if isinstance(error, StrictDataclassError) else error)
+        raise CheckpointError(f"{checkpoint}: config.json cannot be read: {reason}") from error
+    try:
+        family_of(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint} {error}") from None
     return config
 
 
@@ -235,6 +292,7 @@ def _load_model(
             f"{checkpoint}: {len(damaged)} weights of the encoder are missing or of another shape than "
             f"config.json says, first {damaged[0]}"
         )
+    silence_padding(model)
     return model, missing
 
 
@@ -248,5 +306,5 @@ def _looks_like_path(checkpoint: str | Path) -> bool:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException | None) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -7,8 +7,9 @@ import typer
 
 from sparse_export.cli_export import export_command
 from sparse_export.cli_finetune import finetune_command
+from sparse_export.cli_inspect import inspect_command
 from sparse_serve.cli import app as serving
-from sparse_serve.cli_options import CONTEXT, run
+from sparse_serve.cli_options import CONTEXT, Version, run
 
 app = typer.Typer(
     name="sparse-serve",
@@ -18,7 +19,13 @@ app = typer.Typer(
 )
 app.command("finetune", context_settings=CONTEXT)(finetune_command)
 app.command("export", context_settings=CONTEXT)(export_command)
+app.command("inspect", context_settings=CONTEXT)(inspect_command)
 app.add_typer(serving)
+
+
+@app.callback()
+def root(version: Version = False) -> None:
+    """Take the options that come before a command."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +13,13 @@ from rich.console import Console
 
 from sparse_export.cli_options import AttentionKind, Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
-from sparse_serve.data import Columns
+from sparse_serve.data import TEXT_PAIR, Columns
 from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
     from sparse_export.exporting import Exported
+    from sparse_export.parity import ParityReport
 
 
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
@@ -43,17 +45,36 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     ] = None,
     triton: Annotated[str, typer.Option(help="Triton release that is to serve it.")] = DEFAULT_RELEASE,
     opset: Annotated[int, typer.Option(help="Version of the ONNX operators.")] = 20,
-    atol: Annotated[float, typer.Option(help="Accepted difference of a logit from torch's.")] = 1e-4,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Weights and activations: fp32 or fp16. fp16 halves the file and is meant for GPUs: on a "
+            "CPU, ONNX Runtime turns the weights back into fp32 as it loads them."
+        ),
+    ] = "fp32",
+    atol: Annotated[
+        float | None,
+        typer.Option(
+            help="Accepted difference of a logit from torch's in fp32.",
+            show_default="0.0001 in fp32, 0.01 in fp16",
+        ),
+    ] = None,
     evaluation: Annotated[
         Path | None,
         typer.Option(
             "--eval",
             envvar="SPARSE_SERVE_EVAL",
-            help="Labelled rows: compare the task metric on each side as well.",
+            help="Labelled rows: compare the task metrics on each side as well.",
             show_default=False,
         ),
     ] = None,
     text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    text_pair_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the second text in --eval.", show_default=f"{TEXT_PAIR}, where there is one"
+        ),
+    ] = None,
     label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
     texts: Annotated[
         Path | None,
@@ -93,11 +114,12 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         model_version=model_version,
         triton=triton,
         opset=opset,
+        dtype=dtype,
         max_length=max_length,
         max_batch_size=max_batch_size,
         atol=atol,
         eval_file=evaluation,
-        columns=Columns(text=text_column, label=label_column),
+        columns=Columns(text_column, text_pair_column, label_column),
         texts_file=texts,
         with_baselines=with_baselines,
         force=force,
@@ -122,10 +144,17 @@ def _summary(exported: "Exported") -> str:
         f"{parity.longest} tokens: {parity.library.max_abs_diff:.1e} with the op library, "
         f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.atol:g}"
     ]
-    if exported.quality is not None and exported.quality.torch_quality is not None:
-        quality = exported.quality
-        lines.append(
-            f"{quality.metric} on {quality.rows} rows: torch {quality.torch_quality:.4f}, "
-            f"op library {quality.library.quality:.4f}, portable {quality.portable.quality:.4f}"
-        )
+    if exported.quality is not None:
+        lines += _metric_lines(exported.quality)
     return "\n".join(lines)
+
+
+def _metric_lines(quality: "ParityReport") -> Iterator[str]:
+    sides = {
+        "torch": quality.torch_metrics,
+        "op library": quality.library.metrics,
+        "portable": quality.portable.metrics,
+    }
+    for name in quality.torch_metrics or ():
+        values = ", ".join(f"{side} {metrics[name]:.4f}" for side, metrics in sides.items() if metrics)
+        yield f"{name} on {quality.rows} rows: {values}"

@@ -1,4 +1,4 @@
-"""What `finetune` and `export` share: options, and how they come by torch."""
+"""What `finetune`, `export` and `inspect` share: options, and how they come by torch."""
 
 import signal
 import sys
@@ -27,19 +27,27 @@ Json = Annotated[
 ]
 
 
-def load_model_side(*, verbose: bool) -> None:
+def load_model_side(*, verbose: bool, training: bool = False) -> None:
     """Import torch and Transformers, which takes seconds, and keep them quiet unless asked.
+
+    For `training` also what only that needs, so that nothing else fails where it does not load.
 
     Raises:
         SparseServeError: they are not installed, or do not load in this environment.
     """
     try:
         import torch  # noqa: F401, PLC0415
-        from transformers import Trainer  # noqa: F401, PLC0415
+        from transformers import PreTrainedModel  # noqa: F401, PLC0415
         from transformers.utils import logging  # noqa: PLC0415
+
+        if training:
+            import accelerate  # type: ignore[import-untyped]  # noqa: F401, PLC0415
+            import datasets  # noqa: F401, PLC0415
+            from transformers import Trainer  # noqa: F401, PLC0415
     except ImportError as error:
+        needed = "torch, transformers, accelerate and datasets" if training else "torch and transformers"
         raise SparseServeError(
-            f"this command needs torch and transformers, which do not load here ({error}): "
+            f"this command needs {needed}, which do not load here ({error}): "
             "pip install 'sparse-serve[export,cpu]'"
         ) from error
     if not verbose:

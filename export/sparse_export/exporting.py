@@ -4,17 +4,19 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import onnxruntime
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer, task_of
 from sparse_export.graph import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.parity import (
     DEFAULT_ATOL,
@@ -26,12 +28,12 @@ from sparse_export.parity import (
     twin_difference,
 )
 from sparse_serve import __version__
-from sparse_serve.data import Columns, label_ids, read_data, read_texts
+from sparse_serve.data import Columns, read_data, read_texts
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import CheckpointError, GateError, OptionError, RepositoryError
+from sparse_serve.errors import GateError, OptionError, RepositoryError
 from sparse_serve.op_library import OPSET_VERSION, verify_library
 from sparse_serve.repository.entries import EntrySpec, validate_name, write_entry
-from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
+from sparse_serve.repository.manifest import Attention, Dtype, Manifest, OpLibrary, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
@@ -52,10 +54,11 @@ class ExportOptions:
         model_version: Triton's version number of the model.
         triton: the Triton release that is to serve the entry, such as "26.07".
         opset: version of the standard ONNX operators.
+        dtype: type of the weights and activations, "fp32" or "fp16"; others are refused.
         max_length: tokens at which texts are cut; None for what the encoder has positions for.
         max_batch_size: the most rows of one request.
-        atol: accepted |Δlogit| between torch and either ONNX Runtime.
-        eval_file: labelled texts on which the task metric is compared and recorded.
+        atol: accepted |Δlogit| between torch in float32 and either ONNX Runtime; None for the dtype's own.
+        eval_file: labelled texts on which the task metrics are compared and recorded.
         columns: the columns of `eval_file`.
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
         with_baselines: write the dense twins too, from the same weights.
@@ -70,9 +73,10 @@ class ExportOptions:
     model_version: int = 1
     triton: str = DEFAULT_RELEASE
     opset: int = DEFAULT_OPSET
+    dtype: str = "fp32"
     max_length: int | None = None
     max_batch_size: int = 64
-    atol: float = DEFAULT_ATOL
+    atol: float | None = None
     eval_file: Path | None = None
     columns: Columns = field(default_factory=Columns)
     texts_file: Path | None = None
@@ -112,25 +116,24 @@ def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: Non
     progress("loading the checkpoint")
     model = load_classifier(options.checkpoint, options.attention)
     tokenizer = load_tokenizer(options.checkpoint)
-    max_length = _max_length(model, options.max_length)
-    gate = _Gate.of(options, model, tokenizer, max_length)
+    max_length = cut_length(model.config, tokenizer, options.max_length)
+    gate = _Gate.of(options, target.dtype, model, tokenizer, max_length)
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
         progress("tracing the graph")
         graph = _save_graph(model, "packed", target, folder)
         progress(f"comparing torch and ONNX Runtime on {len(gate.texts.encodings)} texts")
-        parity = check_parity(model, graph, gate.library, gate.texts, options.atol)
+        parity = check_parity(model, graph, gate.library, gate.texts, gate.atol)
         parity.require()
         quality = None
         if gate.labelled is not None:
-            progress(f"comparing the task metric on {len(gate.labelled.encodings)} labelled texts")
-            quality = check_parity(model, graph, gate.library, gate.labelled, options.atol)
+            progress(f"comparing the task metrics on {len(gate.labelled.encodings)} labelled texts")
+            quality = check_parity(model, graph, gate.library, gate.labelled, gate.atol)
             quality.require()
         twins = _export_baselines(model, target, gate, options, folder, progress)
         progress("writing the entry")
-        tokenizer_file = folder / "tokenizer.json"
-        tokenizer_file.write_text(tokenizer.backend_tokenizer.to_str(pretty=False), encoding="utf-8")
-        labels = _labels(model)
+        tokenizer_file = _save_tokenizer(tokenizer, model.config, folder)
+        task = task_of(model.config)
         path = write_entry(
             options.repository,
             EntrySpec(
@@ -138,12 +141,12 @@ def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: Non
                 version=options.model_version,
                 graph=graph,
                 tokenizer=tokenizer_file,
-                labels=labels,
-                problem_type="single_label_classification",
+                labels=task.labels,
+                problem_type=task.problem_type,
                 max_length=max_length,
                 max_batch_size=options.max_batch_size,
                 baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
-                manifest=_manifest(options, model, target, gate, labels, max_length, parity, quality),
+                manifest=_manifest(options, model, target, gate, max_length, parity, quality),
             ),
             force=options.force,
         )
@@ -157,36 +160,47 @@ class _Gate:
     library: Path
     texts: Examples
     labelled: Examples | None
+    atol: float
 
     @classmethod
     def of(
         cls,
         options: ExportOptions,
+        dtype: Dtype,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerFast,
         max_length: int,
     ) -> "_Gate":
         """Read the texts before anything is traced, so that bad data is refused at once."""
+        task = task_of(model.config)
         labelled = None
         if options.eval_file is not None:
-            data = read_data(options.eval_file, options.columns)
-            ids = label_ids(data, _labels(model))
+            data = read_data(options.eval_file, options.columns, problem_type=task.problem_type)
             pairs = [(row.text, row.text_pair) for row in data.rows]
-            labelled = encode_examples(tokenizer, max_length, pairs, ids)
+            labelled = encode_examples(tokenizer, max_length, pairs, task.targets(data))
         texts = read_texts(options.texts_file)
         examples = (
             builtin_examples(tokenizer, max_length, texts)
             if options.texts_file is None
             else encode_examples(tokenizer, max_length, [(text, "") for text in texts])
         )
-        return cls(verify_library(), examples, labelled)
+        return cls(verify_library(), examples, labelled, options.atol or DEFAULT_ATOL[dtype])
+
+
+def _dtype(wanted: str) -> Dtype:
+    known: tuple[Dtype, ...] = get_args(Dtype)
+    for dtype in known:
+        if dtype == wanted:
+            return dtype
+    why = "ONNX Runtime has no bfloat16 MatMul on CPUs, bf16 models need a GPU; " if wanted == "bf16" else ""
+    raise OptionError(f"--dtype {wanted} is not supported: {why}choose one of {', '.join(known)}")
 
 
 def _target(options: ExportOptions) -> GraphTarget:
-    if not 0 < options.atol < math.inf:
+    if options.atol is not None and not 0 < options.atol < math.inf:
         raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
     served = release(options.triton)
-    target = GraphTarget(options.opset)
+    target = GraphTarget(options.opset, _dtype(options.dtype))
     if not MIN_OPSET <= options.opset <= served.opset:
         raise OptionError(
             f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
@@ -214,23 +228,14 @@ def _check_destination(options: ExportOptions) -> None:
         )
 
 
-def _max_length(model: PreTrainedModel, wanted: int | None) -> int:
-    positions = int(model.config.max_position_embeddings)
-    if wanted is not None and not 3 <= wanted <= positions:
-        raise OptionError(
-            f"--max-length {wanted} is out of range: the encoder has positions for 3 to {positions} tokens"
-        )
-    return wanted or positions
-
-
-def _labels(model: PreTrainedModel) -> list[str]:
-    problem_type = model.config.problem_type
-    if problem_type not in (None, "single_label_classification") or model.config.num_labels < 2:
-        raise CheckpointError(
-            f"the checkpoint's problem_type is {problem_type} with {model.config.num_labels} labels; "
-            "supported is single_label_classification with two labels or more"
-        )
-    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, folder: Path) -> Path:
+    file = folder / "tokenizer.json"
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    if config.pad_token_id is not None:
+        # Rows are filled up with what the model takes for padding, whatever the tokenizer says.
+        backend.enable_padding(pad_id=config.pad_token_id, pad_token=tokenizer.pad_token or "[PAD]")
+    file.write_text(backend.to_str(pretty=False), encoding="utf-8")
+    return file
 
 
 def _save_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget, folder: Path) -> Path:
@@ -261,10 +266,10 @@ def _export_baselines(
         progress(f"tracing the {kind.replace('_', ' ')} twin")
         graph = _save_graph(dense, kind, target, folder)
         differences[kind] = twin_difference(dense, graph, gate.library, gate.texts)
-        if not differences[kind] <= options.atol:
+        if not differences[kind] <= gate.atol:
             raise GateError(
                 f"parity not met: the {kind} twin differs from torch with softmax by up to "
-                f"{differences[kind]:.3g} in a logit, accepted is {options.atol:g} (--atol); "
+                f"{differences[kind]:.3g} in a logit, accepted is {gate.atol:g} (--atol); "
                 "nothing was written"
             )
     return differences
@@ -275,12 +280,12 @@ def _manifest(
     model: PreTrainedModel,
     target: GraphTarget,
     gate: _Gate,
-    labels: Sequence[str],
     max_length: int,
     parity: ParityReport,
     quality: ParityReport | None,
 ) -> Manifest:
     spec = AttentionSpec.from_config(model.config)
+    task = task_of(model.config)
     return Manifest(
         name=options.name,
         version=options.model_version,
@@ -293,10 +298,11 @@ def _manifest(
         ),
         opset=target.opset,
         ir_version=target.ir_version,
+        dtype=target.dtype,
         triton_release=options.triton,
         attention=Attention(kind=spec.kind, lambd=spec.lambd),
-        problem_type="single_label_classification",
-        labels=tuple(labels),
+        problem_type=task.problem_type,
+        labels=task.labels,
         max_length=max_length,
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),

@@ -15,12 +15,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sparse_export.checkpoint import AttentionSpec
+from sparse_export.families import input_names
 from sparse_export.functions import attach_functions
 from sparse_export.packed import PackedClassifier
 from sparse_export.padded import PaddedClassifier
+from sparse_serve.repository.manifest import Dtype
 
 GraphKind = Literal["packed", "packed_dense", "padded_fused", "padded_eager", "unfused"]
-INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 MIN_OPSET, DEFAULT_OPSET = 18, 20
 # Function attributes with defaults came with IR 9.
 _MIN_IR = 9
@@ -33,9 +34,11 @@ class GraphTarget:
     Attributes:
         opset: version of the standard ONNX operators.
         ir_version: version of the ONNX file format.
+        dtype: type of the weights and of the tensors between the operators.
     """
 
     opset: int = DEFAULT_OPSET
+    dtype: Dtype = "fp32"
 
     @property
     def ir_version(self) -> int:
@@ -51,25 +54,26 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         kind: "packed" is the model itself on packed rows; "packed_dense" the same graph with softmax;
             "padded_fused" and "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention
             and with N² scores; "unfused" the padded model with its own normaliser.
-        target: opset and file format.
+        target: opset, file format and type of the weights.
 
     Returns:
-        Inputs `input_ids`, `attention_mask`, `token_type_ids` `(batch, sequence)` int64; outputs `logits`
-        `(batch, C)` float32 and, for packed graphs, `rho` `(batch, layers)` float32.
+        Inputs `families.input_names`, `(batch, sequence)` int64 each; outputs `logits` `(batch, C)` float32
+        and, for packed graphs, `rho` `(batch, layers)` float32.
     """
     packed = kind.startswith("packed")
     example = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
-    inputs = (example, (example != 0).to(torch.int64), torch.zeros_like(example))
+    names = input_names(model.config)
+    inputs = (example, (example != 0).to(torch.int64), torch.zeros_like(example))[: len(names)]
     with warnings.catch_warnings(), _quiet("torch.onnx", "torch.export", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _wrap(model, kind),
+            _wrap(model, kind, target.dtype),
             inputs,
             dynamo=True,
             verbose=False,
-            input_names=list(INPUT_NAMES),
+            input_names=list(names),
             output_names=["logits", "rho"] if packed else ["logits"],
-            dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in INPUT_NAMES},
+            dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in names},
             opset_version=target.opset,
         )
     if program is None:
@@ -84,10 +88,13 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
     return proto
 
 
-def _wrap(model: PreTrainedModel, kind: GraphKind) -> nn.Module:
-    # Parameters are shared with the original; only the config, which names the attention, is the copy's own.
-    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, memo)
+def _wrap(model: PreTrainedModel, kind: GraphKind, dtype: Dtype) -> nn.Module:
+    if dtype == "fp16":
+        twin = copy.deepcopy(model).half()
+    else:
+        # Parameters are shared with the original; the config, which names the attention, is the copy's own.
+        memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        twin = copy.deepcopy(model, memo)
     if kind not in ("packed", "unfused"):
         AttentionSpec().store(twin.config)
     if kind.startswith("packed"):

@@ -4,20 +4,22 @@ Padding is dropped inside the graph: ids, segment ids and positions are gathered
 Transformers encoder runs once on `(1, T)`, attention stays within each sequence by its borders `cu_seqlens`,
 and the head reads each sequence's first hidden state.
 
-One detail keeps the answers Transformers' own for every mask. A BERT head reads column 0 even where the mask
+Two details keep the answers Transformers' own for every mask. A head reads column 0 even where the mask
 hides it (left padding): that position is no key, but it is a query. Such rows are rare, so their column-0
-tokens are appended behind the T real tokens as queries without keys (R of them, normally 0).
+tokens are appended behind the T real tokens as queries without keys (R of them, normally 0). And what the
+embedding of a token takes from beside it, position or neighbours, is read from the padded row.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from sparse_export.checkpoint import AttentionSpec
+from sparse_export.families import family_of, joins_neighbours, position_ids
 from sparse_export.sparsegen import sparsegen_lin
 from sparse_export.symbolic import HeadSettings, hidden_first_node, packed_attention_node
 
@@ -142,6 +144,12 @@ class Packing:
             has_token=has_token[:, None],
         )
 
+    def pack(self, ids: Tensor) -> Tensor:
+        """Gather ids, `(B, L)` to `(1, T + R)`."""
+        packed = ids.reshape(-1)[self.tokens][None]
+        # ONNX's Gather counts negative ids from the end, torch refuses them: make them too large for both.
+        return torch.where(packed < 0, torch.iinfo(torch.int32).max, packed)
+
 
 def _attend(
     module: nn.Module,
@@ -179,7 +187,7 @@ AttentionMaskInterface.register("sparse_serve_packed", lambda *_, **__: None)
 
 
 class PackedClassifier(nn.Module):
-    """A Transformers BERT classifier, computed on packed tokens.
+    """A Transformers classifier of a supported family, computed on packed tokens.
 
     The answers equal the wrapped model's own on every mask, padded on either side or with holes; a row whose
     mask is zero throughout gets logits 0.
@@ -190,44 +198,56 @@ class PackedClassifier(nn.Module):
         self.model = model
         self.model.set_attn_implementation("sparse_serve_packed")
         self.attention = AttentionSpec.from_config(model.config)
+        self.family = family_of(model.config)
+        self.joins_neighbours = joins_neighbours(model.config)
+        if self.joins_neighbours:
+            # The embeddings are given words joined with their neighbours, and have only to transform them, as
+            # they do where the size of a word is not that of a hidden state.
+            embeddings = model.base_model.embeddings
+            embeddings.trigram_input, embeddings.embedding_size = False, 0
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Classify a padded batch.
 
         Args:
             input_ids: `(B, L)` int64.
             attention_mask: `(B, L)` int64, nonzero for tokens.
-            token_type_ids: `(B, L)` int64.
+            token_type_ids: `(B, L)` int64, for families with segments.
 
         Returns:
             Logits `(B, C)` float32 and ρ `(B, layers)` float32: per layer the share of attention weights that
             are exactly zero, over heads and the row's true length (AAA, Eq. 9); 0 for a row without tokens.
         """
         packing = Packing.of(attention_mask)
-        batch, length = input_ids.shape
-        positions = torch.arange(length, device=input_ids.device).expand(batch, length)
+        positions = position_ids(self.model.config, input_ids)
+        inputs = {"position_ids": packing.pack(positions)}
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = packing.pack(token_type_ids)
+        if self.joins_neighbours:
+            inputs["inputs_embeds"] = self._joined_embeddings(input_ids, packing)
+        else:
+            inputs["input_ids"] = packing.pack(input_ids)
         supports: list[Tensor] = []
-        hidden = self.model.base_model(
-            input_ids=self._pack(input_ids, packing),
-            token_type_ids=self._pack(token_type_ids, packing),
-            position_ids=self._pack(positions, packing),
-            packing=packing,
-            supports=supports,
-        ).last_hidden_state
-        logits = self._classify(hidden[0].index_select(0, packing.first)[:, None])
-        return torch.where(packing.has_token, logits, 0), self._sparsity(supports, packing)
+        hidden = self.model.base_model(**inputs, packing=packing, supports=supports).last_hidden_state
+        logits = self.family.head(self.model, hidden[0].index_select(0, packing.first)[:, None])
+        return torch.where(packing.has_token, logits.float(), 0), self._sparsity(supports, packing)
 
-    @staticmethod
-    def _pack(ids: Tensor, packing: Packing) -> Tensor:
-        packed = ids.reshape(-1)[packing.tokens][None]
-        # ONNX's Gather counts negative ids from the end, torch refuses them: make them too large for both.
-        return torch.where(packed < 0, torch.iinfo(torch.int32).max, packed)
+    def _joined_embeddings(self, input_ids: Tensor, packing: Packing) -> Tensor:
+        """Return `(1, T + R, 3·E)`: the embeddings of each token's right neighbour, itself and its left one.
 
-    def _classify(self, first: Tensor) -> Tensor:
-        """`first`: `(B, 1, M)`, each sequence's first hidden state."""
-        return cast(Tensor, self.model.classifier(self.model.base_model.pooler(first)))
+        Neighbours are those of the padded row, hidden ones too. Beyond its ends there is padding, whose
+        embedding is zero (see `families.silence_padding`).
+        """
+        pad_id = self.model.config.pad_token_id
+        embed = self.model.get_input_embeddings()
+        # Where the mask hides it, a client may have sent any number: one that is no id counts as padding.
+        is_id = (input_ids >= 0) & (input_ids < self.model.config.vocab_size)
+        ids = torch.where(is_id, input_ids, pad_id)
+        right = nn.functional.pad(ids[:, 1:], (0, 1), value=pad_id)
+        left = nn.functional.pad(ids[:, :-1], (1, 0), value=pad_id)
+        return torch.cat([embed(packing.pack(each)) for each in (right, input_ids, left)], dim=-1)
 
     def _sparsity(self, supports: list[Tensor], packing: Packing) -> Tensor:
         length = (packing.borders[1:] - packing.borders[:-1]).to(torch.float32)[:, None]

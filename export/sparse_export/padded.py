@@ -19,19 +19,20 @@ PaddedKind = Literal["eager", "fused", "unfused"]
 
 
 class PaddedClassifier(nn.Module):
-    """A Transformers BERT classifier, computed on padded rows; for export only."""
+    """A Transformers classifier, computed on padded rows; for export only."""
 
     def __init__(self, model: PreTrainedModel, kind: PaddedKind) -> None:
         super().__init__()
         self.model = model
         self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_{kind}")
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         """Return logits `(B, C)` float32; inputs `(B, L)` int64."""
-        outputs = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
-        )
-        return cast(Tensor, outputs.logits)
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)
+        return cast(Tensor, outputs.logits.float())
 
 
 def _attend_fused(

@@ -8,7 +8,7 @@ from transformers import logging as transformers_logging
 
 from sparse_export.checkpoint import AttentionSpec, load_classifier, save_classifier
 from sparse_export.exporting import Exported, ExportOptions, export_checkpoint
-from tiny_bert import LAMBD, make_model, make_tokenizer
+from tiny_models import LAMBD, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from sparse_export.attention import sparsegen_attention, zero_share
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.sparsegen import sparsegen_lin
-from tiny_bert import HEADS, LAMBD, LAYERS, make_model
+from tiny_models import HEADS, LAMBD, LAYERS, make_model
 
 
 def test_attention_is_weights_times_value() -> None:

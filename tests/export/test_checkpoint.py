@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, PreTrainedModel
+from transformers import AutoConfig, BertConfig, BertModel, PreTrainedModel
 
 from sparse_export.checkpoint import (
     AttentionSpec,
     load_classifier,
     load_tokenizer,
     new_classifier,
+    save_classifier,
+    task_of,
 )
+from sparse_export.families import max_tokens
 from sparse_serve.errors import CheckpointError, OptionError
-from tiny_bert import LAMBD
+from sparse_serve.tasks import Task
+from tiny_models import FAMILIES, LAMBD, POSITIONS, make_model, make_tokenizer
+
+TWO = Task("single_label_classification", ("a", "b"))
 
 
 @pytest.fixture
@@ -55,11 +61,71 @@ def test_attention_can_be_swapped_on_the_same_weights(model: PreTrainedModel, ch
 
 def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
     spec = AttentionSpec("sparsegen", -4)
-    first, same, other = (new_classifier(checkpoint, spec, ["a", "b"], seed=seed) for seed in (1, 1, 2))
+    first, same, other = (new_classifier(checkpoint, spec, TWO, seed=seed) for seed in (1, 1, 2))
     assert first.training
     assert first.config.id2label == {0: "a", 1: "b"}
     assert torch.equal(first.classifier.weight, same.classifier.weight)
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_from_scratch_nothing_of_the_encoder_but_its_shape_is_left(
+    model: PreTrainedModel, checkpoint: Path
+) -> None:
+    spec = AttentionSpec("sparsegen", -4)
+    first, same, other = (
+        new_classifier(checkpoint, spec, TWO, seed=seed, from_scratch=True) for seed in (1, 1, 2)
+    )
+    assert first.training
+    assert AttentionSpec.from_config(first.config) == spec
+    assert first.config._attn_implementation == "sparsegen"
+    for name, weight in first.named_parameters():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, same.get_parameter(name))
+        if weight.ndim == 2:  # biases and norms start as constants
+            assert not torch.equal(weight, other.get_parameter(name))
+        if weight.ndim == 2 and weight.shape == model.get_parameter(name).shape:
+            assert not torch.equal(weight, model.get_parameter(name))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Task("single_label_classification", ("a", "b", "c")),
+        Task("multi_label_classification", ("a",)),
+        Task("multi_label_classification", ("a", "b", "c")),
+        Task("regression", ("score",)),
+    ],
+)
+def test_a_checkpoint_says_what_it_answers(checkpoint: Path, tmp_path: Path, task: Task) -> None:
+    model = new_classifier(checkpoint, AttentionSpec(), task)
+    save_classifier(model, load_tokenizer(checkpoint), tmp_path / "new")
+    again = load_classifier(tmp_path / "new")
+    assert task_of(again.config) == task
+    assert again(torch.tensor([[2, 3]])).logits.shape == (1, task.num_labels)
+
+
+@pytest.mark.parametrize(("labels", "problem_type"), [(1, "regression"), (2, "single_label_classification")])
+def test_without_a_problem_type_it_is_read_as_transformers_does(labels: int, problem_type: str) -> None:
+    config = BertConfig(num_labels=labels)
+    assert config.problem_type is None
+    task = task_of(config)
+    assert (task.problem_type, task.num_labels) == (problem_type, labels)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            BertConfig(problem_type="ranking"),
+            "problem_type is 'ranking'; known are single_label_classification, ",
+        ),
+        (BertConfig(id2label={0: "a", 1: "a"}), "are not all different"),
+        (BertConfig(id2label={0: "a", 2: "b"}), "id2label has no label 1"),
+    ],
+)
+def test_labels_that_cannot_be_served(config: BertConfig, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        task_of(config)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +173,7 @@ def test_missing_encoder_weight(copy: Path) -> None:
 
 def test_encoder_that_is_not_what_its_config_says(copy: Path) -> None:
     edit_config(copy, intermediate_size=100)
-    for load in (load_classifier, lambda path: new_classifier(path, AttentionSpec(), ["a", "b"])):
+    for load in (load_classifier, lambda path: new_classifier(path, AttentionSpec(), TWO)):
         with pytest.raises(CheckpointError):
             load(copy)
 
@@ -125,10 +191,75 @@ def test_pickled_weights_are_not_read(copy: Path) -> None:
         load_classifier(copy)
 
 
-def test_other_family(copy: Path) -> None:
-    edit_config(copy, model_type="deberta-v2")
-    with pytest.raises(CheckpointError, match="deberta-v2 model; supported families: bert"):
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "albert", "gpt2"])
+def test_other_family(copy: Path, family: str) -> None:
+    AutoConfig.for_model(family).save_pretrained(copy)
+    supported = "bert, roberta, distilbert, electra, xlm-roberta, camembert, mobilebert"
+    with pytest.raises(CheckpointError, match=f"is a {family} model; supported families: {supported}$"):
         load_classifier(copy)
+
+
+@pytest.fixture(params=FAMILIES)
+def of_family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """A family, and a folder with a checkpoint of it."""
+    family = request.param
+    model = make_model(AttentionSpec("sparsegen", LAMBD), family)
+    save_classifier(model, make_tokenizer(tmp_path, family), tmp_path)
+    return family, tmp_path
+
+
+def test_every_family_loads(of_family: tuple[str, Path]) -> None:
+    family, folder = of_family
+    model, expected = load_classifier(folder), make_model(AttentionSpec("sparsegen", LAMBD), family)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, expected.state_dict()[name])
+    assert max_tokens(model.config) == POSITIONS
+    assert load_tokenizer(folder)("ab a")["input_ids"] == make_tokenizer(folder, family)("ab a")["input_ids"]
+
+
+def test_every_familys_damage_is_seen(of_family: tuple[str, Path]) -> None:
+    _, folder = of_family
+    weights = load_file(folder / "model.safetensors")
+    base = make_model(AttentionSpec(), of_family[0]).base_model_prefix
+    first_layer = next(name for name in weights if name.startswith(base) and ".layer.0." in name)
+    edit_weights(folder, **{first_layer: None})
+    with pytest.raises(CheckpointError, match="1 weights of the encoder are missing"):
+        load_classifier(folder)
+
+
+def test_every_familys_encoder_gets_a_head(
+    of_family: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    encoder = tmp_path_factory.mktemp("encoder")
+    load_classifier(of_family[1]).base_model.save_pretrained(encoder)
+    with pytest.raises(CheckpointError, match="no classification head"):
+        load_classifier(encoder)
+    first, same, other = (new_classifier(encoder, AttentionSpec(), TWO, seed=seed) for seed in (1, 1, 2))
+    ids = torch.arange(5, 17)[None]
+    logits, *others = (model.eval()(ids).logits for model in (first, same, other))
+    assert logits.shape == (1, 2)
+    assert torch.equal(logits, others[0])
+    assert not torch.equal(logits, others[1])
+
+
+@pytest.mark.parametrize("family", ["roberta", "mobilebert"])
+def test_no_padding_id(tmp_path: Path, family: str) -> None:
+    make_model(AttentionSpec(), family).save_pretrained(tmp_path)
+    edit_config(tmp_path, pad_token_id=None)
+    with pytest.raises(CheckpointError, match="has no pad_token_id"):
+        load_classifier(tmp_path)
+
+
+@torch.no_grad()
+def test_padding_beside_a_text_does_not_change_its_answer(tmp_path: Path) -> None:
+    """MobileBERT's embeddings mix neighbours; in converted checkpoints that of padding is not zero."""
+    original = make_model(AttentionSpec(), "mobilebert").eval()
+    original.get_input_embeddings().weight[0] = 1
+    original.save_pretrained(tmp_path)
+    loaded, ids = load_classifier(tmp_path), torch.arange(5, 12)[None]
+    padded = torch.nn.functional.pad(ids, (0, 3))
+    torch.testing.assert_close(loaded(padded, padded > 0).logits, original(ids).logits)
+    assert (original(padded, padded > 0).logits - original(ids).logits).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("stored", [{"kind": "sparsegen", "lambd": 2}, {"kind": "entmax"}, {"window": 3}, 7])
@@ -142,9 +273,10 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CheckpointError, match=r"has no config\.json"):
             load_classifier(path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load_classifier(tmp_path)
+    for text in ("{", '{"model_type": "bert", "hidden_size": "many"}', '{"model_type": "no such family"}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_classifier(tmp_path)
 
 
 def test_no_tokenizer(copy: Path) -> None:
@@ -152,3 +284,15 @@ def test_no_tokenizer(copy: Path) -> None:
         (copy / name).unlink(missing_ok=True)
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         load_tokenizer(copy)
+
+
+def test_texts_are_cut_and_padded_on_the_right(copy: Path) -> None:
+    file = copy / "tokenizer_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(
+        json.dumps({**stored, "truncation_side": "left", "padding_side": "left"}), encoding="utf-8"
+    )
+    tokenizer = load_tokenizer(copy)
+    whole, cut = (tokenizer("good bad good bad", truncation=True, max_length=n)["input_ids"] for n in (20, 4))
+    assert cut == [*whole[:3], whole[-1]]
+    assert tokenizer.padding_side == "right"

@@ -26,4 +26,4 @@ def test_an_option_reads_the_variable_of_its_name(
 
 
 def test_all_commands_were_walked() -> None:
-    assert set(COMMANDS) == {"finetune", "export", "serve", "classify", "profile", "check", "info"}
+    assert set(COMMANDS) == {"finetune", "export", "inspect", "serve", "classify", "profile", "check", "info"}

@@ -74,6 +74,7 @@ def test_gate_not_met_is_status_3(
         (["--name", "../up"], 2, ["../up"]),
         (["--atol", "nan"], 2, ["--atol nan"]),
         (["--atol=-1"], 2, ["--atol -1"]),
+        (["--dtype", "bf16"], 2, ["--dtype bf16", "GPU", "fp32, fp16"]),
         (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
         (["--model-version", "9223372036854775808"], 2, ["--model-version"]),
         (["--no-such-option"], 2, ["--no-such-option"]),
@@ -91,6 +92,19 @@ def test_errors_are_one_line(
     assert (code, out) == (status, "")
     assert_one_line_error(err, *parts)
     assert not (tmp_path / "r").exists()
+
+
+def test_second_texts_are_read_from_the_column_that_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "eval.tsv"
+    file.write_text("text_a\tother\tlabel\na\tb\tneutral\nc\t\tneutral\n")
+    for column, reason in (("other", "line 3: the second text ('other') is missing"), ("x", "column 'x'")):
+        status, _, err = invoke(
+            capsys, "export", checkpoint, "--eval", file, "--text-pair-column", column, "--name", "x"
+        )
+        assert status == 1
+        assert_one_line_error(err, reason)
 
 
 def test_lambda_from_the_environment(
@@ -116,12 +130,13 @@ def test_repository_that_cannot_be_written(
 def test_root_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = invoke(capsys, "--help")
     assert status == 0
-    for command in ("finetune", "export", "serve", "classify", "profile", "check", "info"):
+    for command in ("finetune", "export", "inspect", "serve", "classify", "profile", "check", "info"):
         assert command in out
 
 
 @pytest.mark.parametrize("module", ["sparse_serve.cli", "sparse_export.cli"])
-def test_command_line_loads_no_torch(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+def test_command_line_loads_nothing_heavy(module: str) -> None:
+    heavy = {"torch", "transformers", "sklearn", "scipy", "datasets", "matplotlib"}
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

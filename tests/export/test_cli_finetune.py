@@ -6,19 +6,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
-from test_finetune import make_encoder, write_rows
 
-import sparse_export.finetune as module
+import sparse_export.training as module
 from sparse_export.checkpoint import AttentionSpec, load_classifier
 from sparse_export.cli_finetune import finetune_command
-from sparse_export.finetune import FinetuneOptions
+from sparse_export.cli_options import load_model_side
+from sparse_export.hub_data import DatasetSplit
+from sparse_export.training import FinetuneOptions
 from sparse_serve.cli_options import CONTEXT, run
 from sparse_serve.data import Columns
+from sparse_serve.errors import SparseServeError
+from tiny_training import make_encoder, weights, write_rows
 
 FAST = ("--epochs", "1", "--batch-size", "8")
 
@@ -31,6 +36,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "train.tsv", 32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_threaded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +84,8 @@ def test_one_line_tells_the_result(
 ) -> None:
     assert command(encoder, "--train", train, "--output", tmp_path / "out", "--lambda", "-2", *FAST) == 0
     out, err = capsys.readouterr()
-    assert re.fullmatch(rf"{tmp_path}/out: accuracy [01]\.\d{{4}} on 3 rows \(epoch 1 of 1\)\n", out)
+    figures = r"accuracy [01]\.\d{4}, f1 [01]\.\d{4}, matthews -?[01]\.\d{4}"
+    assert re.fullmatch(rf"{tmp_path}/out: {figures} on 3 rows \(epoch 1 of 1\)\n", out)
     assert "3 of 32 training rows (seed 0) are held out" in err
     assert "epoch 1 of 1: evaluation loss" in err
     spec = AttentionSpec.from_config(load_classifier(tmp_path / "out").config)
@@ -91,9 +105,8 @@ def test_json_is_the_record_and_nothing_else(
 def test_defaults_are_the_options_own(call: dict[str, Any]) -> None:
     command("encoder", "--train", "a.tsv", "--output", "out")
     assert call["options"] == FinetuneOptions()
-    assert call["columns"] == Columns()
     assert (call["encoder"], call["train"], call["output"]) == ("encoder", Path("a.tsv"), Path("out"))
-    assert (call["evaluation"], call["force"]) == (None, False)
+    assert (call["evaluation"], call["force"], call["resume"]) == (None, False, False)
 
 
 def test_every_option_arrives(call: dict[str, Any]) -> None:
@@ -101,21 +114,34 @@ def test_every_option_arrives(call: dict[str, Any]) -> None:
         *("encoder", "--train", "a.csv", "--eval", "b.csv", "--output", "out", "--attention", "sparsegen"),
         *("--lambda", "-7", "--epochs", "2", "--learning-rate", "1e-4", "-b", "4", "--weight-decay", "0"),
         *("--warmup-ratio", "0.2", "--max-length", "64", "--max-train-rows", "9", "--seed", "5"),
-        *("--text-column", "t", "--text-pair-column", "u", "--label-column", "y", "--force"),
+        *("--text-column", "t", "--text-pair-column", "u", "--label-column", "y", "--force", "--resume"),
+        *("--task", "multi-label", "--metric", "f1_macro", "--freeze-layers", "3", "--save-steps", "50"),
+        *("--gradient-accumulation-steps", "2", "--early-stopping-patience", "3"),
     )
     assert call["options"] == FinetuneOptions(
         attention=AttentionSpec("sparsegen", -7.0),
+        problem_type="multi_label_classification",
+        metric="f1_macro",
+        freeze_layers=3,
         epochs=2,
         learning_rate=1e-4,
         batch_size=4,
+        gradient_accumulation_steps=2,
         weight_decay=0.0,
         warmup_ratio=0.2,
         max_length=64,
+        early_stopping_patience=3,
+        save_steps=50,
         seed=5,
         max_train_rows=9,
+        columns=Columns("t", "u", "y"),
     )
-    assert call["columns"] == Columns("t", "u", "y")
-    assert (call["evaluation"], call["force"]) == (Path("b.csv"), True)
+    assert (call["evaluation"], call["force"], call["resume"]) == (Path("b.csv"), True, True)
+
+
+def test_from_scratch_arrives(call: dict[str, Any]) -> None:
+    command("encoder", "--train", "a.tsv", "--output", "out", "--from-scratch", "--task", "regression")
+    assert call["options"] == FinetuneOptions(from_scratch=True, problem_type="regression")
 
 
 def test_options_are_read_from_the_environment(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +151,66 @@ def test_options_are_read_from_the_environment(call: dict[str, Any], monkeypatch
     command("encoder")
     assert call["options"] == FinetuneOptions(attention=AttentionSpec("sparsegen", -3.0), epochs=2)
     assert (call["train"], call["evaluation"]) == (Path("a.tsv"), Path("b.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("args", "train", "evaluation"),
+    [
+        (("--train", "nyu-mll/glue", "--dataset-config", "sst2"), ("nyu-mll/glue", "sst2", "train"), None),
+        (("--train", "imdb", "--eval-split", "test"), ("imdb", None, "train"), ("imdb", None, "test")),
+        (("--train", "imdb", "--train-split", "x", "--eval", "b.tsv"), ("imdb", None, "x"), Path("b.tsv")),
+        (("--train", "a.jsonl", "--eval", "imdb"), Path("a.jsonl"), ("imdb", None, "validation")),
+        (("--train", "data/no/such"), Path("data/no/such"), None),
+        (("--train", "./none"), Path("none"), None),
+    ],
+)
+def test_what_is_no_file_is_a_data_set(
+    call: dict[str, Any], args: tuple[str, ...], train: object, evaluation: object
+) -> None:
+    command("encoder", "--output", "out", *args)
+    named = [DatasetSplit(*each) if isinstance(each, tuple) else each for each in (train, evaluation)]
+    assert [call["train"], call["evaluation"]] == named
+
+
+def test_an_existing_folder_is_a_data_set(call: dict[str, Any], tmp_path: Path) -> None:
+    command("encoder", "--train", tmp_path, "--output", "out")
+    assert call["train"] == DatasetSplit(str(tmp_path))
+
+
+def test_several_lambdas_make_one_checkpoint_each(
+    encoder: Path, train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "sweep"
+    args = (encoder, "--train", train, "--eval", train, "--output", output, *FAST)
+    assert command(*args, "--lambda", "-7,0.5") == 0
+    names = ("lambda_-7", "lambda_0.5")
+    assert {path.name for path in output.iterdir()} == set(names)
+    specs = [AttentionSpec.from_config(load_classifier(output / name).config) for name in names]
+    assert specs == [AttentionSpec("sparsegen", -7.0), AttentionSpec("sparsegen", 0.5)]
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert table[0][:5] == ["lambda", "accuracy", "f1", "matthews", "loss"]
+    assert [row[0] for row in table[1:3]] == ["-7", "0.5"]
+    assert [row[0] for row in table[-2:]] == ["1", "2"]  # ρ and support of the encoder's two layers
+    rho = [float(share) for share in table[-1][1::2]]
+    assert 0 <= rho[0] < rho[1] < 1
+
+    # Again, with one more, goes on from there.
+    before = (output / "lambda_-7" / "finetune.json").stat().st_mtime_ns
+    assert command(*args, "--lambda", "-7,0.5,-1", "--resume", "--json") == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["options"]["attention"]["lambd"] for record in records] == [-7.0, 0.5, -1.0]
+    assert (output / "lambda_-7" / "finetune.json").stat().st_mtime_ns == before
+
+
+def test_a_sweep_is_refused_before_it_trains(
+    encoder: Path, train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "sweep"
+    (output / "lambda_0").mkdir(parents=True)
+    (output / "lambda_0" / "thesis.tex").touch()
+    assert command(encoder, "--train", train, "--output", output, *FAST, "--lambda", "-7,0") == 1
+    expect_one_error(capsys, "lambda_0 exists and is not empty")
+    assert [path.name for path in output.iterdir()] == ["lambda_0"]
 
 
 def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
@@ -137,12 +223,22 @@ def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
     [
         (("--lambda", "1"), "below 1"),
         (("--lambda", "nan"), "below 1"),
+        (("--lambda", "-4,"), "--lambda is '-4,'; it must be a number below 1, or several with commas"),
+        (("--lambda", "-4,1"), "below 1"),
+        (("--lambda", "-4,-4.0"), "--lambda is -4,-4; give each λ once"),
+        (("--attention", "softmax", "--lambda", "-4,0"), "softmax attention takes no lambda"),
+        (("--task", "ranking"), "'ranking' is not one of"),
+        (("--metric", "pearson"), "--metric is pearson; it must be one of accuracy, f1, matthews, loss"),
+        (("--freeze-layers", "9"), "--freeze-layers is 9; the encoder has 2 layers"),
+        (("--gradient-accumulation-steps", "3"), "--batch-size is 8; it is the rows of one step"),
+        (("--dataset-config", "sst2"), "--dataset-config sst2 is for data sets, and "),
+        (("--train-split", "train"), "--train-split train is for data sets, and "),
         (("--attention", "softmax", "--lambda", "-4"), "softmax attention takes no lambda"),
         (("--attention", "sparse"), "'sparse' is not one of"),
         (("--epochs", "0"), "--epochs is 0; it must be at least 1"),
         (("--epochs", "many"), "valid int"),
         (("--learning-rate", "-1"), "--learning-rate is -1.0; it must be above 0 and finite"),
-        (("--max-length", "25"), "--max-length is 25; the encoder has positions for 24 tokens"),
+        (("--max-length", "25"), "--max-length 25 is out of range"),
     ],
 )
 def test_options_out_of_range_are_status_2(
@@ -191,7 +287,7 @@ def test_bad_encoder_is_status_1(train: Path, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
     assert command(tmp_path / "other", "--train", train, "--output", tmp_path / "out") == 1
-    expect_one_error(capsys, "is a gpt2 model; supported families: bert")
+    expect_one_error(capsys, "is a gpt2 model; supported families: bert, ")
 
 
 def test_occupied_output_is_status_1(
@@ -206,14 +302,24 @@ def test_missing_options_are_status_2(capsys: pytest.CaptureFixture[str]) -> Non
     expect_one_error(capsys, "Missing option '--train'")
 
 
+def test_only_training_needs_what_only_training_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if its import failed
+    load_model_side(verbose=False)
+    with pytest.raises(
+        SparseServeError, match="needs torch, transformers, accelerate and datasets, which do"
+    ):
+        load_model_side(verbose=False, training=True)
+
+
 def test_the_module_loads_without_torch() -> None:
-    code = "import sys, sparse_export.cli_finetune; sys.exit('torch' in sys.modules)"
+    code = "import sys, sparse_export.cli_finetune; sys.exit(bool({'torch', 'datasets'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 PROGRAM = """
 import typer
 from sparse_export.cli_finetune import finetune_command
+from sparse_export.cli_options import load_model_side
 from sparse_serve.cli_options import CONTEXT, run
 app = typer.Typer()
 app.command("finetune", context_settings=CONTEXT)(finetune_command)
@@ -221,18 +327,17 @@ run(app)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_killed_run_leaves_no_checkpoint(
-    encoder: Path, train: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    output = tmp_path / "out"
-    args = (encoder, "--train", train, "--output", output, "--epochs", "100000")
-    process = subprocess.Popen(
+def start(*args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *map(str, args)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def kill_in_third_epoch(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Send a signal to a run; what it says from there on."""
     assert process.stderr is not None
     with process:
         for line in process.stderr:
@@ -240,11 +345,37 @@ def test_killed_run_leaves_no_checkpoint(
                 break
         assert process.poll() is None
         process.send_signal(number)
-        process.communicate(timeout=60)
-    assert not output.exists()
-    if number is signal.SIGKILL:
-        # Nobody could tidy up, but what is left is hidden and is no checkpoint.
-        assert all(path.name.startswith(".out.") for path in set(tmp_path.iterdir()) - {train})
-    else:
-        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-        assert set(tmp_path.iterdir()) == {train}
+        return process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_an_interrupted_run_ends_cleanly_and_says_how_to_go_on(
+    encoder: Path, train: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    output = tmp_path / "out"
+    process = start(encoder, "--train", train, "--output", output, "--epochs", "100000")
+    said = kill_in_third_epoch(process, number)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    last = said.splitlines()[-1]
+    assert last == f"{output}.partial holds the run so far: the same command with --resume continues it"
+    assert {path.name for path in set(tmp_path.iterdir()) - {train}} == {"out.partial"}
+
+
+def test_a_killed_run_resumes_to_the_same_end(
+    encoder: Path, train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = (encoder, "--train", train, "--epochs", "40", "--json")
+    killed = ("--output", tmp_path / "killed")
+    kill_in_third_epoch(start(*args, *killed), signal.SIGKILL)
+    assert {path.name for path in set(tmp_path.iterdir()) - {train}} == {"killed.partial"}
+    assert command(*args, *killed) == 1
+    expect_one_error(capsys, "holds an interrupted run; continue it with --resume or discard it with --force")
+    records = []
+    for more in ((*killed, "--resume"), ("--output", tmp_path / "whole")):
+        assert command(*args, *more) == 0
+        records.append(json.loads(capsys.readouterr().out))
+    resumed, whole = records
+    assert resumed.pop("seconds") > 0 < whole.pop("seconds")
+    assert resumed == whole
+    found, expected = weights(tmp_path / "killed"), weights(tmp_path / "whole")
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())

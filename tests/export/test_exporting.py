@@ -12,11 +12,12 @@ from tokenizers import Tokenizer
 import sparse_export.exporting as module
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.exporting import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
-from tiny_bert import LABELS, LAMBD, LAYERS, POSITIONS
+from tiny_models import LABELS, LAMBD, LAYERS, POSITIONS
 
 
 @pytest.fixture
@@ -62,14 +63,17 @@ def test_quality_is_compared_on_every_side(options: ExportOptions, tmp_path: Pat
     file.write_text("text_a\tlabel\n" + "".join(f"text {n}\t{LABELS[n % 3]}\n" for n in range(30)))
     quality = export_checkpoint(replace(options, eval_file=file)).quality
     assert quality is not None
-    assert quality.torch_quality == quality.library.quality == quality.portable.quality
+    assert quality.torch_metrics is not None
+    assert set(quality.torch_metrics) == {"accuracy", "f1", "matthews"}
+    assert quality.torch_metrics == quality.library.metrics == quality.portable.metrics
     assert quality.rows == 30
 
 
 def test_quality_is_judged_on_pairs_where_there_are_pairs(options: ExportOptions, tmp_path: Path) -> None:
     file = tmp_path / "eval.tsv"
-    file.write_text("text_a\ttext_b\tlabel\na b\tc d e\tneutral\n")
-    quality = export_checkpoint(replace(options, eval_file=file)).quality
+    file.write_text("text_a\tother\tlabel\na b\tc d e\tneutral\n")
+    columns = Columns(text_pair="other")
+    quality = export_checkpoint(replace(options, eval_file=file, columns=columns)).quality
     assert quality is not None
     assert quality.longest == 8  # [CLS] a b [SEP] c d e [SEP]
 

@@ -2,29 +2,36 @@
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments
 from transformers import logging as transformers_logging
 
-import sparse_export.finetune as module
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, new_classifier
-from sparse_export.finetune import RECORD_NAME, FinetuneOptions, FinetuneRecord, finetune
+import sparse_export.training.run as run_module
+import sparse_export.training.trainer as trainer_module
+import tiny_models
+from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.training import RECORD_NAME, FinetuneRecord, finetune
+from sparse_export.training.callbacks import Steering
 from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, OptionError
+from tiny_training import (
+    BAD,
+    FAST,
+    GOOD,
+    LAYERS,
+    expect_equal_figures,
+    make_encoder,
+    weights,
+    write_rows,
+)
 
-GOOD = ("good", "fine", "lovely", "great")
-BAD = ("bad", "poor", "dull", "awful")
-NEUTRAL = ("the", "film", "is", "a", "very", "story")
-
-FAST = FinetuneOptions(epochs=2, learning_rate=5e-3, batch_size=8, warmup_ratio=0, seed=1)
 LEARNS = replace(FAST, epochs=4)
 
 
@@ -38,39 +45,14 @@ def quiet_and_single_threaded() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_encoder(folder: Path) -> Path:
-    """A two-layer BERT with random weights and a WordPiece vocabulary of whole words."""
-    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NEUTRAL, *GOOD, *BAD)
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=24,
-        initializer_range=0.1,  # large enough for few steps to matter
-    )
-    torch.manual_seed(0)
-    BertModel(config).save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def write_rows(path: Path, count: int, names: tuple[str, str] = ("negative", "positive")) -> Path:
-    lines = ["text_a\tlabel"]
-    for number in range(count):
-        words = (BAD, GOOD)[number % 2]
-        # The text grows with the number, so that batches of mixed lengths occur.
-        text = f"the film is {'very ' * (number % 5)}{words[number // 2 % 4]}"
-        lines.append(f"{text}\t{names[number % 2]}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+@pytest.fixture(scope="module")
+def encoder_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder"), dropout=0)
 
 
 @pytest.fixture
@@ -81,10 +63,6 @@ def train(tmp_path: Path) -> Path:
 @pytest.fixture
 def evaluation(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "eval.tsv", 20)
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint / "model.safetensors")
 
 
 def test_checkpoint_is_a_transformers_folder_that_remembers_its_attention(
@@ -149,15 +127,19 @@ def test_record_tells_how_the_checkpoint_was_made(
     options = replace(FAST, max_train_rows=40)
     record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     stored = json.loads((tmp_path / "out" / RECORD_NAME).read_text(encoding="utf-8"))
-    assert stored == json.loads(record.to_json())
-    assert stored["schema_version"] == 1
+    assert stored == json.loads(json.dumps(asdict(record)))
+    assert stored["schema_version"] == 2
     assert stored["options"]["attention"] == {"kind": "sparsegen", "lambd": -4.0}
     assert stored["train"] == {
-        "path": str(train),
+        "source": str(train),
         "sha256": file_digest(train),
         "rows": 40,
         "total_rows": 96,
+        "revision": None,
     }
+    assert stored["processes"] == 1
+    assert len(stored["layers"]) == LAYERS
+    assert all(0 < layer["rho"] < 1 and layer["support"] > 1 for layer in stored["layers"])
     assert stored["max_length"] == 24
     assert [epoch["epoch"] for epoch in stored["epochs"]] == [1, 2]
     assert all(math.isfinite(epoch["train_loss"]) for epoch in stored["epochs"])
@@ -173,14 +155,26 @@ def test_equal_seeds_give_equal_weights_to_the_bit(encoder: Path, train: Path, t
     assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
 
 
-def script_metrics(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Make the evaluations after each epoch answer `values`, whatever the model says."""
-    answers = iter(values)
-    monkeypatch.setattr(module, "_compute_metrics", lambda _: {"accuracy": next(answers)})
+def script_figures(monkeypatch: pytest.MonkeyPatch, figures: list[dict[str, float]]) -> None:
+    """Make the evaluations after each epoch answer `figures`, whatever the model says."""
+    answers = iter(figures)
+    monkeypatch.setattr(trainer_module, "_figures", lambda _: lambda _: next(answers))
+
+
+def figures_of(metric: str, values: list[float]) -> list[dict[str, float]]:
+    others = {"loss": 1.0, "accuracy": 0.5, "f1": 0.5, "matthews": 0.0}
+    return [{**others, metric: value} for value in values]
 
 
 @pytest.mark.parametrize(
-    ("values", "best"), [([0.9, 0.5, 0.7], 1), ([0.5, 0.9, 0.7], 2), ([0.5, 0.7, 0.7], 2)]
+    ("metric", "values", "best"),
+    [
+        (None, [0.9, 0.5, 0.7], 1),
+        (None, [0.5, 0.9, 0.7], 2),
+        (None, [0.5, 0.7, 0.7], 2),
+        ("matthews", [-0.5, -0.2, 0.1], 3),
+        ("loss", [0.9, 0.5, 0.7], 2),
+    ],
 )
 def test_best_epoch_is_kept(
     encoder: Path,
@@ -188,32 +182,61 @@ def test_best_epoch_is_kept(
     evaluation: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    metric: str | None,
     values: list[float],
     best: int,
 ) -> None:
     seen: list[dict[str, torch.Tensor]] = []
 
-    class Recorder(module._Report):
+    class Recorder(Steering):
         def on_evaluate(self, *args: Any, **rest: Any) -> None:
             state = rest["model"].state_dict()
             seen.append({name: weight.detach().clone() for name, weight in state.items()})
             super().on_evaluate(*args, **rest)
 
-    monkeypatch.setattr(module, "_Report", Recorder)
-    script_metrics(monkeypatch, values)
-    record = finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=3), evaluation=evaluation)
+    monkeypatch.setattr(trainer_module, "Steering", Recorder)
+    script_figures(monkeypatch, figures_of(metric or "accuracy", values))
+    options = replace(FAST, epochs=3, metric=metric)
+    record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     assert record.best_epoch == best
-    assert record.metrics == {"accuracy": max(values)}
+    if metric != "loss":
+        assert record.metrics[metric or "accuracy"] == max(values)
     kept = weights(tmp_path / "out")
     matches = [all(torch.equal(kept[name], state[name]) for name in kept) for state in seen]
     assert matches == [epoch == best for epoch in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("patience", "values", "epochs"),
+    [
+        (1, [0.5, 0.7, 0.6, 0.8, 0.9], 3),
+        (2, [0.5, 0.7, 0.6, 0.8, 0.8, 0.8, 0.9], 6),  # an equal is no better one
+        (3, [0.5, 0.7, 0.6, 0.8, 0.9, 0.9, 0.9], 7),
+        (None, [0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1], 7),
+    ],
+)
+def test_a_run_without_progress_ends_early(
+    encoder: Path,
+    train: Path,
+    evaluation: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    patience: int | None,
+    values: list[float],
+    epochs: int,
+) -> None:
+    script_figures(monkeypatch, figures_of("accuracy", values))
+    options = replace(FAST, epochs=7, early_stopping_patience=patience)
+    record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
+    assert len(record.epochs) == epochs
+    assert record.best_epoch == values.index(max(values[:epochs])) + 1
 
 
 def test_without_evaluation_rows_a_tenth_is_held_out(encoder: Path, train: Path, tmp_path: Path) -> None:
     record = finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1))
     assert record.held_out
     assert (record.train.rows, record.evaluation.rows) == (86, 10)
-    assert record.evaluation.path == str(train)
+    assert record.evaluation.source == str(train)
 
 
 def test_long_rows_are_cut_and_the_tokenizer_is_stored_uncut(encoder: Path, tmp_path: Path) -> None:
@@ -229,18 +252,35 @@ def test_pairs_are_encoded_as_pairs(encoder: Path, tmp_path: Path, monkeypatch: 
     rows = "".join(f"the film\tis {('bad', 'good')[n % 2]}\t{n % 2}\n" for n in range(24))
     path.write_text("one\ttwo\ty\n" + rows, encoding="utf-8")
     encoded: list[list[dict[str, Any]]] = []
-    encode = module._encode
+    encode = trainer_module.encode
 
     def spy(*args: Any) -> list[dict[str, Any]]:
         encoded.append(encode(*args))
         return encoded[-1]
 
-    monkeypatch.setattr(module, "_encode", spy)
-    columns = Columns("one", "two", "y")
-    record = finetune(encoder, path, tmp_path / "out", replace(FAST, epochs=1), columns=columns)
+    monkeypatch.setattr(trainer_module, "encode", spy)
+    options = replace(FAST, epochs=1, columns=Columns("one", "two", "y"))
+    record = finetune(encoder, path, tmp_path / "out", options)
     assert list(record.labels) == ["0", "1"]
     # [CLS] the film [SEP] is good [SEP]
     assert encoded[0][0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_every_family_trains_to_the_length_it_has_positions_for(tmp_path: Path, family: str) -> None:
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    tokenizer = tiny_models.make_tokenizer(encoder, family)
+    save_classifier(tiny_models.make_model(AttentionSpec(), family), tokenizer, encoder)
+    path = tmp_path / "train.tsv"
+    texts = ("a" * 5, "b" * 20, "c" * 400, "")
+    path.write_text(
+        "text_a\tlabel\n" + "".join(f"{text}\tx\n{text}\ty\n" for text in texts), encoding="utf-8"
+    )
+    record = finetune(encoder, path, tmp_path / "out", replace(FAST, epochs=1), evaluation=path)
+    assert record.max_length == tiny_models.POSITIONS
+    assert len(record.layers) == tiny_models.LAYERS
+    assert load_classifier(tmp_path / "out").config.model_type == family
 
 
 def test_evaluation_labels_may_be_indices(encoder: Path, train: Path, tmp_path: Path) -> None:
@@ -248,6 +288,115 @@ def test_evaluation_labels_may_be_indices(encoder: Path, train: Path, tmp_path: 
     record = finetune(encoder, train, tmp_path / "out", LEARNS, evaluation=numbered)
     assert list(record.labels) == ["negative", "positive"]
     assert record.metrics["accuracy"] > 0.8
+
+
+def write_task(path: Path, label_of: Callable[[int], str], count: int = 48) -> Path:
+    """Texts of good and bad words by turns; `label_of` tells the label by how many are good, 0 to 3."""
+    lines = ["text_a\tlabel"]
+    for number in range(count):
+        good = number % 4
+        words = [*GOOD[:good], *BAD[: 3 - good]]
+        lines.append(f"{' '.join(words)}\t{label_of(good)}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_multi_label_trains_each_label_by_itself(encoder: Path, tmp_path: Path) -> None:
+    names = ("[]", '["warm"]', '["warm", "long"]', '["long"]')
+    path = write_task(tmp_path / "train.tsv", lambda good: names[good])
+    options = replace(FAST, epochs=6, problem_type="multi_label_classification")
+    record = finetune(encoder, path, tmp_path / "out", options, evaluation=path)
+    model = load_classifier(tmp_path / "out")
+    assert model.config.problem_type == "multi_label_classification"
+    assert list(record.labels) == ["long", "warm"]
+    assert set(record.metrics) == {"f1", "f1_macro", "accuracy"}
+    assert record.metrics["f1"] > 0.8
+    logits, texts = answers(tmp_path / "out", path)
+    targets = torch.tensor([[name in text for name in ("long", "warm")] for text in texts["label"]]).float()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets).item()
+    assert loss == pytest.approx(record.epochs[record.best_epoch - 1].eval_loss, abs=1e-5)
+
+
+def test_regression_trains_the_value_itself(encoder: Path, tmp_path: Path) -> None:
+    path = write_task(tmp_path / "train.tsv", lambda good: str(good * 1.5 - 100))
+    options = replace(FAST, epochs=2, problem_type="regression", metric="mse")
+    record = finetune(encoder, path, tmp_path / "out", options, evaluation=path)
+    assert load_classifier(tmp_path / "out").config.problem_type == "regression"
+    assert set(record.metrics) == {"pearson", "spearman", "mse"}
+    logits, texts = answers(tmp_path / "out", path)
+    targets = torch.tensor([float(text) for text in texts["label"]])
+    error = ((logits[:, 0] - targets) ** 2).mean().item()
+    best = record.epochs[record.best_epoch - 1]
+    assert (best.eval_loss, best.metrics["mse"]) == (pytest.approx(error, rel=1e-5),) * 2
+    assert best.eval_loss == min(epoch.eval_loss for epoch in record.epochs)
+
+
+def answers(checkpoint: Path, path: Path) -> tuple[torch.Tensor, dict[str, list[str]]]:
+    """A checkpoint's logits for the rows of a TSV file, and its columns."""
+    header, *lines = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    columns = dict(zip(header, map(list, zip(*lines, strict=True)), strict=True))
+    inputs = load_tokenizer(checkpoint)(columns["text_a"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return load_classifier(checkpoint)(**inputs).logits, columns
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+def test_accumulated_parts_are_the_whole_batch(
+    encoder_without_dropout: Path, tmp_path: Path, parts: int
+) -> None:
+    """The steps are the same, also that of an epoch's last batch, for which rows are short."""
+    train = write_rows(tmp_path / "train.tsv", 61)
+    records = [
+        finetune(
+            encoder_without_dropout,
+            train,
+            tmp_path / f"in {count}",
+            replace(FAST, gradient_accumulation_steps=count),
+            evaluation=train,
+        )
+        for count in (1, parts)
+    ]
+    expect_equal_figures(*records)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(encoder: Path, train: Path, tmp_path: Path) -> None:
+    options = replace(FAST, gradient_accumulation_steps=3)
+    message = "--batch-size is 8; .* must be a multiple of 3: processes .1. times --gradient-accum"
+    with pytest.raises(OptionError, match=message):
+        finetune(encoder, train, tmp_path / "out", options)
+    expect_nothing_written(tmp_path, {train})
+
+
+@pytest.mark.parametrize("layers", [0, 1, LAYERS])
+def test_frozen_layers_stay_as_they_were(encoder: Path, train: Path, tmp_path: Path, layers: int) -> None:
+    finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1, freeze_layers=layers))
+    before, after = weights(encoder), weights(tmp_path / "out")
+    for name, weight in before.items():
+        frozen = name.startswith(("embeddings.", *(f"encoder.layer.{number}." for number in range(layers))))
+        assert torch.equal(weight, after[f"bert.{name}"]) == frozen, name
+
+
+def test_more_frozen_layers_than_there_are_is_refused(encoder: Path, train: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--freeze-layers is 3; the encoder has 2 layers"):
+        finetune(encoder, train, tmp_path / "out", replace(FAST, freeze_layers=3))
+    expect_nothing_written(tmp_path, {train})
+
+
+def test_from_scratch_forgets_the_encoders_weights(encoder: Path, train: Path, tmp_path: Path) -> None:
+    options = replace(FAST, epochs=1, learning_rate=1e-9)
+    finetune(encoder, train, tmp_path / "pretrained", options)
+    finetune(encoder, train, tmp_path / "scratch", replace(options, from_scratch=True))
+    word = "embeddings.word_embeddings.weight"
+    original = weights(encoder)[word]
+    assert torch.allclose(weights(tmp_path / "pretrained")[f"bert.{word}"], original, atol=1e-6)
+    scratch = weights(tmp_path / "scratch")[f"bert.{word}"]
+    assert scratch.shape == original.shape
+    assert not torch.allclose(scratch, original, atol=1e-2)
+
+
+def test_frozen_random_weights_are_refused() -> None:
+    with pytest.raises(OptionError, match="--freeze-layers 1 with --from-scratch would keep random weights"):
+        replace(FAST, freeze_layers=1, from_scratch=True)
 
 
 def expect_nothing_written(tmp_path: Path, before: set[Path]) -> None:
@@ -287,7 +436,11 @@ def test_unknown_evaluation_label_is_refused(encoder: Path, train: Path, tmp_pat
         ("batch_size", 0),
         ("weight_decay", -0.1),
         ("warmup_ratio", 1.0),
-        ("max_length", 2),
+        ("metric", "pearson"),
+        ("freeze_layers", -1),
+        ("gradient_accumulation_steps", 0),
+        ("early_stopping_patience", 0),
+        ("save_steps", 0),
         ("seed", -1),
         ("seed", 2**32),
         ("max_train_rows", 1),
@@ -299,7 +452,7 @@ def test_options_out_of_range_are_refused(name: str, value: Any) -> None:
 
 
 def test_max_length_beyond_the_positions_is_refused(encoder: Path, train: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--max-length is 25; the encoder has positions for 24"):
+    with pytest.raises(OptionError, match="--max-length 25 is out of range"):
         finetune(encoder, train, tmp_path / "out", replace(FAST, max_length=25))
     expect_nothing_written(tmp_path, {train})
 
@@ -342,27 +495,36 @@ def failing_save(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_failure_while_saving_leaves_the_old_checkpoint(
+def test_failure_while_saving_leaves_the_old_checkpoint_and_what_was_trained(
     encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    finetune(encoder, train, output, replace(FAST, epochs=1))
+    options = replace(FAST, epochs=1)
+    finetune(encoder, train, output, options)
     before = {path.name: path.read_bytes() for path in output.iterdir()}
-    monkeypatch.setattr(module, "save_classifier", failing_save)
-    with pytest.raises(CheckpointError, match="was not written: No space left on device"):
-        finetune(encoder, train, output, replace(FAST, epochs=1, seed=5), force=True)
+    changed = replace(options, seed=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "save_classifier", failing_save)
+        with pytest.raises(CheckpointError, match="was not written: No space left on device"):
+            finetune(encoder, train, output, changed, force=True)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    expect_nothing_written(tmp_path, {train, output, tmp_path / "out.partial"})
+
+    monkeypatch.setattr(trainer_module.ClassifierTrainer, "train", None)  # nothing is left to train
+    assert finetune(encoder, train, output, changed, force=True, resume=True).options == changed
+    assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
     expect_nothing_written(tmp_path, {train, output})
 
 
-def test_interruption_in_training_leaves_nothing(
-    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        assert any(path.name.startswith(".out.") for path in tmp_path.iterdir())
+class Interrupting(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Report, "on_step_end", interrupt)
+
+def test_interruption_before_the_first_epochs_end_leaves_nothing(
+    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "Steering", lambda *_: Interrupting())
     with pytest.raises(KeyboardInterrupt):
         finetune(encoder, train, tmp_path / "out", FAST)
     expect_nothing_written(tmp_path, {train})
@@ -371,14 +533,16 @@ def test_interruption_in_training_leaves_nothing(
 def test_diverged_training_is_refused(
     encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also after an epoch whose state was saved: to resume it would end in the same way."""
 
-    def broken(*args: Any) -> Any:
-        model = new_classifier(*args)
-        torch.nn.init.constant_(model.classifier.weight, math.nan)
-        return model
+    class Breaking(Steering):
+        def on_epoch_begin(self, *args: Any, **rest: Any) -> None:
+            super().on_epoch_begin(*args, **rest)
+            if args[1].global_step:
+                torch.nn.init.constant_(rest["model"].classifier.weight, math.nan)
 
-    monkeypatch.setattr(module, "new_classifier", broken)
-    with pytest.raises(CheckpointError, match="training diverged: the evaluation loss is nan after epoch 1"):
+    monkeypatch.setattr(trainer_module, "Steering", Breaking)
+    with pytest.raises(CheckpointError, match="training diverged: the evaluation loss is nan after epoch 2"):
         finetune(encoder, train, tmp_path / "out", FAST)
     expect_nothing_written(tmp_path, {train})
 
@@ -386,6 +550,45 @@ def test_diverged_training_is_refused(
 def test_output_that_cannot_be_made_is_refused_before_training(encoder: Path, train: Path) -> None:
     with pytest.raises(CheckpointError, match="was not written: "):
         finetune(encoder, train, train / "out", FAST)
+
+
+def test_a_mount_point_is_refused_before_training(encoder: Path, train: Path) -> None:
+    for mounted in ("/", "/proc"):
+        with pytest.raises(CheckpointError, match=f"^{mounted} is a mount point, .* a folder in it as --out"):
+            finetune(encoder, train, Path(mounted), FAST, force=True)
+
+
+class SeveralGpus(TrainingArguments):  # type: ignore[misc]  # Transformers is untyped
+    @property
+    def n_gpu(self) -> int:
+        return self._n_gpu or 4  # as a machine with four has it, unless told otherwise
+
+
+def test_several_visible_gpus_train_as_one(
+    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = finetune(encoder, train, tmp_path / "alone", FAST)
+    monkeypatch.setattr(trainer_module, "TrainingArguments", SeveralGpus)
+    several = finetune(encoder, train, tmp_path / "several", FAST)
+    assert replace(several, seconds=0) == replace(alone, seconds=0)
+
+
+def test_evaluation_rows_are_taken_longest_first(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+
+    class Listening(trainer_module.ClassifierTrainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            loader = super().get_eval_dataloader(eval_dataset)
+            lengths.extend(length for batch in loader for length in batch["attention_mask"].sum(1).tolist())
+            return loader
+
+    monkeypatch.setattr(trainer_module, "ClassifierTrainer", Listening)
+    finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1), evaluation=evaluation)
+    assert len(lengths) == 20
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
 
 
 def test_record_property_is_the_best_epochs(encoder: Path, train: Path, tmp_path: Path) -> None:

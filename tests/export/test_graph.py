@@ -17,7 +17,7 @@ from sparse_export.checkpoint import AttentionSpec, load_classifier
 from sparse_export.functions import GRAPH_DOMAIN
 from sparse_export.graph import GraphKind, GraphTarget, export_graph
 from sparse_serve.op_library import DOMAIN, library_path
-from tiny_bert import LAMBD, LAYERS, masks, token_ids
+from tiny_models import LAMBD, LAYERS, make_model, masks, token_ids
 
 Feed = dict[str, npt.NDArray[np.int64]]
 
@@ -199,3 +199,15 @@ def test_opset_decides_the_file_format(
     for op_library in (True, False):
         logits = session(path, op_library=op_library).run(["logits"], batch)[0]
         np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_padded_twin_of_a_family_without_segments(tmp_path: Path) -> None:
+    model = make_model(AttentionSpec(), "roberta").eval()
+    path = tmp_path / "model.onnx"
+    onnx.save(export_graph(model, "padded_fused", GraphTarget()), path)
+    batch = feed("left_padded")
+    del batch["token_type_ids"]
+    running = session(path, op_library=False)
+    assert {tensor.name for tensor in running.get_inputs()} == set(batch)
+    np.testing.assert_allclose(running.run(["logits"], batch)[0], logits_of(model, batch), rtol=0, atol=1e-4)

@@ -1,41 +1,50 @@
 """The packed forward pass equals Transformers' own on every mask."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from cases import ATTENTION_CASES, AttentionCase
 from sparse_export.attention import sparsegen_attention, zero_share
 from sparse_export.checkpoint import AttentionSpec
+from sparse_export.families import input_names
 from sparse_export.packed import PackedClassifier, Packing, packed_attention
 from sparse_export.symbolic import HeadSettings
-from tiny_bert import LAMBD, make_model, masks, token_ids
+from tiny_models import FAMILIES, LAMBD, make_model, masks, token_ids
+
+Pair = tuple[PreTrainedModel, PackedClassifier]
+
+KINDS = {"sparsegen": AttentionSpec("sparsegen", LAMBD), "softmax": AttentionSpec()}
 
 
-@pytest.fixture(scope="module", params=["sparsegen", "softmax"])
-def pair(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, PackedClassifier]:
-    """A padded model and the packed one on the same weights."""
-    spec = AttentionSpec("sparsegen", LAMBD) if request.param == "sparsegen" else AttentionSpec()
-    model = make_model(spec).eval()
-    model.set_attn_implementation("sparsegen" if request.param == "sparsegen" else "eager")
+@pytest.fixture(scope="module", params=product(FAMILIES, KINDS), ids=lambda param: f"{param[0]}-{param[1]}")
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """A padded model and the packed one on the same weights, both in float64."""
+    family, kind = request.param
+    model = make_model(KINDS[kind], family).eval().double()
+    model.set_attn_implementation("sparsegen" if kind == "sparsegen" else "eager")
     return model, PackedClassifier(copy.deepcopy(model)).eval()
 
 
+def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, segments: Tensor) -> dict[str, Tensor]:
+    tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    return {name: tensors[name] for name in input_names(model.config)}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", masks())
-def test_equals_transformers(pair: tuple[PreTrainedModel, PackedClassifier], name: str) -> None:
+def assert_equal(pair: Pair, inputs: dict[str, Tensor]) -> None:
     model, packed = pair
-    mask = masks()[name]
-    ids, segments = token_ids()
-    logits, rho = packed(ids, mask, segments)
-    expected = model(ids, attention_mask=mask, token_type_ids=segments, output_attentions=True)
+    mask = inputs["attention_mask"]
     has_token = mask.any(1)
-    torch.testing.assert_close(logits[has_token], expected.logits[has_token], rtol=0, atol=1e-4)
-    assert expected.logits.abs().max() > 1
+    logits, rho = packed(**inputs)
+    expected = model(**inputs, output_attentions=True)
+    torch.testing.assert_close(logits[has_token], expected.logits[has_token].float(), rtol=0, atol=1e-6)
     assert not logits[~has_token].any()
     assert not rho[~has_token].any()
     for layer, weights in enumerate(expected.attentions):
@@ -44,12 +53,46 @@ def test_equals_transformers(pair: tuple[PreTrainedModel, PackedClassifier], nam
         )
 
 
+@pytest.mark.parametrize("name", masks())
+def test_equals_transformers(pair: Pair, name: str) -> None:
+    ids, segments = token_ids()
+    inputs = inputs_of(pair[0], ids, masks()[name], segments)
+    assert_equal(pair, inputs)
+    with torch.no_grad():
+        assert pair[0](**inputs).logits.abs().max() > 1
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 4), st.integers(1, 9), st.data())
+def test_equals_transformers_on_any_ids_and_mask(
+    pair: Pair, batch: int, length: int, data: st.DataObject
+) -> None:
+    """Padding ids stand anywhere, under the mask or not."""
+    draw_row = st.lists(
+        st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), min_size=length, max_size=length
+    )
+    rows = torch.tensor(data.draw(st.lists(draw_row, min_size=batch, max_size=batch)))
+    assert_equal(pair, inputs_of(pair[0], *rows.unbind(-1)))
+
+
 @torch.no_grad()
-def test_batch_without_any_token(pair: tuple[PreTrainedModel, PackedClassifier]) -> None:
-    logits, rho = pair[1](*[torch.zeros(2, 5, dtype=torch.int64)] * 3)
+def test_batch_without_any_token(pair: Pair) -> None:
+    zeros = torch.zeros(2, 5, dtype=torch.int64)
+    logits, rho = pair[1](**inputs_of(pair[0], zeros, zeros, zeros))
     assert logits.shape == (2, 3)
     assert not logits.any()
     assert not rho.any()
+
+
+@torch.no_grad()
+def test_hidden_ids_need_not_exist(pair: Pair) -> None:
+    ids, segments = token_ids()
+    mask = masks()["right_padded"]
+    padded = torch.where(mask == 0, pair[0].config.pad_token_id, ids)
+    expected, _ = pair[1](**inputs_of(pair[0], padded, mask, segments))
+    for number in (-100, -1, 10**6):
+        logits, _ = pair[1](**inputs_of(pair[0], torch.where(mask == 0, number, ids), mask, segments))
+        torch.testing.assert_close(logits, expected)
 
 
 @settings(max_examples=25, deadline=None)

@@ -8,23 +8,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-import tritonclient.grpc
-import tritonclient.http
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.attention import zero_share
 from sparse_export.checkpoint import load_tokenizer
 from sparse_export.exporting import Exported
 from sparse_serve.client import Classifier
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
-from tiny_bert import LABELS, LAYERS, POSITIONS, masks, token_ids
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
+from stock_client import MODULES, infer, texts_of, url_of
+from tiny_models import LABELS, LAYERS, POSITIONS, masks, token_ids
 
 Array = npt.NDArray[Any]
 
 WORDS = ["a", "film", "of", "great", "charm,", "and", "it's", "not", "1", "minute", "too", "long!"]
 TEXTS = [" ".join(WORDS[start : start + count]) for start in range(4) for count in (1, 2, 3, 5, 8, 11, 0, 7)]
 LONG = "x9 " * 35_000
-MODULES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +36,6 @@ def server(exported: Exported) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint: Path) -> PreTrainedTokenizerFast:
     return load_tokenizer(checkpoint)
-
-
-def url_of(server: TritonServer, protocol: str) -> str:
-    return server.grpc_url if protocol == "grpc" else server.http_url.removeprefix("http://")
-
-
-def infer(
-    server: TritonServer, protocol: str, name: str, inputs: dict[str, Array], *outputs: str
-) -> list[Array]:
-    """A request by stock tritonclient."""
-    module = MODULES[protocol]
-    tensors = []
-    for key, array in inputs.items():
-        kind = {"O": "BYTES", "i": "INT64"}[array.dtype.kind]
-        tensors.append(module.InferInput(key, list(array.shape), kind))
-        tensors[-1].set_data_from_numpy(array)
-    with module.InferenceServerClient(url_of(server, protocol)) as client:
-        wanted = [module.InferRequestedOutput(output) for output in outputs]
-        result = client.infer(name, tensors, outputs=wanted)
-        return [result.as_numpy(output) for output in outputs]
-
-
-def texts_of(*texts: str) -> dict[str, Array]:
-    return {"TEXT": np.array([[text.encode()] for text in texts], dtype=object)}
 
 
 @torch.no_grad()

@@ -1,0 +1,156 @@
+"""`sparse-serve inspect`: a checkpoint and texts in, attention maps out."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparse_export.cli_options import Json, ending_cleanly, load_model_side
+from sparse_serve.cli_options import Verbose, make_output_folder
+from sparse_serve.cli_texts import (
+    Text,
+    TextColumn,
+    TextFile,
+    TextPairColumn,
+    TextPairs,
+    Texts,
+    iter_texts,
+    plain,
+)
+from sparse_serve.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from sparse_export.inspection.summary import TextSummary, VariantSummary
+
+_DEFAULT_LAMBDAS = "-7,-4,0"
+_MOST_TEXTS = 16
+_SHOWN_CHARACTERS = 70
+_WIDEST = 1000
+
+
+def inspect_command(  # noqa: PLR0913  one parameter per option
+    checkpoint: Annotated[
+        str, typer.Argument(help="Fine-tuned classifier: a folder, or a hub id.", show_default=False)
+    ],
+    texts: Texts = None,
+    *,
+    file: TextFile = None,
+    text_column: TextColumn = "text_a",
+    text_pair_column: TextPairColumn = None,
+    text_pair: TextPairs = None,
+    output_dir: Annotated[
+        Path, typer.Option(help="Where inspection.png and inspection.html are written.")
+    ] = Path("inspection"),
+    lambdas: Annotated[
+        str | None,
+        typer.Option(
+            "--lambda",
+            envvar="SPARSE_SERVE_LAMBDA",
+            metavar="λ,...",
+            help="Show SSAF with these λ, and softmax, beside the checkpoint's own attention.",
+            show_default=f"{_DEFAULT_LAMBDAS}; none with --beside",
+        ),
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Another checkpoint to show, as it was trained; may be repeated."),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(min=1, help="Layer of the picture.", show_default="the one at two thirds of the depth"),
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(min=1, help="Head of the picture.", show_default="the mean over heads")
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens at which texts are cut.", show_default="the encoder's positions, at most 512"
+        ),
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what a classifier attends to in texts: softmax beside sparse attention.
+
+    Writes attention maps as pictures and as one self-contained page with every layer and head, and prints ρ,
+    the share of weights that are exactly zero, and the keys that a query reads, per layer.
+    """
+    with ending_cleanly():
+        chosen = _few(iter_texts(texts, text_pair, file, text_column, text_pair_column))
+        numbers = _numbers(("" if beside else _DEFAULT_LAMBDAS) if lambdas is None else lambdas)
+        make_output_folder(output_dir)
+        load_model_side(verbose=verbose)
+        from sparse_export.inspection.files import write_inspection  # noqa: PLC0415
+        from sparse_export.inspection.inspecting import InspectOptions, Inspector  # noqa: PLC0415
+
+        with Console(stderr=True).status("loading the checkpoint") as status:
+            inspector = Inspector(
+                InspectOptions(
+                    checkpoint=checkpoint,
+                    lambdas=numbers,
+                    beside=tuple(beside or ()),
+                    layer=None if layer is None else layer - 1,
+                    head=None if head is None else head - 1,
+                    max_length=max_length,
+                )
+            )
+            summaries, paths = write_inspection(inspector, chosen, output_dir, status.update)
+    for path in paths:
+        print(f"wrote {path}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([asdict(summary) for summary in summaries], indent=2, ensure_ascii=False))
+        return
+    for summary in summaries:
+        _print(summary)
+
+
+def _few(source: Iterator[Text]) -> list[tuple[str, str]]:
+    texts = [(text.text, text.pair or "") for text in islice(source, _MOST_TEXTS + 1)]
+    if not texts:
+        raise DataError("there is no text to inspect: give one as an argument, on stdin or with --file")
+    if len(texts) > _MOST_TEXTS:
+        raise DataError(
+            f"more than {_MOST_TEXTS} texts were given; a page shows up to {_MOST_TEXTS}: give fewer"
+        )
+    return texts
+
+
+def _numbers(lambdas: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in lambdas.split(",") if part.strip())
+    except ValueError:
+        raise OptionError(f"--lambda '{lambdas}' is no list of numbers; give for example -7,-4,0") from None
+
+
+def _print(summary: "TextSummary") -> None:
+    """Print answers, and per layer ρ and the keys that a query reads."""
+    text = f"{summary.text} | {summary.text_pair}" if summary.text_pair else summary.text
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    cut = ", cut" if summary.truncated else ""
+    title = f"{shown} ({len(summary.tokens)} tokens{cut})"
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer", justify="right", no_wrap=True)
+    for variant in summary.variants:
+        name = plain(variant.name).append("\n(as trained)" if variant.as_trained else "")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("", *(plain(_answer(variant)) for variant in summary.variants))
+    for layer in range(len(summary.variants[0].rho)):
+        cells = (f"{variant.rho[layer]:.1%} {variant.support[layer]:6.1f}" for variant in summary.variants)
+        table.add_row(f"{layer + 1}", *cells)
+    # Numbers are never cut, also where the terminal is narrower than the table.
+    console = Console(width=_WIDEST)
+    console.print(plain(title))
+    console.print(table)
+
+
+def _answer(variant: "VariantSummary") -> str:
+    score = variant.scores.get(variant.label)
+    return variant.label if score is None else f"{variant.label} {score:.4f}"

@@ -1,0 +1,113 @@
+"""The encoder families: what of each its exported graph has to know.
+
+Attention reaches all of them by Transformers' own interface (see `attention`) and their layers work on any
+layout of tokens. What differs is the rest: how positions are counted, whether there are segments, whether
+embeddings mix neighbouring tokens, and which head reads the first token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sparse_serve.errors import CheckpointError
+
+
+def _pooled(model: PreTrainedModel, first: Tensor) -> Tensor:
+    return cast(Tensor, model.classifier(model.base_model.pooler(first)))
+
+
+def _own_head(model: PreTrainedModel, first: Tensor) -> Tensor:
+    return cast(Tensor, model.classifier(first))
+
+
+def _pre_classified(model: PreTrainedModel, first: Tensor) -> Tensor:
+    return cast(Tensor, model.classifier(model.pre_classifier(first[:, 0]).relu()))
+
+
+@dataclass(frozen=True)
+class Family:
+    """One encoder family of Transformers.
+
+    Attributes:
+        head: from the first tokens' hidden states `(B, 1, M)` to logits `(B, C)`, without dropout.
+        counts_ids: positions count the ids that are not padding, from `pad_token_id + 1`; they are columns,
+            from 0, otherwise.
+        has_segments: takes `token_type_ids`, if its config has more than one type.
+        joins_neighbours: the embedding of a token takes in its neighbours' (`trigram_input`).
+    """
+
+    head: Callable[[PreTrainedModel, Tensor], Tensor]
+    counts_ids: bool = False
+    has_segments: bool = True
+    joins_neighbours: bool = False
+
+
+FAMILIES = {
+    "bert": Family(_pooled),
+    "roberta": Family(_own_head, counts_ids=True),
+    "distilbert": Family(_pre_classified, has_segments=False),
+    "electra": Family(_own_head),
+    "xlm-roberta": Family(_own_head, counts_ids=True),
+    "camembert": Family(_own_head, counts_ids=True),
+    "mobilebert": Family(_pooled, joins_neighbours=True),
+}
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """Return the family a config belongs to.
+
+    Raises:
+        CheckpointError: it is none of the supported ones, or lacks the padding id that the family reads; the
+            message goes on from the checkpoint's name.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise CheckpointError(f"is a {config.model_type} model; supported families: {', '.join(FAMILIES)}")
+    if config.pad_token_id is None and (family.counts_ids or family.joins_neighbours):
+        raise CheckpointError(
+            f"has no pad_token_id in its config.json: a {config.model_type} model tells padding by it"
+        )
+    return family
+
+
+def input_names(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return the names of the tensors, each `(B, L)` int64, that a classifier of this config takes."""
+    segments = family_of(config).has_segments and config.type_vocab_size > 1
+    return ("input_ids", "attention_mask", *(["token_type_ids"] if segments else []))
+
+
+def max_tokens(config: PreTrainedConfig) -> int:
+    """Return the most tokens of one text that the encoder has positions for."""
+    positions = int(config.max_position_embeddings)
+    return positions - int(config.pad_token_id) - 1 if family_of(config).counts_ids else positions
+
+
+def joins_neighbours(config: PreTrainedConfig) -> bool:
+    """Return whether the embedding of a token takes in its neighbours'."""
+    return family_of(config).joins_neighbours and bool(config.trigram_input)
+
+
+def position_ids(config: PreTrainedConfig, input_ids: Tensor) -> Tensor:
+    """Return the positions `(B, L)` int64 that Transformers gives ids `(B, L)`, whatever their mask."""
+    if not family_of(config).counts_ids:
+        return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+    pad_id = int(config.pad_token_id)
+    counted = (input_ids != pad_id).to(torch.int64)
+    return counted.cumsum(1) * counted + pad_id
+
+
+def silence_padding(model: PreTrainedModel) -> None:
+    """Make padding weigh nothing in the embedding of the token beside it.
+
+    A family that joins neighbours reads what stands behind a row's last token: zeros where the batch ends
+    there, the embedding of the padding id where a longer row stands beside it. Transformers makes and keeps
+    that embedding zero, so that both are the same. A checkpoint converted from elsewhere may have another,
+    and would answer one text differently in different company; with zeros each is answered as if alone.
+    """
+    if joins_neighbours(model.config):
+        with torch.no_grad():
+            model.get_input_embeddings().weight[model.config.pad_token_id] = 0

@@ -1,0 +1,137 @@
+"""Labelled rows by the names of the `datasets` library: data sets on the hub, and folders in its layout.
+
+Code that comes with a data set is never run. Numbers of a `ClassLabel` are read as its names.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+from sparse_serve.data import TEXT_PAIR, Columns, TextData, sample_records
+from sparse_serve.errors import DataError
+from sparse_serve.records import Record
+from sparse_serve.tasks import ProblemType
+
+
+@dataclass(frozen=True)
+class DatasetSplit:
+    """One split of a data set.
+
+    Attributes:
+        name: a hub id, or a folder of CSV, JSONL, Parquet or other files that `datasets` reads.
+        config: which of the data set's configurations; None where it has one.
+        split: for example "train".
+    """
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+
+    def __str__(self) -> str:
+        config = "" if self.config is None else f"/{self.config}"
+        return f"{self.name}{config}, split {self.split}"
+
+    def sibling(self, split: str) -> Self | None:
+        """Return another split of the same data set; None where it has no such.
+
+        Raises:
+            DataError: the data set cannot be found.
+        """
+        with _errors_of(self):
+            names = datasets.get_dataset_split_names(self.name, self.config)
+        return type(self)(self.name, self.config, split) if split in names else None
+
+
+@dataclass(frozen=True)
+class SplitData:
+    """Rows of a split; `sha256` is of all its rows, each as a line of JSON; `revision` is its commit."""
+
+    data: TextData
+    sha256: str
+    revision: str
+
+
+def read_split(
+    split: DatasetSplit,
+    columns: Columns,
+    problem_type: ProblemType,
+    max_rows: int | None = None,
+    seed: int = 0,
+) -> SplitData:
+    """Read a split, or a sample of `max_rows` of its rows, as `sparse_serve.data.sample_records` does.
+
+    Raises:
+        DataError: the data set cannot be loaded, lacks a column, or has a malformed row.
+    """
+    with _errors_of(split):
+        builder = datasets.load_dataset_builder(split.name, split.config)
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split.split)
+    names = _columns(split, rows.column_names, columns)
+    digest = hashlib.sha256()
+    data = sample_records(
+        str(split),
+        _digested(_records(rows.select_columns(names)), digest.update),
+        columns,
+        problem_type=problem_type,
+        max_rows=max_rows,
+        seed=seed,
+    )
+    return SplitData(data, digest.hexdigest(), str(builder.hash))
+
+
+def _columns(split: DatasetSplit, present: Sequence[str], columns: Columns) -> list[str]:
+    """Return the columns to read."""
+    wanted = {columns.text: "--text-column", columns.label: "--label-column"}
+    if columns.text_pair is not None:
+        wanted[columns.text_pair] = "--text-pair-column"
+    for name, option in wanted.items():
+        if name not in present:
+            raise DataError(
+                f"data set {split} has no column '{name}'; its columns are {', '.join(present)}: "
+                f"name yours with {option}"
+            )
+    optional = [TEXT_PAIR] if columns.text_pair is None and TEXT_PAIR in present else []
+    return list(dict.fromkeys((*wanted, *optional)))
+
+
+def _records(rows: "datasets.Dataset") -> Iterator[Record]:
+    decode = {name: decoder for name, kind in rows.features.items() if (decoder := _decoder(kind))}
+    for row in rows:
+        yield {name: decode[name](value) if name in decode else value for name, value in row.items()}
+
+
+def _decoder(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what turns a value of a feature into the JSON value of a data file, where that is another."""
+    if isinstance(kind, datasets.ClassLabel):
+        # Test splits without labels say -1.
+        return lambda value: None if value is None or value < 0 else kind.int2str(value)
+    if isinstance(kind, datasets.List | datasets.LargeList) and (inner := _decoder(kind.feature)):
+        return lambda values: None if values is None else [inner(value) for value in values]
+    return None
+
+
+def _digested(records: Iterator[Record], update: Callable[[bytes], None]) -> Iterator[tuple[int, Record]]:
+    """Number the records from 1, and add each to a digest."""
+    for number, record in enumerate(records, start=1):
+        update(json.dumps(record, default=str).encode() + b"\n")
+        yield number, record
+
+
+@contextmanager
+def _errors_of(split: DatasetSplit) -> Iterator[None]:
+    datasets.disable_progress_bars()
+    try:
+        yield
+    except (DatasetsError, OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            f"data set {split} cannot be loaded: {reason[0]}; give a hub id, a folder of data files, or a "
+            ".tsv, .csv or .jsonl file"
+        ) from error

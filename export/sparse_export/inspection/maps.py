@@ -1,0 +1,110 @@
+"""Attention maps: the weights with which every token reads every other, per layer and head."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sparse_export.attention import zero_share
+from sparse_export.checkpoint import AttentionSpec, task_of
+from sparse_export.inspection.tokens import TokenizedText
+from sparse_serve.tasks import Task
+
+Weights = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model's answer to one text, as the served model gives it.
+
+    Attributes:
+        label: the best label; for several labels at once a JSON array of those with a score of at least
+            0.5; for regression the value as text.
+        scores: one per label of the checkpoint: softmax, sigmoid, or the values themselves.
+    """
+
+    label: str
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """What one model attends to in one text of L tokens.
+
+    Attributes:
+        weights: `(layers, H, L, L)` float32, `[layer, head, query, key]`; a query's weights sum to 1, and
+            those off the support are exactly 0. Layers and heads are counted from 0.
+        rho: per layer the share of weights that are exactly zero (Eq. 9 of the AAA paper).
+        prediction: the model's answer.
+    """
+
+    weights: Weights
+    rho: tuple[float, ...]
+    prediction: Prediction
+
+    @cached_property
+    def support(self) -> npt.NDArray[np.float64]:
+        """Keys with a weight above zero per query, mean over the queries: `(layers, H)`."""
+        kept: npt.NDArray[np.float64] = (self.weights != 0).sum(axis=-1).mean(axis=-1)
+        return kept
+
+    @property
+    def read_by_head(self) -> Weights:
+        """What the classification head reads: the first token's weights in the last layer, `(L,)`."""
+        first: Weights = self.view(-1, None)[0]
+        return first
+
+    @property
+    def received(self) -> Weights:
+        """Attention that each token receives in the last layer, mean over heads and queries: `(L,)`."""
+        return received(self.view(-1, None))
+
+    def view(self, layer: int, head: int | None) -> Weights:
+        """Return the `(L, L)` map of a head, or of the layer: the mean over its heads."""
+        weights: Weights = self.weights[layer].mean(axis=0) if head is None else self.weights[layer, head]
+        return weights
+
+
+def received(weights: Weights) -> Weights:
+    """Return the attention each key receives in a map `(L, L)`, mean over queries: `(L,)`, summing to 1."""
+    mean: Weights = weights.mean(axis=0)
+    return mean
+
+
+def select_attention(model: PreTrainedModel, attention: AttentionSpec) -> None:
+    """Exchange a loaded model's normaliser, in place; its weights stay as they are.
+
+    Softmax runs as "eager", the implementation that hands out its weights.
+    """
+    attention.store(model.config)
+    model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
+
+
+@torch.no_grad()
+def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps:
+    """Run a model on one text and keep its attention.
+
+    Args:
+        model: a classifier in evaluation mode whose attention `select_attention` has chosen.
+        text: its tokens, none of them padding.
+    """
+    outputs = model(**text.inputs, output_attentions=True)
+    weights: Tensor = torch.stack([layer[0] for layer in outputs.attentions])
+    if AttentionSpec.from_config(model.config).kind == "softmax":
+        # A weight of softmax is positive; one that underflows must not look like one of the support's zeros.
+        weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
+    tokens = torch.ones(1, len(text.tokens))
+    return AttentionMaps(
+        weights=weights.numpy(),
+        rho=tuple(zero_share(layer[None], tokens).item() for layer in weights),
+        prediction=_predict(task_of(model.config), outputs.logits[0]),
+    )
+
+
+def _predict(task: Task, logits: Tensor) -> Prediction:
+    scores, labels = task.read(logits[None].numpy())
+    return Prediction(labels[0], dict(zip(task.labels, scores[0].tolist(), strict=True)))

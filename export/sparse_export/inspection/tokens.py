@@ -1,0 +1,57 @@
+"""A text as a model reads it: its tokens, under the names a reader knows them by."""
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Encoding
+from tokenizers.models import BPE
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from sparse_export.families import input_names
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One text, or pair of texts, as it enters a model.
+
+    Attributes:
+        text: as it was given.
+        text_pair: the second text; empty for a single text.
+        tokens: what is written on the axes of a map, one per token.
+        truncated: whether the text went on after its last token.
+        inputs: the model's inputs, `(1, L)` int64 each.
+    """
+
+    text: str
+    text_pair: str
+    tokens: tuple[str, ...]
+    truncated: bool
+    inputs: dict[str, Tensor]
+
+
+def tokenize(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, text_pair: str, max_length: int
+) -> TokenizedText:
+    """Tokenise a text and, where not empty, its second text, cut to `max_length` tokens together."""
+    encoded = tokenizer(text, text_pair or None, truncation=True, max_length=max_length, padding=False)
+    encoding: Encoding = encoded.encodings[0]
+    single = [0] * len(encoding)
+    return TokenizedText(
+        text=text,
+        text_pair=text_pair,
+        tokens=_names(tokenizer, encoding, (text, text_pair)),
+        truncated=bool(encoding.overflowing),
+        inputs={name: torch.tensor([encoded.get(name, single)]) for name in input_names(model.config)},
+    )
+
+
+def _names(tokenizer: PreTrainedTokenizerFast, encoding: Encoding, texts: tuple[str, str]) -> tuple[str, ...]:
+    """Name tokens; WordPiece's and SentencePiece's can be read, those made of bytes become their text."""
+    if not isinstance(tokenizer.backend_tokenizer.model, BPE):
+        return tuple(token.removeprefix("▁") or token for token in encoding.tokens)
+    spans = zip(encoding.tokens, encoding.sequence_ids, encoding.offsets, strict=True)
+    return tuple(
+        token if sequence is None else texts[sequence][start:end].strip() or token
+        for token, sequence, (start, end) in spans
+    )

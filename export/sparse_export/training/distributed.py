@@ -1,0 +1,127 @@
+"""One run in several processes, started by `torchrun` or `accelerate launch`: who speaks, who ends when."""
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import (  # type: ignore[import-untyped]
+    broadcast_object_list,
+    gather_object,
+)
+
+from sparse_export.training.options import FinetuneOptions
+from sparse_serve.errors import OptionError, SparseServeError
+
+Shared = TypeVar("Shared")
+
+
+def on_cpu() -> bool:
+    """Whether this machine has nothing faster than its CPU to train on."""
+    return not torch.accelerator.is_available()
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that speaks and writes; known before it has joined the others."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def join_processes() -> PartialState:
+    """Join the processes that the launcher started along with this one; alone where there was no launcher."""
+    state = PartialState(cpu=on_cpu())
+    atexit.unregister(_leave)  # of an earlier run of this process
+    atexit.register(_leave)
+    return state
+
+
+def _leave() -> None:
+    """End the connections before the interpreter does, which would abort the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def rows_per_pass(options: FinetuneOptions, processes: int) -> int:
+    """Return how many rows a process computes at once, so that all make up `options.batch_size`.
+
+    Raises:
+        OptionError: the batch cannot be divided equally.
+    """
+    parts = processes * options.gradient_accumulation_steps
+    if options.batch_size % parts:
+        raise OptionError(
+            f"--batch-size is {options.batch_size}; it is the rows of one step over all processes, and must "
+            f"be a multiple of {parts}: processes ({processes}) times --gradient-accumulation-steps "
+            f"({options.gradient_accumulation_steps})"
+        )
+    return options.batch_size // parts
+
+
+def shared(value: Shared) -> Shared:
+    """Return the first process's `value` in every process."""
+    return broadcast_object_list([value])[0]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Raise an error that all processes make alike, before they have joined, in the first one alone."""
+    try:
+        yield
+    except SparseServeError as error:
+        if is_first_process():
+            raise
+        raise SystemExit(error.exit_status) from error
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Let all processes past the block, or none: one that failed raises, the others exit in silence."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    state = PartialState()
+    with ending_together():
+        statuses: list[int | None] = gather_object([None if failure is None else _exit_status(failure)])
+    failed = [process for process, status in enumerate(statuses) if status is not None]
+    if failed and failed[0] != state.process_index:
+        raise SystemExit(statuses[failed[0]])
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def ending_together() -> Iterator[None]:
+    """Report what ends a training step once, though it ends every process.
+
+    Raises:
+        SparseServeError: another process is gone, for a reason that only it can tell.
+    """
+    state = PartialState()
+    try:
+        yield
+    except SparseServeError as error:  # follows from figures that all processes share
+        if state.is_main_process:
+            raise
+        raise SystemExit(error.exit_status) from error
+    except RuntimeError as error:
+        if state.num_processes == 1 or not _is_lost_connection(error):
+            raise
+        if state.is_main_process:
+            raise SparseServeError(
+                f"another of the {state.num_processes} processes has ended, so training cannot go on: see "
+                "what it said, or what the launcher says of it"
+            ) from error
+        raise SystemExit(1) from error
+
+
+def _exit_status(error: Exception) -> int:
+    return error.exit_status if isinstance(error, SparseServeError) else SparseServeError.exit_status
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    # Gloo has no error class of its own.
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

@@ -1,0 +1,146 @@
+"""The rows of a run: read from files or data sets, held out, and encoded."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
+from sparse_export.checkpoint import task_of
+from sparse_export.families import input_names
+from sparse_export.hub_data import DatasetSplit, read_split
+from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.records import DataRecord
+from sparse_serve.data import TextData, hold_out, read_data
+from sparse_serve.digests import file_digest
+from sparse_serve.errors import DataError, OptionError
+from sparse_serve.records import SUFFIXES
+
+HOLD_OUT_SHARE = 0.1
+VALIDATION = "validation"
+
+Source = Path | DatasetSplit
+
+
+def sources_of(
+    train: str, evaluation: str | None, config: str | None, train_split: str | None, eval_split: str | None
+) -> tuple[Source, Source | None]:
+    """Tell what a command line means: files, or data sets by their hub ids or folders.
+
+    Args:
+        train: names the training rows.
+        evaluation: names the rows that choose the best epoch; None where nothing was said.
+        config: configuration of the data sets.
+        train_split: split to train on.
+        eval_split: split to evaluate on; without `evaluation`, of the data set that is trained on.
+
+    Raises:
+        OptionError: a configuration or a split of a file.
+    """
+    train_source = _source(train, config, train_split or "train")
+    eval_source: Source | None = None
+    if evaluation is not None:
+        eval_source = _source(evaluation, config, eval_split or VALIDATION)
+    elif eval_split is not None:
+        eval_source = _source(train, config, eval_split)
+    sources = (train_source, eval_source)
+    for option, value, described in (
+        ("--dataset-config", config, sources),
+        ("--train-split", train_split, sources[:1]),
+        ("--eval-split", eval_split, sources[1:]),
+    ):
+        if value is not None and not any(isinstance(source, DatasetSplit) for source in described):
+            raise OptionError(f"{option} {value} is for data sets, and {train} is a file; leave it out")
+    return sources
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows and where they came from."""
+
+    data: TextData
+    record: DataRecord
+
+
+def read_rows(
+    train: Source, evaluation: Source | None, options: FinetuneOptions, console: Console
+) -> tuple[Rows, Rows, bool]:
+    """Read the rows to train on and those that choose the best epoch; tell whether these were held out.
+
+    Without `evaluation`, a data set's split "validation" is taken where it has one and none of it is trained
+    on; else a tenth of the training rows is held out.
+
+    Raises:
+        DataError: a source that cannot be read, or pairs in one of the two alone.
+    """
+    if evaluation is None and isinstance(train, DatasetSplit) and not _has_part_of(train, VALIDATION):
+        evaluation = train.sibling(VALIDATION)
+    train_rows = _read(train, options, options.max_train_rows)
+    held_out = evaluation is None
+    if evaluation is not None:
+        eval_rows = _read(evaluation, options)
+    else:
+        kept, held = hold_out(train_rows.data, HOLD_OUT_SHARE, options.seed)
+        console.print(
+            f"no --eval: {len(held.rows)} of {len(train_rows.data.rows)} training rows "
+            f"(seed {options.seed}) are held out to choose the best epoch"
+        )
+        record = train_rows.record
+        train_rows, eval_rows = (Rows(data, replace(record, rows=len(data.rows))) for data in (kept, held))
+    if train_rows.data.has_pairs != eval_rows.data.has_pairs:
+        raise DataError(
+            f"only one of {train_rows.data.source} and {eval_rows.data.source} has second texts: give pairs "
+            "in both, or single texts in both (--text-pair-column names the column)"
+        )
+    return train_rows, eval_rows, held_out
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
+) -> list[dict[str, Any]]:
+    """One dict per row: token ids (and segment ids), unpadded, and `labels`, the row's target.
+
+    Raises:
+        DataError: a label that the model of this config does not know.
+    """
+    encoded = tokenizer(
+        [row.text for row in data.rows],
+        [row.text_pair for row in data.rows] if data.has_pairs else None,
+        padding=False,
+        truncation=True,
+        max_length=max_length,
+        return_attention_mask=False,
+        return_token_type_ids="token_type_ids" in input_names(config),
+    )
+    columns = {**encoded, "labels": task_of(config).targets(data).tolist()}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _source(value: str, config: str | None, split: str) -> Source:
+    path = Path(value)
+    is_written_as_path = value.startswith((".", "/", "~")) or value.count("/") > 1
+    is_file = path.suffix.lower() in SUFFIXES or path.exists() or is_written_as_path
+    return path if is_file and not path.is_dir() else DatasetSplit(value, config, split)
+
+
+def _has_part_of(source: DatasetSplit, split: str) -> bool:
+    """Tell whether a split's expression, such as "train+validation[:50%]" or "all", names another split."""
+    return not {split, "all"}.isdisjoint(re.findall(r"[\w.]+", source.split))
+
+
+def _read(source: Source, options: FinetuneOptions, max_rows: int | None = None) -> Rows:
+    if isinstance(source, Path):
+        data = read_data(
+            source,
+            options.columns,
+            problem_type=options.problem_type,
+            max_rows=max_rows,
+            seed=options.seed,
+        )
+        return Rows(data, DataRecord(data.source, file_digest(source), len(data.rows), data.total_rows))
+    split = read_split(source, options.columns, options.problem_type, max_rows, options.seed)
+    data = split.data
+    record = DataRecord(data.source, split.sha256, len(data.rows), data.total_rows, split.revision)
+    return Rows(data, record)

@@ -1,0 +1,86 @@
+"""The runs that `test_distributed` makes in one process and, as a program under torchrun, in two.
+
+Each process writes what came of them to `outcomes_RANK.json` in the folder that it is given.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from transformers import logging
+
+from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.training.distributed import agreed, join_processes
+from sparse_serve.errors import DataError, OptionError, SparseServeError
+from tiny_training import FAST
+
+SEEDS = (0, 1, 2)
+# 61 rows leave 5 for the last batch of 8, and 75 to evaluate on are no multiple of processes times 64.
+TRAIN, EVALUATION = "train.tsv", "eval.tsv"
+
+
+def options_of_runs() -> Mapping[str, tuple[str, FinetuneOptions]]:
+    """Encoder and options by the name of the run."""
+    return {
+        "plain": ("without dropout", FAST),
+        "accumulated": ("without dropout", replace(FAST, gradient_accumulation_steps=2)),
+        "uninterrupted": ("with dropout", replace(FAST, epochs=8, early_stopping_patience=8)),
+        **{f"seed {seed}": ("with dropout", replace(FAST, epochs=4, seed=seed)) for seed in SEEDS},
+    }
+
+
+def make_runs(folder: Path, output: Path, names: list[str]) -> dict[str, object]:
+    """Train, and return the records by name."""
+    records = {}
+    for name in names:
+        encoder, options = options_of_runs()[name]
+        record = finetune(
+            folder / encoder, folder / TRAIN, output / name, options, evaluation=folder / EVALUATION
+        )
+        records[name] = asdict(record)
+    return records
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """Tell how an action ended: an error that is to be said, or an exit in silence."""
+    try:
+        action()
+    except SparseServeError as error:
+        return f"{type(error).__name__}: {error}"
+    except SystemExit as ended:
+        return f"exit {ended.code}"
+    return "passed"
+
+
+def fail_in(process: int, error: Exception) -> None:
+    with agreed():
+        if PartialState().process_index == process:
+            raise error
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    output = folder / "together"
+    rank = join_processes().process_index
+    outcomes = {
+        "in all": outcome(lambda: finetune(folder / "no", folder / "no.tsv", output / "x", FAST)),
+        "in the first": outcome(lambda: fail_in(0, DataError("mine"))),
+        "in the second": outcome(lambda: fail_in(1, OptionError("mine"))),
+        "indivisible": outcome(
+            lambda: finetune(
+                folder / "with dropout", folder / TRAIN, output / "x", replace(FAST, batch_size=9)
+            )
+        ),
+        "records": make_runs(folder, output, list(options_of_runs())),
+    }
+    (folder / f"outcomes_{rank}.json").write_text(json.dumps(outcomes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

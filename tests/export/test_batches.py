@@ -1,0 +1,43 @@
+"""The order of the rows: complete, in full batches of like lengths, and the same whoever computes them."""
+
+from collections import Counter
+
+import pytest
+
+from sparse_export.training.batches import FullBatches
+
+
+def lengths_of(rows: int) -> list[int]:
+    return [(number * 37) % 101 + 1 for number in range(rows)]
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(64, 8), (61, 8), (5, 8), (1, 8), (3, 64), (17, 1)])
+def test_every_row_is_there_and_every_batch_full(rows: int, batch_size: int) -> None:
+    batches = FullBatches(lengths_of(rows), batch_size, seed=3)
+    order = list(batches)
+    assert len(order) == len(batches) == batches.steps * batch_size
+    assert batches.steps == -(-rows // batch_size)
+    counts = Counter(order)
+    assert set(counts) == set(range(rows))
+    assert max(counts.values()) - min(counts.values()) <= 1  # rows drawn again are spread evenly
+
+
+def test_epochs_and_seeds_have_orders_of_their_own_and_keep_them() -> None:
+    orders = {}
+    for seed in (0, 1):
+        batches = FullBatches(lengths_of(50), 8, seed)
+        for epoch in (0, 1, 2):
+            batches.epoch = epoch
+            orders[seed, epoch] = tuple(batches)
+            assert tuple(batches) == orders[seed, epoch]
+    assert len(set(orders.values())) == len(orders)
+
+
+def test_a_batch_has_texts_of_like_lengths() -> None:
+    lengths = lengths_of(800)
+    order = list(FullBatches(lengths, 8, seed=0))
+    spreads = []
+    for start in range(0, len(order), 8):
+        batch = [lengths[row] for row in order[start : start + 8]]
+        spreads.append(max(batch) - min(batch))
+    assert sum(spreads) / len(spreads) < 10  # of 100; drawn at random it would be about 78

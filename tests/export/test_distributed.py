@@ -1,0 +1,172 @@
+"""Two processes as one, over gloo on this machine: equal to one process, and ending together."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import distributed_runs
+import psutil
+import pytest
+import torch
+from distributed_runs import EVALUATION, SEEDS, TRAIN, make_runs
+from transformers import logging as transformers_logging
+
+from tiny_training import make_encoder, weights, write_rows
+
+LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+COMMAND = Path(sysconfig.get_path("scripts")) / "sparse-serve"
+TESTS = Path(__file__).parents[1]
+
+Record = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_and_single_threaded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    yield
+    transformers_logging.enable_progress_bar()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distributed")
+    make_encoder(folder / "with dropout")
+    make_encoder(folder / "without dropout", dropout=0)
+    write_rows(folder / TRAIN, 61)
+    write_rows(folder / EVALUATION, 75)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Mapping[str, Any]:
+    """The records of one process."""
+    return make_runs(folder, folder / "alone", ["plain", *(f"seed {seed}" for seed in SEEDS)])
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> list[Mapping[str, Any]]:
+    """What each of two processes made of the same."""
+    ended = subprocess.run(
+        [*LAUNCHER, distributed_runs.__file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"outcomes_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+def epochs_of(record: Record, figure: str) -> list[float]:
+    return [epoch[figure] for epoch in record["epochs"]]
+
+
+@pytest.mark.parametrize("name", ["plain", "accumulated"])
+def test_two_processes_equal_one(
+    alone: Mapping[str, Record], outcomes: list[Mapping[str, Any]], name: str
+) -> None:
+    """The same batches, only summed in another order: without dropout nothing else is left to differ."""
+    one, two = alone["plain"], outcomes[0]["records"][name]
+    assert (one["processes"], two["processes"]) == (1, 2)
+    for figure in ("train_loss", "eval_loss"):
+        assert epochs_of(two, figure) == pytest.approx(epochs_of(one, figure), abs=1e-5)
+    assert epochs_of(two, "metrics") == epochs_of(one, "metrics")
+    assert two["best_epoch"] == one["best_epoch"]
+    assert two["layers"] == one["layers"] or [layer["rho"] for layer in two["layers"]] == pytest.approx(
+        [layer["rho"] for layer in one["layers"]], abs=1e-3
+    )
+
+
+def test_dropout_differs_by_less_than_seeds_do(
+    alone: Mapping[str, Record], outcomes: list[Mapping[str, Any]]
+) -> None:
+    """Each process draws its own dropout, so that only the means over seeds can agree."""
+    one, two = (
+        [epochs_of(records[f"seed {seed}"], "eval_loss")[-1] for seed in SEEDS]
+        for records in (alone, outcomes[0]["records"])
+    )
+    print("evaluation loss by seed, one process:", one, "two:", two)
+    assert all(mine != theirs for mine, theirs in zip(one, two, strict=True))
+    noise = statistics.stdev(one)
+    assert abs(statistics.mean(one) - statistics.mean(two)) < 2 * noise
+    assert max(abs(mine - theirs) for mine, theirs in zip(one, two, strict=True)) < 4 * noise
+
+
+def test_every_process_returns_the_record(outcomes: list[Mapping[str, Any]]) -> None:
+    assert outcomes[0]["records"] == outcomes[1]["records"]
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        ("in all", "DataError: data file ", "exit 1"),
+        ("in the first", "DataError: mine", "exit 1"),
+        ("in the second", "exit 2", "OptionError: mine"),
+        ("indivisible", "OptionError: --batch-size is 9; ", "exit 2"),
+    ],
+)
+def test_an_error_ends_all_and_is_raised_once(
+    outcomes: list[Mapping[str, Any]], case: str, first: str, second: str
+) -> None:
+    assert outcomes[0][case].startswith(first)
+    assert outcomes[1][case].startswith(second)
+
+
+def start(folder: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    """The command under torchrun, with the options of the run "uninterrupted"."""
+    options = ("--epochs", "8", "--early-stopping-patience", "8", "--learning-rate", "5e-3", "-b", "8")
+    return subprocess.Popen(
+        [
+            *(*LAUNCHER, "--no-python", str(COMMAND), "finetune", str(folder / "with dropout")),
+            *("--train", str(folder / TRAIN), "--eval", str(folder / EVALUATION), "--output", str(output)),
+            *(*options, "--warmup-ratio", "0", "--seed", "1", *more),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_end(
+    folder: Path, tmp_path: Path, outcomes: list[Mapping[str, Any]]
+) -> None:
+    output = tmp_path / "killed"
+    launcher = start(folder, output)
+    assert launcher.stderr is not None
+    with launcher:
+        for line in launcher.stderr:
+            if line.startswith("epoch 2 "):
+                break
+        (second,) = (
+            child for child in psutil.Process(launcher.pid).children() if child.environ().get("RANK") == "1"
+        )
+        second.send_signal(signal.SIGKILL)
+        out, said = launcher.communicate(timeout=120)
+    assert launcher.returncode != 0
+    assert not out
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    (error,) = errors
+    assert error.startswith("error: another of the 2 processes has ended, so training cannot go on: see")
+    assert f"{output}.partial holds the run so far: the same command with --resume continues it" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["killed.partial"]
+
+    with start(folder, output, "--resume", "--json") as launcher:
+        out, said = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, said
+    resumed, whole = json.loads(out), dict(outcomes[0]["records"]["uninterrupted"])  # one process spoke
+    assert resumed.pop("seconds") > 0 < whole.pop("seconds")
+    assert resumed == whole
+    found, expected = weights(output), weights(folder / "together" / "uninterrupted")
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
