@@ -35,5 +35,5 @@ $(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist report checkpoints model_repository/reviews model_repository/reviews_model
+	rm -rf $(VENV) build dist report inspection checkpoints model_repository/reviews model_repository/reviews_model
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
