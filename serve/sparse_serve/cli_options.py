@@ -106,5 +106,8 @@ def _fail(message: str, status: int) -> int:
     if _logger.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
     if message:
-        print("error:", " ".join(message.split()), file=sys.stderr)
+        line = " ".join(message.split())
+        # What a broken file holds is shown, but does not reach the terminal as control characters.
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+        print("error:", shown, file=sys.stderr)
     return status

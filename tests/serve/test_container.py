@@ -191,6 +191,7 @@ def test_docker_itself_understands_the_line(repository: Path) -> None:
     [
         (["--mode=docker", "--portable"], "--portable is for a server without the op library"),
         (["--mode=docker", "--image=-v"], "--image '-v' is not what docker run takes there"),
+        (["--mode=docker", "--memory=4x"], "--memory '4x' is no size; give a number with b, k, m or g"),
         (["--mode=docker", "--memory="], "--memory '' is not"),
         (["--mode=docker", "--", "--http-port=80"], "give --http-port before the --"),
         (["--image=other"], "--image other is the container's: give it with --mode docker"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -37,6 +38,7 @@ _DOCKER_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
 _PROBE_SECONDS = 5.0
 _END_SECONDS = 1.0
+_MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class ContainerServer(Server):
         for option, value in values.items():
             if value is not None and (not value or value.startswith("-")):
                 raise OptionError(f"--{option} '{value}' is not what docker run takes there")
+        if container.memory is not None and not _MEMORY.fullmatch(container.memory):
+            raise OptionError(
+                f"--memory '{container.memory}' is no size; give a number with b, k, m or g behind it, "
+                "such as 4g"
+            )
         if ":" in str(self.repository):
             raise RepositoryError(
                 f"model repository '{self.repository}' has a colon in its path, which docker takes for the "
