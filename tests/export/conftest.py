@@ -1,8 +1,10 @@
 """A tiny SSAF checkpoint and its export, made once a session."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
@@ -41,3 +43,12 @@ def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Expo
         with_baselines=True,
     )
     return export_checkpoint(options)
+
+
+@pytest.fixture(scope="module")
+def single_threaded() -> Iterator[None]:
+    """One thread: tiny models are slower in several, and equal to the bit only in equally many."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import psutil
 import pytest
 import torch
 from distributed_runs import EVALUATION, SEEDS, TRAIN, make_runs
-from transformers import logging as transformers_logging
 
 from tiny_training import make_encoder, weights, write_rows
 
@@ -27,14 +26,7 @@ TESTS = Path(__file__).parents[1]
 Record = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet_and_single_threaded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
-    yield
-    transformers_logging.enable_progress_bar()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("single_threaded")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments
-from transformers import logging as transformers_logging
 
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
@@ -35,14 +34,7 @@ from tiny_training import (
 LEARNS = replace(FAST, epochs=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet_and_single_threaded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
-    yield
-    transformers_logging.enable_progress_bar()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("single_threaded")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import logging as transformers_logging
 
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
@@ -30,14 +28,7 @@ STEPS = 7  # of an epoch: 55 of the rows in batches of 8, the rest are held out
 RUN = replace(FAST, epochs=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet_and_single_threaded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
-    yield
-    transformers_logging.enable_progress_bar()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("single_threaded")
 
 
 @pytest.fixture(scope="module")
