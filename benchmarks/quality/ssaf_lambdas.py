@@ -32,8 +32,9 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from sparse_export.attention import zero_share
+from sparse_export.attention import zero_shares
 from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer, task_of
+from sparse_export.inspection.maps import select_attention
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 from sparse_serve.data import TextData, read_data
 from sparse_serve.digests import file_digest
@@ -181,8 +182,7 @@ class Seen:
 def evaluate(checkpoint: Path, attention: AttentionSpec, data: TextData, batch_size: int = 32) -> Seen:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load_classifier(checkpoint, attention).to(device), load_tokenizer(checkpoint)
-    if attention == SOFTMAX:
-        model.set_attn_implementation("eager")  # the one that returns its weights
+    select_attention(model, attention)
     targets = task_of(model.config).targets(data)
     longest = cut_length(model.config, tokenizer, None)
     order = sorted(range(len(data.rows)), key=lambda row: len(data.rows[row].text))
@@ -198,7 +198,7 @@ def evaluate(checkpoint: Path, attention: AttentionSpec, data: TextData, batch_s
         answer = model(**inputs, output_attentions=True)
         predicted[batch] = answer.logits.argmax(1).cpu().numpy()
         mask = inputs["attention_mask"]
-        shares = torch.stack([zero_share(layer, mask) for layer in answer.attentions], 1)
+        shares = zero_shares(answer.attentions, mask)
         rho.append(shares)
         keys.append((1 - shares) * mask.sum(1, keepdim=True))
     accuracy = float((predicted == targets).mean())

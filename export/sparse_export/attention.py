@@ -5,6 +5,7 @@ Importing this module registers the implementation "sparsegen". A model then sel
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -83,3 +84,8 @@ def zero_share(weights: Tensor, attention_mask: Tensor) -> Tensor:
     kept = ((weights != 0) & pairs).sum((1, 2, 3)).to(torch.float32)
     total = weights.shape[1] * tokens.sum(1).to(torch.float32) ** 2
     return torch.where(total > 0, 1 - kept / total.clamp_min(1), 0)
+
+
+def zero_shares(layers: Iterable[Tensor], attention_mask: Tensor) -> Tensor:
+    """ρ of every layer `(B, layers)` float32: `zero_share` of each layer's weights `(B, H, L, L)`."""
+    return torch.stack([zero_share(weights, attention_mask) for weights in layers], dim=1)

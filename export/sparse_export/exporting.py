@@ -32,7 +32,7 @@ from sparse_serve.data import Columns, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import GateError, OptionError, RepositoryError
 from sparse_serve.op_library import OPSET_VERSION, verify_library
-from sparse_serve.repository.entries import EntrySpec, validate_name, write_entry
+from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
 from sparse_serve.repository.manifest import Attention, Dtype, Manifest, OpLibrary, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 
@@ -221,11 +221,8 @@ def _check_destination(options: ExportOptions) -> None:
         validate_name(options.name)
     except RepositoryError as error:
         raise OptionError(f"--name: {error}") from None
-    if not options.force and (options.repository / options.name / str(options.model_version)).exists():
-        raise RepositoryError(
-            f"entry {options.repository / options.name} has version {options.model_version} already: "
-            "replace it with --force, or choose another --name or --model-version"
-        )
+    if not options.force:
+        refuse_occupied(options.repository, options.name, options.model_version)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, folder: Path) -> Path:

@@ -17,7 +17,7 @@ import onnxruntime
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.attention import zero_share
+from sparse_export.attention import zero_shares
 from sparse_export.checkpoint import AttentionSpec, task_of
 from sparse_export.families import input_names
 from sparse_serve.errors import CheckpointError, GateError
@@ -264,8 +264,7 @@ def _run_torch(
         outputs = model(**inputs, output_attentions=sparse)
         logits.append(outputs.logits.numpy())
         if sparse:
-            layers = [zero_share(weights, inputs["attention_mask"]) for weights in outputs.attentions]
-            rho.append(torch.stack(layers, 1).numpy())
+            rho.append(zero_shares(outputs.attentions, inputs["attention_mask"]).numpy())
         else:
             rho.append(np.zeros((len(outputs.logits), model.config.num_hidden_layers), np.float32))
     return np.concatenate(logits), np.concatenate(rho)

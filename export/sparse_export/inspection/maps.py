@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_share
+from sparse_export.attention import zero_shares
 from sparse_export.checkpoint import AttentionSpec, task_of
 from sparse_export.inspection.tokens import TokenizedText
 from sparse_serve.tasks import Task
@@ -100,7 +100,7 @@ def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps
     tokens = torch.ones(1, len(text.tokens))
     return AttentionMaps(
         weights=weights.numpy(),
-        rho=tuple(zero_share(layer[None], tokens).item() for layer in weights),
+        rho=tuple(zero_shares(weights[:, None], tokens)[0].tolist()),
         prediction=_predict(task_of(model.config), outputs.logits[0]),
     )
 

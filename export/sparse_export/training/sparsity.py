@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
-from sparse_export.attention import zero_share
+from sparse_export.attention import zero_shares
 from sparse_export.training.records import LayerSparsity
 
 MAX_ROWS = 512
@@ -28,7 +28,7 @@ def layer_sparsity(
             inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name != "labels"}
             maps = model(**inputs, output_attentions=True).attentions  # layers × (B, H, L, L)
             mask = inputs["attention_mask"]
-            share = torch.stack([zero_share(weights, mask) for weights in maps], dim=1)  # (B, layers)
+            share = zero_shares(maps, mask)
             shares.append(share)
             supports.append((1 - share) * mask.sum(1, keepdim=True))
     rho, support = (torch.cat(figures).mean(0).tolist() for figures in (shares, supports))

@@ -1,6 +1,6 @@
 """Transformers' `Trainer`, made to classify."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,19 @@ class ClassifierTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyp
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return this process's share of the batches."""
-        loader = DataLoader(
-            self.train_dataset,
-            batch_size=self.args.train_batch_size,
-            sampler=self.batches,
-            collate_fn=self.data_collator,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-        return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
+        return self._loader(self.train_dataset, self.args.train_batch_size, self.batches)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return this process's share of the evaluation rows, in batches of like lengths, longest first."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        longest_first = sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"]))
+        return self._loader(rows, self.args.eval_batch_size, longest_first)
+
+    def _loader(self, rows: Any, batch_size: int, order: Iterable[int]) -> DataLoader[Any]:
         loader = DataLoader(
             rows,
-            batch_size=self.args.eval_batch_size,
-            sampler=sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"])),
+            batch_size=batch_size,
+            sampler=order,
             collate_fn=self.data_collator,
             pin_memory=self.args.dataloader_pin_memory,
         )

@@ -150,6 +150,26 @@ def validate_name(name: str) -> str:
     return name
 
 
+def refuse_occupied(repository: Path, name: str, version: int) -> None:
+    """Refuse a place that only a replacement could take.
+
+    Raises:
+        RepositoryError: the entry has the version, something else is in its place, or it cannot be read.
+    """
+    public = repository / name
+    with _disk_errors(repository):
+        present = versions(public)
+        if version in present:
+            raise RepositoryError(
+                f"entry {public} has version {version} already: replace it with --force, "
+                "or choose another --name or --model-version"
+            )
+        if not present:
+            for path in (public, repository / graph_name(name)):
+                if path.exists():
+                    raise RepositoryError(f"{path} is in the way of entry '{name}': replace it with --force")
+
+
 def write_entry(repository: Path, spec: EntrySpec, *, force: bool = False) -> Path:
     """Write an entry's version into a repository, whole or not at all, and return its public folder.
 
@@ -162,17 +182,9 @@ def write_entry(repository: Path, spec: EntrySpec, *, force: bool = False) -> Pa
     """
     public = repository / validate_name(spec.name)
     signature = _checked_signature(spec)
-    present = versions(public)
-    if spec.version in present and not force:
-        raise RepositoryError(
-            f"entry {public} has version {spec.version} already: replace it with --force, "
-            "or choose another --name or --model-version"
-        )
-    if not present and not force:
-        for path in (public, repository / graph_name(spec.name)):
-            if path.exists():
-                raise RepositoryError(f"{path} is in the way of entry '{spec.name}': replace it with --force")
-    others = [version for version in present if version != spec.version]
+    if not force:
+        refuse_occupied(repository, spec.name, spec.version)
+    others = [version for version in versions(public) if version != spec.version]
     with _disk_errors(repository), replaced_folders(repository, spec.name) as new:
         if others:
             _link_versions(repository, new, spec)
