@@ -5,6 +5,8 @@
 #include <memory>
 #include <mutex>
 
+#include "axis_attention/axis_attention.h"
+#include "axis_mask/axis_mask.h"
 #include "cpu/instruction_set.h"
 #include "runtime/custom_op.h"
 #include "softmax_attention/softmax_attention.h"
@@ -20,17 +22,22 @@ constexpr const char* kDomain = "ai.sparse_serve";
 // types.
 template <class Element>
 struct ElementOps {
-  explicit ElementOps(const OrtApi& api) : lin(api), sparsegen(api), softmax(api) {}
+  explicit ElementOps(const OrtApi& api)
+      : lin(api), sparsegen(api), softmax(api), axis_mask(api), axis(api) {}
 
   void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &lin));
     Check(api, api.CustomOpDomain_Add(domain, &sparsegen));
     Check(api, api.CustomOpDomain_Add(domain, &softmax));
+    Check(api, api.CustomOpDomain_Add(domain, &axis_mask));
+    Check(api, api.CustomOpDomain_Add(domain, &axis));
   }
 
   CustomOp<SparsegenLin<Element>> lin;
   CustomOp<SparsegenAttention<Element>> sparsegen;
   CustomOp<SoftmaxAttention<Element>> softmax;
+  CustomOp<AxisMask<Element>> axis_mask;
+  CustomOp<AxisAttention<Element>> axis;
 };
 
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.

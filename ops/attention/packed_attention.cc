@@ -9,9 +9,6 @@
 namespace sparse_ops {
 namespace {
 
-// Multiply-adds of QK^T that are worth a task of their own, about 30 microseconds.
-constexpr int64_t kTaskWork = int64_t{1} << 21;
-
 void CheckMatrix(const char* op, const char* name, const Shape& shape) {
   if (shape.size() == 2) return;
   throw InvalidArgument(
@@ -40,31 +37,6 @@ std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seq
   return borders;
 }
 
-// Cuts all queries into tasks of about kTaskWork: long sequences into several, short ones together.
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<int64_t>& borders, int64_t num_heads,
-                                                int64_t head_size, int64_t query_block) {
-  std::vector<std::vector<QueryRange>> tasks;
-  int64_t room = 0;
-  for (size_t b = 0; b + 1 < borders.size(); ++b) {
-    const int64_t length = borders[b + 1] - borders[b];
-    const int64_t block_work = query_block * length * head_size;
-    for (int64_t head = 0; head < num_heads; ++head) {
-      for (int64_t first = 0; first < length;) {
-        if (room <= 0) {
-          tasks.emplace_back();
-          room = kTaskWork;
-        }
-        const int64_t blocks = (room + block_work - 1) / block_work;
-        const int64_t count = std::min(blocks * query_block, length - first);
-        tasks.back().push_back({borders[b], length, first, count, head});
-        first += count;
-        room -= blocks * block_work;
-      }
-    }
-  }
-  return tasks;
-}
-
 }  // namespace
 
 AttentionAttributes::AttentionAttributes(const KernelInfo& info, const char* op_name) : op(op_name) {
@@ -82,7 +54,8 @@ AttentionAttributes::AttentionAttributes(const KernelInfo& info, const char* op_
 }
 
 template <class Element>
-AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context)
+AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
+                                          size_t cu_seqlens_index)
     : query(context.GetInput<Element>(0)),
       key(context.GetInput<Element>(1)),
       value(context.GetInput<Element>(2)) {
@@ -106,19 +79,53 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   attributes.num_heads, "); accepted: ", kMinHeadSize, " to ", kMaxHeadSize));
   }
   scale = attributes.scale > 0.0f ? attributes.scale : 1.0f / std::sqrt(static_cast<float>(head_size));
-  borders = CheckedBorders(op, context.GetInput<int32_t>(3), tokens);
+  borders = CheckedBorders(op, context.GetInput<int32_t>(cu_seqlens_index), tokens);
+}
+
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
+                                                int64_t query_block, int64_t task_work) {
+  std::vector<std::vector<QueryRange>> tasks;
+  int64_t room = 0;
+  for (const Stretch& stretch : stretches) {
+    const int64_t last = stretch.range.first + stretch.range.count;
+    for (int64_t head = 0; head < num_heads; head += stretch.range.heads) {
+      const int64_t heads = std::min(stretch.range.heads, num_heads - head);
+      const int64_t block_work = stretch.block_work * heads;
+      for (int64_t first = stretch.range.first; first < last;) {
+        if (room <= 0) {
+          tasks.emplace_back();
+          room = task_work;
+        }
+        const int64_t blocks = (room + block_work - 1) / block_work;
+        QueryRange range = stretch.range;
+        range.head = head;
+        range.heads = heads;
+        range.first = first;
+        range.count = std::min(blocks * query_block, last - first);
+        tasks.back().push_back(range);
+        first += range.count;
+        room -= blocks * block_work;
+      }
+    }
+  }
+  return tasks;
 }
 
 template <class Element>
 void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& inputs,
                         const PackedAttention<Element>& tensors, AttentionKernel<Element> kernel,
                         size_t (*scratch)(int64_t, int64_t)) {
-  const auto tasks =
-      DivideWork(inputs.borders, tensors.num_heads, inputs.head_size, ChosenKernels().query_block);
+  const int64_t query_block = ChosenKernels().query_block;
+  std::vector<Stretch> stretches;
   int64_t longest = 0;
   for (size_t b = 0; b + 1 < inputs.borders.size(); ++b) {
-    longest = std::max(longest, inputs.borders[b + 1] - inputs.borders[b]);
+    const int64_t length = inputs.borders[b + 1] - inputs.borders[b];
+    const auto sequence = static_cast<int64_t>(b);
+    stretches.push_back(
+        {{sequence, inputs.borders[b], length, 0, length, 0, 1}, query_block * length * inputs.head_size});
+    longest = std::max(longest, length);
   }
+  const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
   context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
     for (const QueryRange& range : tasks[task]) kernel(tensors, range, memory);
   });

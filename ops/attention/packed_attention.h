@@ -24,7 +24,8 @@ struct AttentionAttributes {
 // The inputs of one call, checked.
 template <class Element>
 struct AttentionInputs {
-  AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
+  AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
+                  size_t cu_seqlens_index = 3);
 
   Input<Element> query;
   Input<Element> key;
@@ -34,6 +35,21 @@ struct AttentionInputs {
   int64_t head_size;
   float scale;
 };
+
+// Multiply-adds of QK^T that are worth a task of their own, about 30 microseconds.
+constexpr int64_t kTaskWork = int64_t{1} << 21;
+
+// Queries that cost the same: `range` says how many heads are computed together but not which, `block_work`
+// the multiply-adds of QK^T for one block and head.
+struct Stretch {
+  QueryRange range;
+  int64_t block_work;
+};
+
+// Cuts the queries of all heads into tasks of about `task_work`: long stretches into several, short ones
+// together. A task is cut at multiples of the block only.
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
+                                                int64_t query_block, int64_t task_work);
 
 template <class Element>
 using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange&, float* scratch);

@@ -130,19 +130,19 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
   }
 }
 
-// Sums of kLanes queries over all weights, zero or not. keys: which value row each weight belongs to
+// Sums of up to kLanes queries over all weights, zero or not. keys: which value row each weight belongs to
 // (Indexed).
 template <bool Indexed, class Element>
 inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t count,
-                     const Element* value, ptrdiff_t value_stride, int64_t head_size, float* sums,
-                     ptrdiff_t sums_stride) {
+                     const Element* value, ptrdiff_t value_stride, int64_t head_size, int64_t queries,
+                     float* sums, ptrdiff_t sums_stride) {
   constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
   constexpr int64_t kKeyBlock = 128;  // of values and weights, so that they stay in the first cache
   for (int64_t begin = 0; begin < count; begin += kKeyBlock) {
     const int64_t end = Min(count, begin + kKeyBlock);
     for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
       const int64_t columns = Min(head_size - d, 2 * kLanes);
-      for (int64_t q = 0; q < kLanes; q += kQueries) {
+      for (int64_t q = 0; q < queries; q += kQueries) {
         float* tile = sums + q * sums_stride + d;
         if (columns > kLanes) {
           AddDenseTile<kQueries, 2, Indexed>(weights + q, weight_stride, keys, begin, end, value + d,

@@ -15,20 +15,64 @@ struct PackedAttention {
   const Element* key;
   const Element* value;
   Element* output;
-  int32_t* support;  // (tokens, num_heads), of sparsegen attention only
+  int32_t* support;  // (tokens, num_heads); null where no output asks for it
   int64_t num_heads;
   int64_t head_size;
   float scale;   // of the scores
   float factor;  // 1 / (1 - lambda), for sparsegen-lin
 };
 
-// Some consecutive queries of one sequence and one head.
+// Some consecutive queries of one sequence, in one head or a few consecutive ones.
 struct QueryRange {
+  int64_t sequence;        // which of them
   int64_t sequence_begin;  // first row of the sequence
   int64_t sequence_length;
   int64_t first;  // first query, counted within the sequence: a multiple of query_block
   int64_t count;
   int64_t head;
+  int64_t heads;
+};
+
+// Consecutive offsets.
+struct OffsetRun {
+  int32_t first;
+  int32_t last;
+};
+
+// What axis attention allows in one sequence, and how its kernel goes about it.
+struct AxisSequence {
+  int64_t full_rows;  // rows that attend to every key
+  int64_t columns;    // keys that every row attends to and that are gathered; 0 where masked
+  int64_t reach;      // offsets up to this one lie in a block's band of masked keys; -1: none do
+  bool masked;        // a block's band is the whole sequence, columns, full rows and random keys included
+  int64_t heads;      // of rows that are not full, computed together
+};
+
+constexpr int64_t kColumnPadding = 8;
+
+// The most that a block of one call holds: what its scratch memory is laid out for.
+struct AxisExtent {
+  int64_t head_size;
+  int64_t keys;     // of the longest sequence
+  int64_t slots;    // scores of a row
+  int64_t columns;  // gathered, over the heads of a range, with kColumnPadding more for each
+  int64_t pairs;    // scores of a row that are products of their own
+  bool sparsegen;   // normalizes, instead of softmax
+};
+
+// The pairs of axis attention. Positions are counted within their sequence.
+struct AxisPattern {
+  const AxisSequence* sequences;
+  const int32_t* order;      // (tokens): the full rows of each sequence, then its others, both rising
+  const int32_t* columns;    // (tokens): from a sequence's first token on, its gathered columns, rising
+  const uint8_t* is_row;     // (tokens)
+  const uint8_t* is_column;  // (tokens)
+  const OffsetRun* runs;     // of diagonals: rising, apart from each other
+  int64_t run_count;
+  const uint8_t* is_offset;  // (longest sequence)
+  int64_t random_keys;       // draws for each row
+  uint64_t seed;
+  AxisExtent extent;
 };
 
 // Rows along one axis of a tensor (outer, length, inner), row-major.
@@ -49,6 +93,13 @@ struct ElementKernels {
   void (*sparsegen_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                               float* scratch);
   void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range, float* scratch);
+  // The range counts positions in the sequence's `order`: either full rows or others, starting a multiple of
+  // query_block after the first of its kind.
+  void (*axis_attention)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
+                         const QueryRange& range, float* scratch);
+  // Whether weight (2, width) times each of `count` rows of hidden, plus bias, is above 0.
+  void (*axis_mask)(const Element* hidden, int64_t count, int64_t width, const Element* weight,
+                    const Element* bias, uint8_t* rows, uint8_t* columns);
 };
 
 struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFloat16> {
@@ -60,6 +111,7 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   size_t (*sparsegen_lin_scratch)(int64_t length);
   size_t (*sparsegen_attention_scratch)(int64_t longest_sequence, int64_t head_size);
   size_t (*softmax_attention_scratch)(int64_t longest_sequence, int64_t head_size);
+  size_t (*axis_attention_scratch)(const AxisExtent& extent);
 };
 
 extern const Kernels kKernelsGeneric;

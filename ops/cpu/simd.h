@@ -14,7 +14,10 @@
 //   Above, NotAtMost    a > b (false for NaN); not a <= b (true for NaN)
 //   AddIf, CountIf      adds a, or one, in the lanes of the mask
 //   SetIf               sets bits in the lanes of the mask
-//   Bits                bit i is lane i
+//   Bits, MaskOf        bit i is lane i; the mask of such bits, of which higher ones do not count
+//   SumEach             lane i is the sum of the lanes of rows[i]
+//   LoadQuads           lanes 4i to 4i + 3 are from[4i * stride] and the three numbers after it
+//   TransposeQuads      exchanges i and j where rows[i] has lane 4k + j, for every k
 //   HalfWords           kLanes 16-bit words: float16 or bfloat16 as they lie in memory
 //   LoadPartialWords    as LoadPartial
 //   FromHalf, ToHalf    float16 to float32, exact, and back, to the nearest and to even between two
@@ -30,6 +33,8 @@
 #else
 #define SPARSE_OPS_UNROLL _Pragma("GCC unroll 32")
 #endif
+
+#include "cpu/simd_quads.h"
 
 #if defined(SPARSE_OPS_USE_AVX512)
 #include "cpu/simd_avx512.h"
@@ -49,21 +54,25 @@ constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }
 
-typedef float Quad __attribute__((vector_size(16)));
-typedef int QuadIndex __attribute__((vector_size(16)));
-
-#if defined(__clang__)
-#define SPARSE_OPS_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-#define SPARSE_OPS_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, QuadIndex{i, j, k, l})
-#endif
-
 // to[j * to_stride + i] = from[i * from_stride + j] * scale for i < rows, j < columns.
 inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t rows, int64_t columns,
                             float scale, float* to, ptrdiff_t to_stride) {
   const int64_t quad_rows = rows / 4 * 4;
   const int64_t quad_columns = columns / 4 * 4;
-  for (int64_t i = 0; i < quad_rows; i += 4) {
+  int64_t first_quad = 0;
+  for (; first_quad + kLanes <= rows; first_quad += kLanes) {
+    for (int64_t j = 0; j < quad_columns; j += 4) {
+      Floats row[4];
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < 4; ++r) {
+        row[r] = LoadQuads(from + (first_quad + r) * from_stride + j, from_stride) * Broadcast(scale);
+      }
+      TransposeQuads(row);
+      SPARSE_OPS_UNROLL
+      for (int64_t c = 0; c < 4; ++c) Store(to + (j + c) * to_stride + first_quad, row[c]);
+    }
+  }
+  for (int64_t i = first_quad; i < quad_rows; i += 4) {
     for (int64_t j = 0; j < quad_columns; j += 4) {
       Quad row[4];
       SPARSE_OPS_UNROLL
@@ -71,16 +80,9 @@ inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t ro
         __builtin_memcpy(&row[r], from + (i + r) * from_stride + j, sizeof(Quad));
         row[r] = row[r] * scale;
       }
-      const Quad low01 = SPARSE_OPS_SHUFFLE(row[0], row[1], 0, 4, 1, 5);
-      const Quad high01 = SPARSE_OPS_SHUFFLE(row[0], row[1], 2, 6, 3, 7);
-      const Quad low23 = SPARSE_OPS_SHUFFLE(row[2], row[3], 0, 4, 1, 5);
-      const Quad high23 = SPARSE_OPS_SHUFFLE(row[2], row[3], 2, 6, 3, 7);
-      const Quad column[4] = {
-          SPARSE_OPS_SHUFFLE(low01, low23, 0, 1, 4, 5), SPARSE_OPS_SHUFFLE(low01, low23, 2, 3, 6, 7),
-          SPARSE_OPS_SHUFFLE(high01, high23, 0, 1, 4, 5), SPARSE_OPS_SHUFFLE(high01, high23, 2, 3, 6, 7)};
+      TransposeQuads(row);
       SPARSE_OPS_UNROLL
-      for (int64_t c = 0; c < 4; ++c)
-        __builtin_memcpy(to + (j + c) * to_stride + i, &column[c], sizeof(Quad));
+      for (int64_t c = 0; c < 4; ++c) __builtin_memcpy(to + (j + c) * to_stride + i, &row[c], sizeof(Quad));
     }
   }
   for (int64_t i = 0; i < rows; ++i) {

@@ -33,6 +33,36 @@ inline Ints CountIf(Mask mask, Ints count) { return count - reinterpret_cast<Int
 inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
 inline Mask Or(Mask a, Mask b) { return _mm256_or_ps(a, b); }
 inline unsigned Bits(Mask mask) { return static_cast<unsigned>(_mm256_movemask_ps(mask)); }
+inline Mask MaskOf(unsigned bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i chosen = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, lane));
+}
+
+// rows[i] + ... of four rows, each lane of 128 bits apart: its element i is of row i.
+inline Floats SumFour(const Floats* rows) {
+  const Floats ab = _mm256_unpacklo_ps(rows[0], rows[1]) + _mm256_unpackhi_ps(rows[0], rows[1]);
+  const Floats cd = _mm256_unpacklo_ps(rows[2], rows[3]) + _mm256_unpackhi_ps(rows[2], rows[3]);
+  return _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+}
+inline Floats SumEach(const Floats (&rows)[kLanes]) {
+  const Floats a = SumFour(rows), b = SumFour(rows + 4);
+  return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+}
+
+inline Floats LoadQuads(const float* from, ptrdiff_t stride) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from)), _mm_loadu_ps(from + 4 * stride), 1);
+}
+inline void TransposeQuads(Floats (&rows)[4]) {
+  const Floats low_ab = _mm256_unpacklo_ps(rows[0], rows[1]);
+  const Floats high_ab = _mm256_unpackhi_ps(rows[0], rows[1]);
+  const Floats low_cd = _mm256_unpacklo_ps(rows[2], rows[3]);
+  const Floats high_cd = _mm256_unpackhi_ps(rows[2], rows[3]);
+  rows[0] = _mm256_shuffle_ps(low_ab, low_cd, 0x44);
+  rows[1] = _mm256_shuffle_ps(low_ab, low_cd, 0xee);
+  rows[2] = _mm256_shuffle_ps(high_ab, high_cd, 0x44);
+  rows[3] = _mm256_shuffle_ps(high_ab, high_cd, 0xee);
+}
 
 inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {
   const __m128i lane = _mm_setr_epi32(0, 1, 2, 3);

@@ -38,6 +38,37 @@ inline Ints SetIf(Mask mask, Ints word, int bits) {
 }
 inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 inline unsigned Bits(Mask mask) { return mask; }
+inline Mask MaskOf(unsigned bits) { return static_cast<Mask>(bits); }
+
+// rows[i] + ... of four rows, each lane of 128 bits apart: its element i is of row i.
+inline Floats SumFour(const Floats* rows) {
+  const Floats ab = _mm512_unpacklo_ps(rows[0], rows[1]) + _mm512_unpackhi_ps(rows[0], rows[1]);
+  const Floats cd = _mm512_unpacklo_ps(rows[2], rows[3]) + _mm512_unpackhi_ps(rows[2], rows[3]);
+  return _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+}
+inline Floats SumEach(const Floats (&rows)[kLanes]) {
+  const Floats a = SumFour(rows), b = SumFour(rows + 4), c = SumFour(rows + 8), d = SumFour(rows + 12);
+  const Floats ab = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  const Floats cd = _mm512_shuffle_f32x4(c, d, 0x88) + _mm512_shuffle_f32x4(c, d, 0xdd);
+  return _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+}
+
+inline Floats LoadQuads(const float* from, ptrdiff_t stride) {
+  Floats a = _mm512_castps128_ps512(_mm_loadu_ps(from));
+  a = _mm512_insertf32x4(a, _mm_loadu_ps(from + 4 * stride), 1);
+  a = _mm512_insertf32x4(a, _mm_loadu_ps(from + 8 * stride), 2);
+  return _mm512_insertf32x4(a, _mm_loadu_ps(from + 12 * stride), 3);
+}
+inline void TransposeQuads(Floats (&rows)[4]) {
+  const Floats low_ab = _mm512_unpacklo_ps(rows[0], rows[1]);
+  const Floats high_ab = _mm512_unpackhi_ps(rows[0], rows[1]);
+  const Floats low_cd = _mm512_unpacklo_ps(rows[2], rows[3]);
+  const Floats high_cd = _mm512_unpackhi_ps(rows[2], rows[3]);
+  rows[0] = _mm512_shuffle_ps(low_ab, low_cd, 0x44);
+  rows[1] = _mm512_shuffle_ps(low_ab, low_cd, 0xee);
+  rows[2] = _mm512_shuffle_ps(high_ab, high_cd, 0x44);
+  rows[3] = _mm512_shuffle_ps(high_ab, high_cd, 0xee);
+}
 
 inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {
   return reinterpret_cast<HalfWords>(_mm256_maskz_loadu_epi16(static_cast<Mask>((1u << count) - 1), from));

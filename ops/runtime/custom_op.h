@@ -3,6 +3,7 @@
 //   struct Kernel {
 //     static constexpr const char* kName;
 //     static constexpr ONNXTensorElementDataType kInputs[], kOutputs[];
+//     static constexpr size_t kRequiredOutputs;  // the rest may be left out
 //     static void InferShapes(ShapeContext& context);
 //     explicit Kernel(const KernelInfo& info);      // reads the attributes; throws InvalidArgument
 //     void Compute(KernelContext& context) const;   // const: one kernel serves concurrent runs
@@ -33,7 +34,9 @@ class CustomOp : public OrtCustomOp {
     GetOutputType = [](const OrtCustomOp*, size_t i) { return Kernel::kOutputs[i]; };
     GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
     GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
-    GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      return i < Kernel::kRequiredOutputs ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+    };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
     GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
     GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };

@@ -116,11 +116,19 @@ bool KernelInfo::HasString(const char* name) const {
   return Succeeds(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));
 }
 
-// A list of any type: there is no getter for strings, but ONNX Runtime answers these for them too.
+// ONNX Runtime answers this for an attribute of another type too, then with size 0.
+bool KernelInfo::HasFloats(const char* name, size_t* size) const {
+  return Succeeds(api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, size));
+}
+
+// As HasFloats. There is no getter for a list of strings: it has size 0 by both.
+bool KernelInfo::HasInts(const char* name, size_t* size) const {
+  return Succeeds(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, size));
+}
+
 bool KernelInfo::HasList(const char* name) const {
   size_t size = 0;
-  return Succeeds(api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, &size)) ||
-         Succeeds(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size));
+  return HasFloats(name, &size) || HasInts(name, &size);
 }
 
 void KernelInfo::RequireAbsent(const char* name, bool present_as_other_type, const char* accepted) const {
@@ -143,6 +151,18 @@ int64_t KernelInfo::IntOr(const char* name, int64_t absent, const char* accepted
   return absent;
 }
 
+std::string KernelInfo::StringOr(const char* name, const char* absent, const char* accepted) const {
+  size_t size = 0;
+  if (Succeeds(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) {
+    std::string value(size, '\0');
+    Check(api_, api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
+    value.resize(size == 0 ? 0 : size - 1);  // without the terminator
+    return value;
+  }
+  RequireAbsent(name, HasFloat(name) || HasInt(name) || HasList(name), accepted);
+  return absent;
+}
+
 float KernelInfo::Float(const char* name, const char* accepted) const {
   const float value = FloatOr(name, 0.0f, accepted);
   if (!HasFloat(name)) {
@@ -157,6 +177,18 @@ int64_t KernelInfo::Int(const char* name, const char* accepted) const {
     throw InvalidArgument(Message(op_, ": attribute ", name, " is missing; accepted: ", accepted));
   }
   return value;
+}
+
+std::vector<int64_t> KernelInfo::Ints(const char* name, const char* accepted) const {
+  size_t size = 0;
+  if (HasInts(name, &size) && size > 0) {
+    std::vector<int64_t> values(size);
+    Check(api_, api_.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &size));
+    return values;
+  }
+  const bool has_floats = HasFloats(name, &size) && size > 0;
+  RequireAbsent(name, HasFloat(name) || HasInt(name) || HasString(name) || has_floats, accepted);
+  return {};
 }
 
 const void* KernelContext::InputData(size_t index, Shape* shape) const {
@@ -179,7 +211,7 @@ void* KernelContext::OutputData(size_t index, const Shape& shape) {
   OrtValue* value = nullptr;
   Check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
-  Check(api_, api_.GetTensorMutableData(value, &data));
+  if (value != nullptr) Check(api_, api_.GetTensorMutableData(value, &data));
   return data;
 }
 
@@ -225,18 +257,26 @@ void ShapeContext::SetOutputLike(size_t output, size_t input) {
   if (like.known()) Check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
 }
 
+void ShapeContext::SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input) {
+  const Dimensions like = InputDimensions(input);
+  if (like.known()) SetOutput(output, type, {like.sizes[0]}, {like.names[0]});
+}
+
 void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,
                                      const char* columns) {
   const Dimensions like = InputDimensions(input);
-  int64_t sizes[2] = {-1, -1};
-  if (like.sizes.size() != 2 || !like.known() || !GetInt(columns, &sizes[1]) || sizes[1] < 0) return;
-  sizes[0] = like.sizes[0];
-  const char* names[2] = {like.names[0], ""};
+  int64_t width = -1;
+  if (like.sizes.size() != 2 || !like.known() || !GetInt(columns, &width) || width < 0) return;
+  SetOutput(output, type, {like.sizes[0], width}, {like.names[0], ""});
+}
+
+void ShapeContext::SetOutput(size_t output, ONNXTensorElementDataType type, const Shape& sizes,
+                             std::vector<const char*> names) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   Check(api_, api_.CreateTensorTypeAndShapeInfo(&info));
   OrtStatus* status = api_.SetTensorElementType(info, type);
-  if (status == nullptr) status = api_.SetDimensions(info, sizes, 2);
-  if (status == nullptr) status = api_.SetSymbolicDimensions(info, names, 2);
+  if (status == nullptr) status = api_.SetDimensions(info, sizes.data(), sizes.size());
+  if (status == nullptr) status = api_.SetSymbolicDimensions(info, names.data(), names.size());
   if (status == nullptr) status = api_.ShapeInferContext_SetOutputTypeShape(context_, output, info);
   api_.ReleaseTensorTypeAndShapeInfo(info);
   Check(api_, status);

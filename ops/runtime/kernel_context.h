@@ -37,12 +37,16 @@ class KernelInfo {
   int64_t Int(const char* name, const char* accepted) const;
   float FloatOr(const char* name, float absent, const char* accepted) const;
   int64_t IntOr(const char* name, int64_t absent, const char* accepted) const;
+  std::string StringOr(const char* name, const char* absent, const char* accepted) const;
+  std::vector<int64_t> Ints(const char* name, const char* accepted) const;  // empty where absent
 
  private:
   bool Succeeds(OrtStatus* status) const;
   bool HasFloat(const char* name) const;
   bool HasInt(const char* name) const;
   bool HasString(const char* name) const;
+  bool HasFloats(const char* name, size_t* size) const;
+  bool HasInts(const char* name, size_t* size) const;
   bool HasList(const char* name) const;
   void RequireAbsent(const char* name, bool present_as_other_type, const char* accepted) const;
 
@@ -68,6 +72,7 @@ class KernelContext {
     return input;
   }
 
+  // Null where the node leaves an optional output out.
   template <class T>
   T* GetOutput(size_t index, const Shape& shape) {
     return static_cast<T*>(OutputData(index, shape));
@@ -97,6 +102,9 @@ class ShapeContext {
   // The output has the shape and type of the input.
   void SetOutputLike(size_t output, size_t input);
 
+  // The output is a vector, one number for each row of the input.
+  void SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input);
+
   // The output is a matrix with the rows of the input, itself a matrix, and as many columns as an attribute
   // says.
   void SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input, const char* columns);
@@ -110,6 +118,8 @@ class ShapeContext {
   };
 
   Dimensions InputDimensions(size_t index) const;
+  void SetOutput(size_t output, ONNXTensorElementDataType type, const Shape& sizes,
+                 std::vector<const char*> names);
   bool GetInt(const char* attribute, int64_t* value) const;
 
   const OrtApi& api_;

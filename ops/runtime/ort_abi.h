@@ -31,6 +31,7 @@ enum OrtErrorCode : int {
 enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 = 6,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL = 9,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 = 10,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 = 16,
 };
@@ -38,7 +39,7 @@ enum ONNXTensorElementDataType : int {
 enum OrtOpAttrType : int { ORT_OP_ATTR_INT = 1 };
 enum OrtAllocatorType : int { OrtArenaAllocator = 1 };
 enum OrtMemType : int { OrtMemTypeDefault = 0 };
-enum OrtCustomOpInputOutputCharacteristic : int { INPUT_OUTPUT_REQUIRED = 0 };
+enum OrtCustomOpInputOutputCharacteristic : int { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 
 using OrtUnusedSlot = void (*)();
 

@@ -12,6 +12,7 @@ class SoftmaxAttention {
                                                           kElementType<Element>,
                                                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
   static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
+  static constexpr size_t kRequiredOutputs = 1;
 
   explicit SoftmaxAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -60,12 +60,12 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
         score(at.query_panel, key, stride, range.sequence_length, head_size, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
+      const int64_t rows = Min(kLanes, queries - column);
       const Floats normalizer =
           ExponentiateColumn(at.scores + column, range.sequence_length, at.maxima + column, classes);
       for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(at.sums + i, Floats{});
       AddDense<false>(at.scores + column, kPanelQueries, nullptr, range.sequence_length, value, stride,
-                      head_size, at.sums, sums_stride);
-      const int64_t rows = Min(kLanes, queries - column);
+                      head_size, rows, at.sums, sums_stride);
       for (int64_t r = 0; r < rows; ++r) {
         WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r]),
                  tensors.output + sequence + (begin + column + r) * stride);

@@ -13,6 +13,7 @@ class SparsegenAttention {
                                                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
   static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>,
                                                            ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
+  static constexpr size_t kRequiredOutputs = 2;
 
   explicit SparsegenAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

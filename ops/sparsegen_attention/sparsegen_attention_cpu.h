@@ -45,8 +45,8 @@ inline void SumValues(const Survivors& survivors, const Element* value, ptrdiff_
   }
   const int64_t sums_stride = RoundUp(head_size, kLanes);
   for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(sums + i, Floats{});
-  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, stride, head_size, sums,
-                 sums_stride);
+  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, stride, head_size, rows,
+                 sums, sums_stride);
   for (int64_t r = 0; r < rows; ++r) {
     WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), output + r * stride);
   }

@@ -11,15 +11,23 @@ namespace {
 
 constexpr int64_t kTaskElements = int64_t{1} << 15;
 
+constexpr const char* kLambdAccepted = "a finite number < 1";
+
+float Factor(float lambd, const char* op) {
+  if (!(lambd < 1.0f) || std::isinf(lambd)) {
+    throw InvalidArgument(Message(op, ": attribute lambd is ", lambd, "; accepted: ", kLambdAccepted));
+  }
+  return static_cast<float>(1.0 / (1.0 - static_cast<double>(lambd)));
+}
+
 }  // namespace
 
 float SparsegenFactor(const KernelInfo& info, const char* op) {
-  const char* accepted = "a finite number < 1";
-  const float lambd = info.Float("lambd", accepted);
-  if (!(lambd < 1.0f) || std::isinf(lambd)) {
-    throw InvalidArgument(Message(op, ": attribute lambd is ", lambd, "; accepted: ", accepted));
-  }
-  return static_cast<float>(1.0 / (1.0 - static_cast<double>(lambd)));
+  return Factor(info.Float("lambd", kLambdAccepted), op);
+}
+
+float SparsegenFactorOr(const KernelInfo& info, const char* op, float absent) {
+  return Factor(info.FloatOr("lambd", absent, kLambdAccepted), op);
 }
 
 template <class Element>

@@ -4,8 +4,9 @@
 
 namespace sparse_ops {
 
-// 1 / (1 - lambda) of the node's checked attribute lambd.
+// 1 / (1 - lambda) of the node's checked attribute lambd, which is required or else has a default.
 float SparsegenFactor(const KernelInfo& info, const char* op);
+float SparsegenFactorOr(const KernelInfo& info, const char* op, float absent);
 
 template <class Element>
 class SparsegenLin {
@@ -13,6 +14,7 @@ class SparsegenLin {
   static constexpr const char* kName = "SparsegenLin";
   static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>};
   static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
+  static constexpr size_t kRequiredOutputs = 1;
 
   explicit SparsegenLin(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

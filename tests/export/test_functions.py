@@ -4,57 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-import onnxruntime
 import pytest
 import torch
+from one_function import Array, run
 from onnx import TensorProto, helper
 
 from cases import ATTENTION_CASES, LAMBDAS, AttentionCase, Element
-from casts import between_casts
-from sparse_export.functions import GRAPH_DOMAIN, attach_functions, op_function
+from sparse_export.functions import GRAPH_DOMAIN, op_function
 from sparse_export.packed import attend_hidden_first, packed_attention
 from sparse_export.sparsegen import sparsegen_lin
-from sparse_export.symbolic import HeadSettings
+from sparse_export.symbolic import HeadSettings, HiddenFirst
 from sparse_serve.op_library import DOMAIN
-
-Array = npt.NDArray[Any]
-
-
-def run(
-    op_type: str,
-    inputs: dict[str, Array],
-    outputs: dict[str, int],
-    opset: int = 20,
-    *,
-    element: Element = "float32",
-    domain: str = DOMAIN,
-    **attributes: Any,
-) -> list[Array]:
-    """Run one node of our domain without the op library; `outputs` maps names to ONNX types.
-
-    With another `element` the node's tensors are of that type, where the arrays are float32.
-    """
-    rank = next(iter(inputs.values())).ndim
-    values = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
-        for name, array in inputs.items()
-    ]
-    results = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind in outputs.items()]
-    node = helper.make_node(op_type, list(inputs), list(outputs), domain=domain, **attributes)
-    floats = {name for name, array in inputs.items() if array.dtype == np.float32}
-    floats |= {name for name, kind in outputs.items() if kind == TensorProto.FLOAT}
-    model = helper.make_model(
-        helper.make_graph(between_casts(node, floats, element), "one_op", values, results),
-        opset_imports=[helper.make_opsetid("", opset)],
-        ir_version=9 if opset < 21 else 11,
-    )
-    attach_functions(model, opset)
-    onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    answers: list[Array] = session.run(None, inputs)
-    return answers
 
 
 @pytest.mark.parametrize("lambd", LAMBDAS)
@@ -163,7 +123,9 @@ def test_hidden_first_tokens(lambd: float | None, hidden: int, element: Element)
         domain=GRAPH_DOMAIN,
         **heads.attributes(),
     )
-    expected = attend_hidden_first(*(torch.from_numpy(array) for array in inputs.values()), heads).numpy()
+    *tensors, rows, own = (torch.from_numpy(array) for array in inputs.values())
+    unread = torch.empty(0, dtype=torch.int64)
+    expected = attend_hidden_first(*tensors, HiddenFirst(rows, own, ranks=unread), heads).numpy()
     np.testing.assert_array_equal(replaced[:tokens], inputs["output"][:tokens])
     one_ulp = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[element]
     np.testing.assert_allclose(replaced, expected, rtol=one_ulp, atol=1e-6)

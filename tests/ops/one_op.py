@@ -1,16 +1,19 @@
-"""Models of one node of our domain, run with a given op library."""
+"""Models of one node of our domain, run with a given op library, or with none by the op's function."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
+from axis_cases import AxisCase
 from cases import AttentionCase, Element
 from casts import between_casts
+from sparse_export.functions import attach_functions
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
 
 Array = npt.NDArray[Any]
@@ -20,7 +23,11 @@ OUTPUTS: dict[str, dict[str, int | None]] = {
     "SparsegenLin": {"weights": None},
     "SparsegenAttention": {"output": None, "support": TensorProto.INT32},
     "SoftmaxAttention": {"output": None},
+    "AxisMask": {"rows": TensorProto.BOOL, "columns": TensorProto.BOOL},
+    "AxisAttention": {"output": None, "support": TensorProto.INT32},
 }
+
+OPSET = 20
 
 
 def library_under_test() -> Path:
@@ -33,11 +40,13 @@ def op_model(
     inputs: dict[str, Array],
     shapes: dict[str, Any] | None = None,
     element: Element = "float32",
+    outputs: Sequence[str] | None = None,
     **attributes: Any,
 ) -> bytes:
     """Return a serialized model; input types come from the arrays, shapes from `shapes` or unknown sizes.
 
-    Where the node's own `element` is another type, float32 inputs are cast to it, and its outputs back.
+    Where the node's own `element` is another type, float32 inputs are cast to it, and its outputs back. The
+    node has all of its op's outputs, or the first ones that `outputs` names.
     """
     values = [
         helper.make_tensor_value_info(
@@ -51,13 +60,15 @@ def op_model(
     results = [
         helper.make_tensor_value_info(name, own if kind is None else kind, None)
         for name, kind in OUTPUTS[op].items()
+        if outputs is None or name in outputs
     ]
-    node = helper.make_node(op, list(inputs), list(OUTPUTS[op]), domain=DOMAIN, **attributes)
+    names = [result.name for result in results]
+    node = helper.make_node(op, list(inputs), names, domain=DOMAIN, **attributes)
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*values, *results)}
     floats = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
     model = helper.make_model(
         helper.make_graph(between_casts(node, floats, element), "one_op", values, results),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, OPSET_VERSION)],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)],
         ir_version=9,
     )
     return model.SerializeToString()  # type: ignore[no-any-return]
@@ -84,10 +95,30 @@ def run_op(
     inputs: dict[str, Array],
     threads: int = 1,
     element: Element = "float32",
+    outputs: Sequence[str] | None = None,
     **attributes: Any,
 ) -> list[Array]:
-    model = op_model(op, inputs, element=element, **attributes)
+    model = op_model(op, inputs, element=element, outputs=outputs, **attributes)
     answers: list[Array] = open_session(model, library, threads).run(None, inputs)
+    return answers
+
+
+def run_function(
+    op: str,
+    inputs: dict[str, Array],
+    element: Element = "float32",
+    outputs: Sequence[str] | None = None,
+    **attributes: Any,
+) -> list[Array]:
+    """Answer as a runtime without the library does."""
+    model = ModelProto.FromString(op_model(op, inputs, element=element, outputs=outputs, **attributes))
+    attach_functions(model, OPSET)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    answers: list[Array] = session.run(None, inputs)
     return answers
 
 
@@ -104,6 +135,40 @@ def attention_attributes(op: str, case: AttentionCase) -> dict[str, Any]:
 def run_attention(library: Path, op: str, case: AttentionCase, threads: int = 1) -> list[Array]:
     return run_op(
         library, op, attention_inputs(case), threads, case.element, **attention_attributes(op, case)
+    )
+
+
+def axis_inputs(case: AxisCase) -> dict[str, Array]:
+    rows, columns = case.indicators()
+    tensors = attention_inputs(case.attention)
+    return {"query": tensors["query"], "key": tensors["key"], "value": tensors["value"]} | {
+        "rows": rows,
+        "columns": columns,
+        "cu_seqlens": tensors["cu_seqlens"],
+    }
+
+
+def axis_attributes(case: AxisCase) -> dict[str, Any]:
+    # The type of an empty list cannot be told.
+    diagonals = {"diagonals": list(case.diagonals)} if case.diagonals else {}
+    return diagonals | {
+        "num_heads": case.attention.num_heads,
+        "scale": case.attention.scale,
+        "random_keys": case.random_keys,
+        "seed": case.seed,
+        "normalizer": case.normalizer,
+        "lambd": case.attention.lambd,
+    }
+
+
+def run_axis(library: Path, case: AxisCase, threads: int = 1) -> list[Array]:
+    return run_op(
+        library,
+        "AxisAttention",
+        axis_inputs(case),
+        threads,
+        case.attention.element,
+        **axis_attributes(case),
     )
 
 

@@ -1,4 +1,4 @@
-"""The ops in numpy: float64 is what the kernels are judged by, float32 sets their error budget."""
+"""The ops in numpy and torch: float64 judges the kernels, float32 sets the error budget of dense ones."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,10 +7,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from entmax import sparsemax
+from torch import Tensor
 
+from axis_cases import AxisCase
 from cases import AttentionCase
 
 Array = npt.NDArray[Any]
+
+# Of the hash that draws random keys.
+PRIME = 2**31 - 1
+SHIFT = 1580030168
+
+QUERIES_AT_ONCE = 512
 
 
 def sparsegen_threshold(z: Array) -> Array:
@@ -98,3 +108,76 @@ def _attend(
             most[begin:end] = (margin > -slack).sum(-1).T
         output[begin:end] = np.einsum("hij,jhd->ihd", weights, value[begin:end])
     return output.reshape(len(query), case.num_heads * case.head_size), least, most
+
+
+def random_key(seed: int, row: int, draw: int, length: int) -> int:
+    """Return the key that axis attention draws for a row, in Python's own whole numbers."""
+    return _mix(_mix(_mix(seed) + row + 1) + draw + 1) % length
+
+
+def _mix(x: int) -> int:
+    return pow(x + SHIFT, 5, PRIME)
+
+
+def allowed_pairs(case: AxisCase, rows: Array, columns: Array) -> Array:
+    """Return `(N, N)` bool, query and key, of one sequence whose rows and columns, `(N,)` bool, are on."""
+    length = len(rows)
+    i, j = np.ogrid[:length, :length]
+    pairs = rows[:, None] | columns | np.isin(np.abs(i - j), case.diagonals)
+    for row in range(length):
+        for draw in range(case.random_keys):
+            pairs[row, random_key(case.seed, row, draw, length)] = True
+    return pairs
+
+
+@dataclass(frozen=True)
+class AxisExpected:
+    """What AxisAttention must answer.
+
+    `output` is `(T, H·D)` in float64, `allowed` `(T,)` the number of keys of a row; `least_support` and
+    `most_support` `(T, H)` bracket the support where a score lies within rounding of sparsegen's threshold.
+    """
+
+    output: Array
+    allowed: Array
+    least_support: Array
+    most_support: Array
+
+
+@lru_cache(maxsize=256)
+def axis_attention(case: AxisCase) -> AxisExpected:
+    """Return dense attention in torch, masked to the allowed pairs; sparsegen by entmax's sparsemax."""
+    attention = case.attention
+    heads = (-1, attention.num_heads, attention.head_size)
+    query, key, value = (torch.from_numpy(x).double().view(heads).transpose(0, 1) for x in attention.inputs())
+    rows, columns = case.indicators()
+    output = torch.zeros_like(query)
+    allowed = torch.zeros(len(rows), dtype=torch.int64)
+    least, most = (torch.zeros(query.shape[:2], dtype=torch.int64) for _ in range(2))
+    scale = attention.scale or attention.head_size**-0.5
+    for begin, end in pairwise(attention.cu_seqlens):
+        pairs = torch.from_numpy(allowed_pairs(case, rows[begin:end], columns[begin:end]))
+        allowed[begin:end] = pairs.sum(-1)
+        for first in range(begin, end, QUERIES_AT_ONCE):
+            own = slice(first, min(first + QUERIES_AT_ONCE, end))
+            own_pairs = pairs[own.start - begin : own.stop - begin]
+            scores = scale * query[:, own] @ key[:, begin:end].mT
+            weights, least[:, own], most[:, own] = _masked_weights(scores, own_pairs, case)
+            output[:, own] = weights @ value[:, begin:end]
+    packed = output.transpose(0, 1).reshape(len(rows), attention.num_heads * attention.head_size)
+    return AxisExpected(packed.numpy(), allowed.numpy(), least.T.numpy(), most.T.numpy())
+
+
+def _masked_weights(scores: Tensor, pairs: Tensor, case: AxisCase) -> tuple[Tensor, Tensor, Tensor]:
+    has_key = pairs.any(-1, keepdim=True)
+    masked = scores.masked_fill(~pairs, -torch.inf).where(has_key, 0)
+    if case.normalizer == "softmax":
+        count = pairs.sum(-1)
+        return masked.softmax(-1) * has_key, count, count
+    z = masked / (1 - case.attention.lambd)
+    weights = sparsemax(z, dim=-1)
+    threshold = z.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True)
+    largest = float(scores.abs().amax()) / (1 - case.attention.lambd)
+    slack = 32 * float(np.finfo(np.float32).eps) * (1 + largest)
+    margin = (z - threshold).where(pairs, -torch.inf)
+    return weights * has_key, (margin > slack).sum(-1), (margin > -slack).sum(-1)

@@ -2,17 +2,31 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from one_op import Array, attention_attributes, attention_inputs, bits, run_attention, run_op
+from one_op import (
+    Array,
+    attention_attributes,
+    attention_inputs,
+    axis_attributes,
+    axis_inputs,
+    bits,
+    run_attention,
+    run_axis,
+    run_function,
+    run_op,
+)
 from reference import packed_attention, sparsegen_lin
 
+from axis_cases import AXIS_CASES, AxisCase
 from cases import ATTENTION_CASES, AttentionCase, Element
 
 OPS = {"SparsegenAttention": "sparsegen", "SoftmaxAttention": "softmax"}
 SHORT_CASES = [case for case in ATTENTION_CASES if sum(case.lengths) < 400]
+SHORT_AXIS_CASES = [case for case in AXIS_CASES if sum(case.attention.lengths) < 700]
 HEAD_SIZES = [8, 9, 15, 16, 17, 64, 127, 128]
 
 pytestmark = pytest.mark.parametrize("element", ["float16", "bfloat16"])
@@ -58,6 +72,51 @@ def test_attention_is_float32_attention_rounded_once(
     assert_same_numbers(output, rounded(full, element))
     for found, wanted in zip(support, full_support, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("normalizer", OPS.values())
+@pytest.mark.parametrize("case", SHORT_AXIS_CASES, ids=lambda case: case.name)
+def test_axis_attention_is_float32_attention_rounded_once(
+    library: Path, case: AxisCase, normalizer: Any, element: Element
+) -> None:
+    case = replace(case, normalizer=normalizer, attention=replace(case.attention, element=element))
+    output, support = run_axis(library, case, threads=2)
+    full, full_support = run_op(library, "AxisAttention", axis_inputs(case), **axis_attributes(case))
+    assert_same_numbers(output, rounded(full, element))
+    np.testing.assert_array_equal(support, full_support)
+
+
+@pytest.mark.parametrize("normalizer", OPS.values())
+def test_the_function_of_axis_attention_is_float32_too(normalizer: Any, element: Element) -> None:
+    attention = AttentionCase("function", (70, 0, 1, 9), 2, 24, scores="trained", element=element)
+    case = AxisCase(attention, 0.05, 0.1, (0, 1, 40), 2, normalizer=normalizer)
+    inputs, attributes = axis_inputs(case), axis_attributes(case)
+    output, support = run_function("AxisAttention", inputs, element, **attributes)
+    full, full_support = run_function("AxisAttention", inputs, **attributes)
+    assert_same_numbers(output, rounded(full, element))
+    np.testing.assert_array_equal(support, full_support)
+
+
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("normalizer", OPS.values())
+@pytest.mark.parametrize("reached", ["row", "column", "diagonal", "random key"])
+def test_axis_attention_reads_and_writes_every_number(
+    library: Path, reached: str, normalizer: str, head_size: int, element: Element
+) -> None:
+    """A sequence of one token answers its value, in whatever way that is allowed."""
+    value = np.resize(every_number(element), (2**16 // head_size + 1, head_size))
+    zeros = np.zeros_like(value)
+    on, off = np.ones(len(value), bool), np.zeros(len(value), bool)
+    inputs = {"query": zeros, "key": zeros, "value": value}
+    inputs["rows"] = on if reached == "row" else off
+    inputs["columns"] = on if reached == "column" else off
+    inputs["cu_seqlens"] = np.arange(len(value) + 1, dtype=np.int32)
+    fixed = {"diagonal": {"diagonals": [0]}, "random key": {"random_keys": 1}}.get(reached, {})
+    output, support = run_op(
+        library, "AxisAttention", inputs, element=element, num_heads=1, normalizer=normalizer, **fixed
+    )
+    assert_same_numbers(output, np.where(value == 0, np.float32(0), value))
+    assert (support == 1).all()
 
 
 @pytest.mark.parametrize("head_size", HEAD_SIZES)

@@ -6,13 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_op import Array, attention_inputs, library_under_test, op_model, open_session, run_op
+from one_op import Array, attention_inputs, axis_inputs, library_under_test, op_model, open_session, run_op
 
+from axis_cases import AxisCase
 from cases import AttentionCase
 
 CASE = AttentionCase("errors", (4, 6), 2, 16)
 SCORES = {"scores": np.zeros((2, 3), np.float32)}
 SPARSEGEN = {"num_heads": 2, "lambd": -4.0}
+AXIS = AxisCase(CASE, 0.5, 0.5)
+AXIS_SPARSEGEN = {"num_heads": 2, "normalizer": "sparsegen"}
+HIDDEN = {
+    "hidden": np.zeros((5, 16), np.float32),
+    "weight": np.zeros((2, 16), np.float32),
+    "bias": np.zeros(2, np.float32),
+}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +137,78 @@ def test_attention_inputs(library: Path, op: str, changed: dict[str, Array], mes
     assert message in refusal(library, op, attention_inputs(CASE) | changed, attributes)
 
 
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "attribute num_heads is missing; accepted: an integer >= 1"),
+        ({"num_heads": 0}, "attribute num_heads is 0; accepted"),
+        ({"num_heads": 2, "scale": -1.0}, "attribute scale is -1; accepted: a finite number >= 0"),
+        ({"num_heads": 2, "diagonals": [0, -3]}, "attribute diagonals holds -3; accepted: a list of offsets"),
+        ({"num_heads": 2, "diagonals": [0.0]}, "attribute diagonals has the wrong type; accepted: a list"),
+        ({"num_heads": 2, "diagonals": "0"}, "attribute diagonals has the wrong type; accepted: a list"),
+        ({"num_heads": 2, "diagonals": 2}, "attribute diagonals has the wrong type; accepted: a list"),
+        ({"num_heads": 2, "random_keys": -1}, "attribute random_keys is -1; accepted: an integer from 0"),
+        ({"num_heads": 2, "random_keys": 2**31}, "attribute random_keys is 2147483648; accepted: an integer"),
+        ({"num_heads": 2, "random_keys": 1.0}, "attribute random_keys has the wrong type; accepted"),
+        ({"num_heads": 2, "random_keys": [1]}, "attribute random_keys has the wrong type; accepted"),
+        ({"num_heads": 2, "seed": -1}, "attribute seed is -1; accepted: an integer >= 0"),
+        ({"num_heads": 2, "seed": "1"}, "attribute seed has the wrong type; accepted: an integer >= 0"),
+        (
+            {"num_heads": 2, "normalizer": "entmax"},
+            'attribute normalizer is "entmax"; accepted: "softmax" or "sparsegen"',
+        ),
+        ({"num_heads": 2, "normalizer": "Softmax"}, 'attribute normalizer is "Softmax"; accepted'),
+        ({"num_heads": 2, "normalizer": ""}, 'attribute normalizer is ""; accepted'),
+        ({"num_heads": 2, "normalizer": 1}, "attribute normalizer has the wrong type; accepted"),
+        ({"num_heads": 2, "normalizer": ["softmax"]}, "attribute normalizer has the wrong type; accepted"),
+        (AXIS_SPARSEGEN | {"lambd": 1.0}, "attribute lambd is 1; accepted: a finite number < 1"),
+        (AXIS_SPARSEGEN | {"lambd": float("nan")}, "attribute lambd is nan; accepted"),
+        (AXIS_SPARSEGEN | {"lambd": float("-inf")}, "attribute lambd is -inf; accepted"),
+        (AXIS_SPARSEGEN | {"lambd": -4}, "attribute lambd has the wrong type; accepted"),
+    ],
+)
+def test_axis_attributes(library: Path, attributes: dict[str, Any], message: str) -> None:
+    found = refusal(library, "AxisAttention", axis_inputs(AXIS), attributes)
+    assert f"AxisAttention: {message}" in found
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rows": np.zeros(9, bool)}, "rows has shape (9,); accepted: (10,), one for each row of query"),
+        ({"rows": np.zeros((10, 1), bool)}, "rows has shape (10, 1); accepted: (10,)"),
+        ({"rows": np.array(True)}, "rows has shape (); accepted: (10,)"),
+        ({"columns": np.zeros(11, bool)}, "columns has shape (11,); accepted: (10,)"),
+        ({"columns": np.zeros((2, 5), bool)}, "columns has shape (2, 5); accepted: (10,)"),
+        ({"key": np.zeros((9, 32), np.float32)}, "have shapes (10, 32), (9, 32), (10, 32)"),
+        ({"query": WIDE, "key": WIDE, "value": WIDE}, "head size is 129 (width 258 / num_heads 2)"),
+        ({"cu_seqlens": np.array([0, 9], np.int32)}, "cu_seqlens ends with 9; accepted: 10"),
+        ({"cu_seqlens": np.array([0, 7, 5, 10], np.int32)}, "cu_seqlens decreases from 7 to 5 at position 2"),
+    ],
+)
+def test_axis_inputs(library: Path, changed: dict[str, Array], message: str) -> None:
+    assert message in refusal(library, "AxisAttention", axis_inputs(AXIS) | changed, {"num_heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden": np.zeros(16, np.float32)}, "hidden has shape (16,); accepted: (tokens, width)"),
+        ({"hidden": np.zeros((1, 5, 16), np.float32)}, "hidden has shape (1, 5, 16); accepted"),
+        (
+            {"hidden": np.zeros((5, 17), np.float32)},
+            "weight has shape (2, 16); accepted: (2, 17), as hidden has width 17",
+        ),
+        ({"weight": np.zeros((16, 2), np.float32)}, "weight has shape (16, 2); accepted: (2, 16)"),
+        ({"weight": np.zeros((1, 16), np.float32)}, "weight has shape (1, 16); accepted: (2, 16)"),
+        ({"bias": np.zeros(3, np.float32)}, "bias has shape (3,); accepted: (2,)"),
+        ({"bias": np.zeros((2, 1), np.float32)}, "bias has shape (2, 1); accepted: (2,)"),
+    ],
+)
+def test_axis_mask_inputs(library: Path, changed: dict[str, Array], message: str) -> None:
+    assert f"AxisMask: {message}" in refusal(library, "AxisMask", HIDDEN | changed, {})
+
+
 def test_a_session_answers_after_a_refusal(library: Path) -> None:
     inputs = attention_inputs(CASE)
     session = open_session(op_model("SparsegenAttention", inputs, **SPARSEGEN), library)
@@ -146,11 +226,22 @@ def test_a_session_answers_after_a_refusal(library: Path) -> None:
         ("SparsegenLin", "scores", np.int32),
         ("SparsegenAttention", "cu_seqlens", np.int64),
         ("SoftmaxAttention", "query", np.float64),
+        ("AxisAttention", "cu_seqlens", np.int64),
+        ("AxisAttention", "rows", np.int32),
+        ("AxisAttention", "columns", np.float64),
+        ("AxisAttention", "query", np.float64),
+        ("AxisMask", "hidden", np.int32),
     ],
 )
 def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: str, dtype: type) -> None:
-    inputs = dict(SCORES) if op == "SparsegenLin" else attention_inputs(CASE)
-    attributes = {"SparsegenLin": {"lambd": 0.0}, "SparsegenAttention": SPARSEGEN}.get(op, {"num_heads": 2})
+    attributes: dict[str, Any]
+    inputs, attributes = {
+        "SparsegenLin": (dict(SCORES), {"lambd": 0.0}),
+        "SparsegenAttention": (attention_inputs(CASE), SPARSEGEN),
+        "SoftmaxAttention": (attention_inputs(CASE), {"num_heads": 2}),
+        "AxisAttention": (axis_inputs(AXIS), {"num_heads": 2}),
+        "AxisMask": (dict(HIDDEN), {}),
+    }[op]
     inputs[name] = inputs[name].astype(dtype)
     model = op_model(op, inputs, **attributes)
     kind = {np.float64: "double", np.int32: "int32", np.int64: "int64"}[dtype]
@@ -159,11 +250,18 @@ def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: st
         open_session(model, library)
 
 
-@pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
+@pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention", "AxisAttention"])
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_mixed_types_are_refused_when_the_model_loads(library: Path, op: str, name: str) -> None:
-    inputs = attention_inputs(CASE)
+    inputs = axis_inputs(AXIS) if op == "AxisAttention" else attention_inputs(CASE)
     attributes = SPARSEGEN if op == "SparsegenAttention" else {"num_heads": 2}
     model = op_model(op, inputs | {name: inputs[name].astype(np.float16)}, **attributes)
     with pytest.raises(Exception, match=f"no kernel def matches node inputs for Op: {op}"):
+        open_session(model, library)
+
+
+@pytest.mark.parametrize("name", list(HIDDEN))
+def test_mixed_types_of_axis_mask_are_refused_when_the_model_loads(library: Path, name: str) -> None:
+    model = op_model("AxisMask", HIDDEN | {name: HIDDEN[name].astype(np.float16)})
+    with pytest.raises(Exception, match="no kernel def matches node inputs for Op: AxisMask"):
         open_session(model, library)

@@ -14,12 +14,15 @@ import pytest
 from one_op import (
     attention_attributes,
     attention_inputs,
+    axis_attributes,
+    axis_inputs,
     library_under_test,
     op_model,
     open_session,
     session_options,
 )
 
+from axis_cases import AxisCase
 from cases import AttentionCase
 from sparse_serve.op_library import OPSET_VERSION
 
@@ -142,6 +145,30 @@ def test_attention_shapes_are_inferred(tokens: int | str) -> None:
         model = op_model(op, inputs, shapes, **attention_attributes(op, CASE))
         results = open_session(model, library_under_test()).get_outputs()
         assert [result.shape for result in results] == expected
+
+
+@pytest.mark.parametrize("tokens", [70, "tokens"])
+def test_axis_shapes_are_inferred(tokens: int | str) -> None:
+    case = AxisCase(CASE, 0.1, 0.1)
+    inputs = axis_inputs(case)
+    shapes = {name: [tokens, 32] for name in ("query", "key", "value")}
+    shapes |= {"rows": [tokens], "columns": [tokens], "cu_seqlens": ["borders"]}
+    for outputs, expected in (
+        (["output", "support"], [[tokens, 32], [tokens, 2]]),
+        (["output"], [[tokens, 32]]),
+    ):
+        model = op_model("AxisAttention", inputs, shapes, outputs=outputs, **axis_attributes(case))
+        results = open_session(model, library_under_test()).get_outputs()
+        assert [result.shape for result in results] == expected
+
+    hidden = {"hidden": inputs["query"], "weight": np.zeros((2, 32), np.float32)}
+    model = op_model(
+        "AxisMask",
+        hidden | {"bias": np.zeros(2, np.float32)},
+        {"hidden": [tokens, 32], "weight": [2, 32], "bias": [2]},
+    )
+    results = open_session(model, library_under_test()).get_outputs()
+    assert [(result.shape, result.type) for result in results] == [([tokens], "tensor(bool)")] * 2
 
 
 @pytest.mark.parametrize("shape", [[2, 3], ["rows", 3], ["rows", "columns", 5]])

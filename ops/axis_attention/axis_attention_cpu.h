@@ -1,0 +1,457 @@
+// Attention on the keys of axis_keys_cpu.h. A panel holds the scores of a block as in packed_attention_cpu.h,
+// but a row of it is a slot: first the columns, gathered once for each head, then the band, then the pairs.
+// What a lane does not attend to scores -inf, so that both normalizers work as they do on all keys.
+#pragma once
+
+#include "axis_attention/axis_keys_cpu.h"
+#include "softmax_attention/softmax_attention_cpu.h"
+#include "sparsegen_lin/sparsegen_threshold_cpu.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+static_assert(kKeyRows <= kColumnPadding, "columns are scored kKeyRows at a time");
+
+struct AxisScratch {
+  float *column_keys, *column_values;  // (columns, padded head size)
+  float* queries;                      // (kPanelQueries, padded head size)
+  float *query_panel, *room, *scores, *maxima, *sums, *weights;
+  int32_t *survivors, *positive;
+  AxisKeysScratch keys;
+
+  int64_t Lay(float* base, const AxisExtent& extent) {
+    const int64_t padded = RoundUp(extent.head_size, kLanes);
+    ScratchLayout layout(base);
+    column_keys = layout.Take(extent.columns * padded);
+    column_values = layout.Take(extent.columns * padded);
+    queries = layout.Take(kPanelQueries * padded);
+    query_panel = layout.Take(extent.head_size * kPanelQueries);
+    room = layout.Take(RowsRoom(kKeyRows, extent.head_size));
+    scores = layout.Take((extent.slots + kKeyRows) * kPanelQueries);  // columns are scored kKeyRows at a time
+    maxima = layout.Take(kMaxClasses * kPanelQueries);
+    sums = layout.Take(padded * kLanes);
+    const int64_t solved = extent.sparsegen ? extent.slots : 0;
+    weights = layout.Take(solved * kLanes);
+    survivors = reinterpret_cast<int32_t*>(layout.Take(solved));
+    positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(solved, 32) / 32 * kLanes));
+    keys.Lay(&layout, extent);
+    return layout.used();
+  }
+};
+
+inline size_t AxisAttentionScratchFloats(const AxisExtent& extent) {
+  return static_cast<size_t>(AxisScratch{}.Lay(nullptr, extent));
+}
+
+// One head of one sequence.
+template <class Element>
+struct AxisHead {
+  const Element *query, *key, *value;
+  Element* output;
+  int32_t* support;
+  ptrdiff_t stride;
+  ptrdiff_t support_stride;
+  int64_t head_size;
+  int64_t padded;  // head size
+};
+
+// to[0..padded) = from[0..columns) * factor, zeros beyond.
+template <class Element>
+inline void CopyRow(const Element* from, int64_t columns, float factor, float* to) {
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j) * Broadcast(factor));
+  if (j < columns) Store(to + j, LoadPartial(from + j, columns - j) * Broadcast(factor));
+}
+
+// Keys or values of a band that are worked through at a time.
+constexpr int64_t kBandKeys = 128;
+
+// Calls visit(first, count) for every kBandKeys rows of one head's band. The next ones are asked for
+// meanwhile: they lie too far apart for the processor to guess.
+template <class Element, class Visit>
+inline void ForEachBandPart(const AxisHead<Element>& head, const Element* band, int64_t keys,
+                            const Visit& visit) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
+  for (int64_t j = 0; j < keys; j += kBandKeys) {
+    const int64_t next = Min(kBandKeys, keys - j - kBandKeys);
+    for (int64_t t = 0; t < next; ++t) {
+      const Element* row = band + (j + kBandKeys + t) * head.stride;
+      for (int64_t d = 0; d < head.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
+    }
+    visit(j, Min(kBandKeys, keys - j));
+  }
+}
+
+template <class Element>
+inline void GatherColumns(const AxisHead<Element>& head, const int32_t* columns, int64_t count,
+                          const AxisScratch& at) {
+  for (int64_t c = 0; c < count; ++c) {
+    const ptrdiff_t row = columns[c] * head.stride;
+    CopyRow(head.key + row, head.head_size, 1.0f, at.column_keys + c * head.padded);
+    CopyRow(head.value + row, head.head_size, 1.0f, at.column_values + c * head.padded);
+  }
+  for (int64_t i = count * head.padded; i < (count + kColumnPadding) * head.padded; ++i) {
+    at.column_keys[i] = 0.0f;
+  }
+}
+
+// products[t * stride] is the sum so far of the products of query and keys[t], each lane apart; columns from
+// d on are added, Vectors * kLanes of them.
+template <int64_t Vectors, class Element>
+inline void AddProducts(const float* query, const Element* const* keys, int64_t count, int64_t d,
+                        Floats* products, ptrdiff_t stride) {
+  Floats q[Vectors];
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) q[v] = Load(query + d + v * kLanes);
+  for (int64_t t = 0; t < count; ++t) {
+    Floats sum = d == 0 ? Floats{} : products[t * stride];
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) sum = MulAdd(q[v], Load(keys[t] + d + v * kLanes), sum);
+    products[t * stride] = sum;
+  }
+}
+
+// The products of query (padded head size) and some keys, one key every `stride`: SumEach makes scores of
+// them.
+template <class Element>
+inline void Multiply(const float* query, const Element* const* keys, int64_t count, int64_t head_size,
+                     Floats* products, ptrdiff_t stride) {
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= head_size; d += 4 * kLanes)
+    AddProducts<4>(query, keys, count, d, products, stride);
+  for (; d + kLanes <= head_size; d += kLanes) AddProducts<1>(query, keys, count, d, products, stride);
+  if (d == head_size) return;
+  for (int64_t t = 0; t < count; ++t) {
+    const Floats last = Load(query + d) * LoadPartial(keys[t] + d, head_size - d);
+    products[t * stride] = d == 0 ? last : products[t * stride] + last;
+  }
+}
+
+template <int64_t Vectors, class Element>
+inline void ScoreColumns(const AxisHead<Element>& head, int64_t columns, const AxisScratch& at) {
+  for (int64_t v = 0; v < Vectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
+  constexpr int64_t kHalf = kKeyRows / 2;
+  int64_t c = 0;
+  for (; columns - c > kHalf; c += kKeyRows) {
+    ScoreKeys<kKeyRows, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded,
+                                 head.head_size, at.room, at.scores + c * kPanelQueries, at.maxima);
+  }
+  if (c < columns) {
+    ScoreKeys<kHalf, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded, head.head_size,
+                              at.room, at.scores + c * kPanelQueries, at.maxima);
+  }
+}
+
+// Row by row, as the pairs of neighbouring rows have keys in common.
+template <class Element>
+inline void ScorePairs(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at,
+                       float* scores) {
+  constexpr int64_t kTogether = 8;
+  Floats products[kTogether][kLanes];
+  const Element* keys[kTogether];
+  for (int64_t lane = 0; lane < block.count; lane += kLanes) {
+    for (int64_t p = 0; p < block.pairs; p += kTogether) {
+      const int64_t pairs = Min(kTogether, block.pairs - p);
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const int32_t* own = block.pair_keys + p * kPanelQueries + lane + i;
+        for (int64_t t = 0; t < pairs; ++t) keys[t] = head.key + own[t * kPanelQueries] * head.stride;
+        Multiply(at.queries + (lane + i) * head.padded, keys, pairs, head.head_size, &products[0][i], kLanes);
+      }
+      for (int64_t t = 0; t < pairs; ++t) {
+        const Mask mask = MaskOf(block.pair_words[p + t] >> lane);
+        Store(scores + (p + t) * kPanelQueries + lane,
+              Select(mask, SumEach(products[t]), Broadcast(-kInfinity)));
+      }
+    }
+  }
+}
+
+template <class Element>
+inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, float scale,
+                        const AxisScratch& at) {
+  for (int64_t i = 0; i < block.count; ++i) {
+    CopyRow(head.query + block.rows[i] * head.stride, head.head_size, scale, at.queries + i * head.padded);
+  }
+  for (int64_t i = block.count * head.padded; i < kPanelQueries * head.padded; ++i) at.queries[i] = 0.0f;
+}
+
+// The panel of a block: (slots, kPanelQueries).
+template <int64_t Vectors, class Element>
+inline void ScoreBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
+  if (block.columns + block.band_keys > 0) {
+    TransposeScaled(at.queries, head.padded, kPanelQueries, head.head_size, 1.0f, at.query_panel,
+                    kPanelQueries);
+  }
+  if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
+  float* band = at.scores + block.columns * kPanelQueries;
+  const Element* band_key = head.key + block.band_begin * head.stride;
+  ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
+    ScorePanel<Vectors>(at.query_panel, band_key + j * head.stride, head.stride, count, head.head_size,
+                        at.room, band + j * kPanelQueries, at.maxima);
+  });
+  for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
+    for (int64_t v = 0; v < Vectors; ++v) {
+      float* score = band + j * kPanelQueries + v * kLanes;
+      Store(score, Select(MaskOf(block.band_words[j] >> v * kLanes), Load(score), Broadcast(-kInfinity)));
+    }
+  }
+  ScorePairs(head, block, at, band + block.band_keys * kPanelQueries);
+}
+
+// Maxima of classes of slots, (classes, kPanelQueries); returns how many there are.
+inline int64_t ClassMaxima(const float* scores, int64_t slots, float* maxima) {
+  const int64_t classes = Min(slots, kMaxClasses);
+  for (int64_t c = 0; c < classes; ++c) {
+    Floats maximum = Broadcast(-kInfinity);
+    for (int64_t s = c; s < slots; s += kMaxClasses) maximum = Max(Load(scores + s * kPanelQueries), maximum);
+    Store(maxima + c * kPanelQueries, maximum);
+  }
+  return classes;
+}
+
+// How many keys each lane from `first` on attends to.
+inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
+  Ints count = Ints{};
+  for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
+    count = CountIf(MaskOf(block.band_words[j] >> first), count);
+  }
+  for (int64_t p = 0; p < block.pairs; ++p) {
+    count = CountIf(MaskOf(block.pair_words[p] >> first), count);
+  }
+  const int64_t by_all = block.columns + (block.band_words == nullptr ? block.band_keys : 0);
+  return count + static_cast<int>(by_all);
+}
+
+// Replaces kLanes rows of scores by weights, all of a row still to be multiplied by what is returned for it.
+inline Floats SparsegenColumn(const AxisScratch& at, float* scores, int64_t slots, int64_t classes,
+                              float factor, int64_t rows, Survivors* survivors) {
+  *survivors = {at.weights, at.survivors, at.positive, 0, Ints{}, Mask{}};
+  SolveSparsegen({scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes}, factor, rows, survivors);
+  for (int64_t s = 0; s < slots; ++s) Store(scores + s * kPanelQueries, Floats{});
+  for (int64_t t = 0; t < survivors->count; ++t) {
+    Store(scores + survivors->keys[t] * kPanelQueries, Load(survivors->weights + t * kLanes));
+  }
+  return Select(survivors->nan, Broadcast(__builtin_nanf("")), Broadcast(1.0f));
+}
+
+// The pairs of one row, one every kPanelQueries. Without a weight it may be none of it.
+struct RowPairs {
+  const float* weights;
+  const int32_t* keys;
+  int64_t count;
+
+  template <class Visit>
+  void ForEach(const Visit& visit) const {
+    for (int64_t p = 0; p < count * kPanelQueries; p += kPanelQueries) {
+      if (weights[p] != 0.0f) visit(Broadcast(weights[p]), keys[p]);
+    }
+  }
+};
+
+// All keys of a sequence.
+struct RowKeys {
+  const float* weights;
+  int64_t count;
+
+  template <class Visit>
+  void ForEach(const Visit& visit) const {
+    for (int64_t j = 0; j < count; ++j) visit(Broadcast(weights[j]), j);
+  }
+};
+
+// Vectors * kLanes columns of one row's output: what its sums hold and its own keys add.
+template <int64_t Vectors, class Keys, class Element>
+inline void FinishTile(const Keys& keys, const Element* value, ptrdiff_t stride, const float* sums,
+                       Floats normalizer, Element* output) {
+  Floats sum[Vectors];
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) sum[v] = Load(sums + v * kLanes);
+  keys.ForEach([&](Floats weight, int64_t key) {
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) {
+      sum[v] = MulAdd(weight, Load(value + key * stride + v * kLanes), sum[v]);
+    }
+  });
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v] * normalizer);
+}
+
+template <class Keys, class Element>
+inline void FinishRow(const Keys& keys, const AxisHead<Element>& head, const float* sums, Floats normalizer,
+                      Element* output) {
+  const Element* value = head.value;
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= head.head_size; d += 4 * kLanes) {
+    FinishTile<4>(keys, value + d, head.stride, sums + d, normalizer, output + d);
+  }
+  for (; d + kLanes <= head.head_size; d += kLanes) {
+    FinishTile<1>(keys, value + d, head.stride, sums + d, normalizer, output + d);
+  }
+  const int64_t rest = head.head_size - d;
+  if (rest == 0) return;
+  Floats sum = Load(sums + d);
+  keys.ForEach([&](Floats weight, int64_t key) {
+    sum = MulAdd(weight, LoadPartial(value + d + key * head.stride, rest), sum);
+  });
+  StorePartial(output + d, rest, sum * normalizer);
+}
+
+// The outputs of the lanes from `first` on, whose weights stand in the panel.
+template <class Element>
+inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int64_t first, Floats normalizer,
+                     const AxisScratch& at) {
+  const int64_t rows = Min(kLanes, block.count - first);
+  for (int64_t i = 0; i < head.padded * kLanes; i += kLanes) Store(at.sums + i, Floats{});
+  const float* weights = at.scores + first;
+  AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
+                  head.head_size, rows, at.sums, head.padded);
+  weights += block.columns * kPanelQueries;
+  const Element* band_value = head.value + block.band_begin * head.stride;
+  ForEachBandPart(head, band_value, block.band_keys, [&](int64_t j, int64_t count) {
+    AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count, band_value + j * head.stride,
+                    head.stride, head.head_size, rows, at.sums, head.padded);
+  });
+  weights += block.band_keys * kPanelQueries;
+  for (int64_t r = 0; r < rows; ++r) {
+    FinishRow(RowPairs{weights + r, block.pair_keys + first + r, block.pairs}, head,
+              at.sums + r * head.padded, Broadcast(normalizer[r]),
+              head.output + block.rows[first + r] * head.stride);
+  }
+}
+
+template <class Element>
+inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisPattern& pattern,
+                        float factor, const AxisScratch& at) {
+  const auto score = block.count > kLanes ? ScoreBlock<2, Element> : ScoreBlock<1, Element>;
+  score(head, block, at);
+  const int64_t slots = block.slots();
+  for (int64_t first = 0; first < block.count; first += kLanes) {
+    const int64_t rows = Min(kLanes, block.count - first);
+    float* scores = at.scores + first;
+    const int64_t classes = ClassMaxima(scores, slots, at.maxima);
+    Survivors survivors{};
+    const Floats normalizer = pattern.extent.sparsegen
+                                  ? SparsegenColumn(at, scores, slots, classes, factor, rows, &survivors)
+                                  : ExponentiateColumn(scores, slots, at.maxima, classes);
+    SumBlock(head, block, first, normalizer, at);
+    if (head.support == nullptr) continue;
+    const Ints allowed = CountAllowed(block, first);
+    for (int64_t r = 0; r < rows; ++r) {
+      // NaN weights are not zero: all of them count.
+      const bool solved = pattern.extent.sparsegen && !(Bits(survivors.nan) >> r & 1);
+      head.support[block.rows[first + r] * head.support_stride] = solved ? survivors.support[r] : allowed[r];
+    }
+  }
+}
+
+// Up to this many full rows are cheaper one by one than in a panel.
+constexpr int64_t kFewRows = kLanes / 8 + 2;
+
+// Softmax over all keys of a sequence for one query, with keys in the lanes.
+template <class Element>
+inline void AttendRow(const AxisHead<Element>& head, const float* query, int64_t keys, const AxisScratch& at,
+                      Element* output) {
+  Floats maxima = Broadcast(-kInfinity);
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const int64_t count = Min(kLanes, keys - j);
+    const Element* rows[kLanes];
+    for (int64_t t = 0; t < count; ++t) rows[t] = head.key + (j + t) * head.stride;
+    Floats products[kLanes] = {};
+    Multiply(query, rows, count, head.head_size, products, 1);
+    const Mask exists = MaskOf((1u << count) - 1);
+    const Floats scores = Select(exists, SumEach(products), Broadcast(-kInfinity));
+    Store(at.scores + j, scores);
+    maxima = Max(scores, maxima);
+  }
+  float maximum = -kInfinity;
+  for (int64_t lane = 0; lane < kLanes; ++lane) maximum = maxima[lane] > maximum ? maxima[lane] : maximum;
+  const Floats shift = Broadcast(maximum > -kInfinity ? maximum : 0.0f);
+
+  Floats sums = {};
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const Floats weights = ExpNonPositive(Load(at.scores + j) - shift);
+    Store(at.scores + j, weights);
+    sums = sums + weights;
+  }
+  float total = 0.0f;
+  for (int64_t lane = 0; lane < kLanes; ++lane) total += sums[lane];
+  const float normalizer = total <= 0.0f ? 0.0f : 1.0f / total;
+  for (int64_t d = 0; d < head.padded; d += kLanes) Store(at.sums + d, Floats{});
+  FinishRow(RowKeys{at.scores, keys}, head, at.sums, Broadcast(normalizer), output);
+}
+
+template <class Element>
+inline void AttendRows(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int32_t row = block.rows[i];
+    AttendRow(head, at.queries + i * head.padded, block.band_keys, at, head.output + row * head.stride);
+    if (head.support != nullptr) {
+      head.support[row * head.support_stride] = static_cast<int32_t>(block.band_keys);
+    }
+  }
+}
+
+// The first row of one head of one sequence.
+template <class Element>
+inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, int64_t sequence_begin,
+                                int64_t head) {
+  const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
+  const ptrdiff_t offset = sequence_begin * stride + head * tensors.head_size;
+  int32_t* support = tensors.support;
+  if (support != nullptr) support += sequence_begin * tensors.num_heads + head;
+  return {tensors.query + offset,
+          tensors.key + offset,
+          tensors.value + offset,
+          tensors.output + offset,
+          support,
+          stride,
+          tensors.num_heads,
+          tensors.head_size,
+          RoundUp(tensors.head_size, kLanes)};
+}
+
+template <class Element>
+inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
+                          const QueryRange& range, float* scratch) {
+  AxisScratch at;
+  at.Lay(scratch, pattern.extent);
+  const int64_t begin = range.sequence_begin;
+  const AxisKeys keys{pattern,
+                      pattern.sequences[range.sequence],
+                      pattern.is_row + begin,
+                      pattern.is_column + begin,
+                      range.sequence_length,
+                      Mix(pattern.seed),
+                      at.keys};
+  const bool full = range.first < keys.sequence.full_rows;
+  const int64_t columns = full ? 0 : keys.sequence.columns;
+  const int64_t gathered = (columns + kColumnPadding) * RoundUp(tensors.head_size, kLanes);
+  const auto of_head = [&](int64_t h) {
+    AxisScratch own = at;
+    own.column_keys += h * gathered;
+    own.column_values += h * gathered;
+    return own;
+  };
+  for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
+    GatherColumns(HeadOf(tensors, begin, range.head + h), pattern.columns + begin, columns, of_head(h));
+  }
+  for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
+
+  const int32_t* rows = pattern.order + begin;
+  for (int64_t first = range.first; first < range.first + range.count; first += kPanelQueries) {
+    const int64_t count = Min(kPanelQueries, range.first + range.count - first);
+    const AxisBlock block = LayBlock(keys, rows + first, count, full);
+    for (int64_t h = 0; h < range.heads; ++h) {
+      const AxisHead<Element> head = HeadOf(tensors, begin, range.head + h);
+      LoadQueries(head, block, tensors.scale, at);
+      if (full && count <= kFewRows && !pattern.extent.sparsegen) {
+        AttendRows(head, block, at);
+      } else {
+        AttendBlock(head, block, pattern, tensors.factor, of_head(h));
+      }
+    }
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops

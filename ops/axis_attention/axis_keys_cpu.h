@@ -1,0 +1,195 @@
+// Which keys a block of queries attends to.
+//
+// A block is up to kPanelQueries rows of one sequence, one to a lane. Its keys come in three kinds, and no
+// pair of a row and a key is in two of them:
+//
+//   columns   every lane attends to them
+//   band      consecutive keys; bit i of a key's word says whether lane i attends to it
+//   pairs     a key of each lane's own; bit i of a pair's word says whether lane i has one
+#pragma once
+
+#include "attention/packed_attention_cpu.h"
+#include "cpu/kernels.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+static_assert(kPanelQueries <= 32, "a word has a bit for every lane of a block");
+
+struct AxisBlock {
+  const int32_t* rows;
+  int64_t count;
+  int64_t columns;
+  int64_t band_begin;
+  int64_t band_keys;
+  const uint32_t* band_words;  // null: every lane attends to the whole band
+  int64_t pairs;
+  const int32_t* pair_keys;    // (pairs, kPanelQueries): a valid position also where there is no key
+  const uint32_t* pair_words;  // (pairs)
+
+  int64_t slots() const { return columns + band_keys + pairs; }
+};
+
+struct AxisKeysScratch {
+  uint32_t *band_words, *drawn, *pair_words;
+  int32_t* pair_keys;
+
+  void Lay(ScratchLayout* layout, const AxisExtent& extent) {
+    band_words = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
+    drawn = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
+    pair_words = reinterpret_cast<uint32_t*>(layout->Take(extent.pairs));
+    pair_keys = reinterpret_cast<int32_t*>(layout->Take(extent.pairs * kPanelQueries));
+  }
+};
+
+// One sequence of the packed tensors, as its blocks are laid out.
+struct AxisKeys {
+  const AxisPattern& pattern;
+  const AxisSequence& sequence;
+  const uint8_t* is_row;
+  const uint8_t* is_column;
+  int64_t length;
+  uint64_t seed_hash;
+  const AxisKeysScratch& at;
+};
+
+// A hash of whole numbers below 2^31 - 1 that ONNX's int64 operators can compute: x -> (x + c)^5 permutes
+// them.
+constexpr uint64_t kPrime = 2147483647;
+
+inline uint64_t Mix(uint64_t x) {
+  const uint64_t y = (x + 1580030168) % kPrime;
+  const uint64_t y2 = y * y % kPrime;
+  return y2 * y2 % kPrime * y % kPrime;
+}
+
+// Calls visit(key) for every key drawn for a row, some maybe more than once.
+template <class Visit>
+inline void ForEachDrawn(const AxisKeys& keys, int32_t row, const Visit& visit) {
+  const uint64_t start = Mix(keys.seed_hash + static_cast<uint64_t>(row) + 1);
+  for (int64_t t = 1; t <= keys.pattern.random_keys; ++t) {
+    visit(static_cast<int32_t>(Mix(start + static_cast<uint64_t>(t)) % static_cast<uint64_t>(keys.length)));
+  }
+}
+
+inline bool IsWithin(const AxisKeys& keys, int64_t key) { return key >= 0 && key < keys.length; }
+
+// Notes that a lane attends to the keys from `first` to `last`: words hold what changes from key to key.
+inline void NoteRange(const AxisBlock& block, int64_t first, int64_t last, uint32_t lane, uint32_t* words) {
+  const int64_t end = block.band_begin + block.band_keys;
+  if (first >= end || last < block.band_begin) return;
+  words[first > block.band_begin ? first - block.band_begin : 0] ^= lane;
+  if (last + 1 < end) words[last + 1 - block.band_begin] ^= lane;
+}
+
+// The diagonals up to the reach.
+inline void NoteDiagonals(const AxisKeys& keys, const AxisBlock& block, uint32_t* words) {
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int32_t row = block.rows[i];
+    const uint32_t lane = uint32_t{1} << i;
+    for (int64_t r = 0; r < keys.pattern.run_count; ++r) {
+      const OffsetRun run = keys.pattern.runs[r];
+      if (run.first > keys.sequence.reach) break;
+      const int64_t last = Min(run.last, keys.sequence.reach);
+      if (run.first == 0) {
+        NoteRange(block, row - last, row + last, lane, words);
+      } else {
+        NoteRange(block, row - last, row - run.first, lane, words);
+        NoteRange(block, row + run.first, row + last, lane, words);
+      }
+    }
+  }
+}
+
+inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
+  const bool masked = keys.sequence.masked;
+  const int64_t first = masked ? 0 : block->rows[0] - keys.sequence.reach;
+  const int64_t last = masked ? keys.length : block->rows[block->count - 1] + keys.sequence.reach + 1;
+  block->band_begin = first > 0 ? first : 0;
+  block->band_keys = Min(last, keys.length) - block->band_begin;
+  uint32_t* words = keys.at.band_words;
+  block->band_words = words;
+
+  for (int64_t j = 0; j < block->band_keys; ++j) words[j] = 0;
+  NoteDiagonals(keys, *block, words);
+  uint32_t full_rows = 0;
+  for (int64_t i = 0; masked && i < block->count; ++i) {
+    full_rows |= uint32_t{keys.is_row[block->rows[i]] != 0} << i;
+  }
+  const uint32_t on_column = masked ? ~uint32_t{0} : 0;  // columns are a kind of their own elsewhere
+  uint32_t diagonals = 0;
+  for (int64_t j = 0; j < block->band_keys; ++j) {
+    diagonals ^= words[j];
+    words[j] = keys.is_column[block->band_begin + j] ? on_column : diagonals | full_rows;
+  }
+  for (int64_t i = 0; masked && i < block->count; ++i) {
+    const uint32_t lane = uint32_t{1} << i;
+    ForEachDrawn(keys, block->rows[i], [&](int32_t key) { words[key] |= lane; });
+  }
+}
+
+// The keys at one distance before or behind each row.
+inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block) {
+  int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
+  uint32_t word = 0;
+  for (int64_t i = 0; i < block->count; ++i) {
+    const int64_t key = block->rows[i] + distance;
+    const bool within = IsWithin(keys, key);
+    pair[i] = within ? static_cast<int32_t>(key) : block->rows[i];
+    word |= uint32_t{within && !keys.is_column[key]} << i;
+  }
+  for (int64_t i = block->count; i < kPanelQueries; ++i) pair[i] = block->rows[0];
+  keys.at.pair_words[block->pairs] = word;
+  if (word != 0) ++block->pairs;
+}
+
+inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
+  const int64_t room = Min(keys.pattern.random_keys, keys.length);
+  int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
+  uint32_t* words = keys.at.pair_words + block->pairs;
+  for (int64_t t = 0; t < room; ++t) words[t] = 0;
+  for (int64_t i = 0; i < room * kPanelQueries; ++i) pair[i] = block->rows[0];
+  int64_t most = 0;
+  for (int64_t i = 0; i < block->count; ++i) {
+    const int32_t row = block->rows[i];
+    const uint32_t lane = uint32_t{1} << i;
+    int64_t count = 0;
+    ForEachDrawn(keys, row, [&](int32_t key) {
+      const bool elsewhere = keys.is_column[key] || keys.pattern.is_offset[key < row ? row - key : key - row];
+      if (elsewhere || (keys.at.drawn[key] & lane)) return;
+      keys.at.drawn[key] |= lane;
+      pair[count * kPanelQueries + i] = key;
+      words[count] |= lane;
+      ++count;
+    });
+    if (count > most) most = count;
+  }
+  for (int64_t i = 0; i < most * kPanelQueries; ++i) keys.at.drawn[pair[i]] = 0;
+  block->pairs += most;
+}
+
+// The block of `count` rows from `rows` on, all of them full or none. `drawn` is 0 throughout, before and
+// after.
+inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, int64_t count, bool full) {
+  AxisBlock block{rows, count, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
+  if (full) {
+    block.band_keys = keys.length;
+    return block;
+  }
+  block.columns = keys.sequence.columns;
+  if (keys.sequence.reach >= 0) LayBand(keys, &block);
+  if (keys.sequence.masked) return block;
+  for (int64_t r = 0; r < keys.pattern.run_count; ++r) {
+    const OffsetRun run = keys.pattern.runs[r];
+    const int64_t first = run.first > keys.sequence.reach ? run.first : keys.sequence.reach + 1;
+    for (int64_t offset = first; offset <= Min(run.last, keys.length - 1); ++offset) {
+      LayDiagonal(keys, offset, &block);
+      if (offset > 0) LayDiagonal(keys, -offset, &block);
+    }
+  }
+  if (keys.pattern.random_keys > 0) LayRandom(keys, &block);
+  return block;
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops
