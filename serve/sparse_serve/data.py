@@ -1,11 +1,11 @@
-"""Texts: labelled ones from TSV, CSV and JSONL files (formats: `sparse_serve.records`), and plain lines.
+"""Texts: from TSV, CSV and JSONL files (formats: `sparse_serve.records`), and plain lines.
 
-Empty texts are valid where they are labelled; a missing label is not. What a label is depends on the task
-(`sparse_serve.tasks`). In a file of pairs every row has a second text.
+Empty texts are valid where they are labelled; where labels are asked for, none may be missing. What a label
+is depends on the task (`sparse_serve.tasks`). In a file of pairs every row has a second text.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,12 @@ from sparse_serve.records import Record, iter_records, text_of
 from sparse_serve.tasks import Label, ProblemType, names_of, parse_label, sorted_labels
 
 TEXT_PAIR = "text_b"
+
+Records = Iterable[tuple[int, Record]]
+"""(line, record) pairs, lines ascending."""
+
+Arrange = Callable[[str, Records], Records]
+"""Makes other records of those of a source, which it is told the name of: leaves some out, joins some."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,10 @@ class Columns:
 
 
 class Row(NamedTuple):
-    """One labelled text; `line` is where it starts in its file, `text_pair` is empty for a single text."""
+    """One text; `line` is where it starts in its file, `text_pair` is empty for a single text.
+
+    `label` is empty where no labels were asked for.
+    """
 
     line: int
     text: str
@@ -50,7 +59,7 @@ class TextData:
     """Rows of one source, a file's path or a data set's name, in its order.
 
     `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
-    sorted: by value where all are whole numbers, else by name; regression has none.
+    sorted: by value where all are whole numbers, else by name; regression has none, nor has plain text.
     """
 
     source: str
@@ -68,11 +77,14 @@ def read_data(
     path: Path,
     columns: Columns | None = None,
     *,
-    problem_type: ProblemType = "single_label_classification",
+    problem_type: ProblemType | None = "single_label_classification",
     max_rows: int | None = None,
     seed: int = 0,
+    arrange: Arrange | None = None,
 ) -> TextData:
-    """Read a labelled file, or a sample of `max_rows` of its rows: `sample_records` of its records.
+    """Read a file, or a sample of `max_rows` of its rows: `sample_records` of its records.
+
+    Without labels (`problem_type` None) also plain text (.txt): each line is a row.
 
     Raises:
         DataError: the file is missing, unreadable, empty, of an unknown format, lacks a column, or has a
@@ -80,31 +92,36 @@ def read_data(
         ValueError: `max_rows` is below 1.
     """
     columns = columns or Columns()
-    records = iter_records(path, columns.required)
+    records = iter_records(path, columns.required, plain=problem_type is None)
     return sample_records(
-        str(path), records, columns, problem_type=problem_type, max_rows=max_rows, seed=seed
+        str(path),
+        records if arrange is None else arrange(str(path), records),
+        columns,
+        problem_type=problem_type,
+        max_rows=max_rows,
+        seed=seed,
     )
 
 
 def sample_records(
     source: str,
-    records: Iterable[tuple[int, Record]],
+    records: Records,
     columns: Columns,
     *,
-    problem_type: ProblemType = "single_label_classification",
+    problem_type: ProblemType | None = "single_label_classification",
     max_rows: int | None = None,
     seed: int = 0,
 ) -> TextData:
-    """Read labelled records, or a uniform sample of `max_rows` of them.
+    """Read records, or a uniform sample of `max_rows` of them.
 
     The sample depends on `seed` and the records alone, and never holds more than `max_rows` rows in memory
     (reservoir sampling, Vitter's algorithm R); label shares are left as they fall.
 
     Args:
         source: the name that messages give the records.
-        records: (line, record) pairs, lines ascending, with the required columns.
+        records: with the required columns.
         columns: names of the columns.
-        problem_type: what the labels are.
+        problem_type: what the labels are; None reads none.
         max_rows: size of the sample; None for all.
         seed: seeds the sample.
 
@@ -119,20 +136,22 @@ def sample_records(
     labels: set[str] = set()
     count = 0
     for count, row in enumerate(_iter_rows(source, records, columns, problem_type), start=1):
-        labels.update(names_of(row.label))
+        if problem_type is not None:
+            labels.update(names_of(row.label))
         if max_rows is None or count <= max_rows:
             rows.append(row)
         elif (slot := rng.randrange(count)) < max_rows:
             rows[slot] = row
     if not count:
-        raise DataError(f"data file {source} has no rows; it needs one labelled text per line")
+        needed = "one text" if problem_type is None else "one labelled text"
+        raise DataError(f"data file {source} has no rows; it needs {needed} per line")
     return TextData(source, tuple(sorted(rows)), sorted_labels(labels), count)
 
 
 def _iter_rows(
-    source: str, records: Iterable[tuple[int, Record]], columns: Columns, problem_type: ProblemType
+    source: str, records: Records, columns: Columns, problem_type: ProblemType | None
 ) -> Iterator[Row]:
-    """Yield the rows of labelled records, read as they are asked for; errors as in `sample_records`."""
+    """Yield the rows of records, read as they are asked for; errors as in `sample_records`."""
     pair_column = columns.text_pair or TEXT_PAIR
     first_line: dict[bool, int] = {}  # by whether the row has a second text
     for line, record in records:
@@ -145,21 +164,23 @@ def _iter_rows(
                 f"{source}, line {first_line[False]}: the second text ('{pair_column}') is missing, but line "
                 f"{first_line[True]} has one; give every row a pair, or none"
             )
-        yield Row(line, text, text_pair, _label(source, line, record, columns.label, problem_type))
+        label = "" if problem_type is None else _label(source, line, record, columns.label, problem_type)
+        yield Row(line, text, text_pair, label)
 
 
-def hold_out(data: TextData, share: float, seed: int) -> tuple[TextData, TextData]:
-    """Split off a random `share` of the rows (at least one, and never all): the rest, and the part held out.
+def hold_out(data: TextData, share: float, seed: int, least: int = 1) -> tuple[TextData, TextData]:
+    """Split off a random `share` of the rows: the rest, and the part held out; `least` or more in both.
 
     Raises:
-        DataError: there are fewer than two rows.
+        DataError: there are fewer rows than that takes.
     """
     size = len(data.rows)
-    if size < 2:
+    if size < 2 * least:
         raise DataError(
-            f"data file {data.source} has {size} row; holding some out for evaluation needs two or more"
+            f"data file {data.source} has {size} row{'s' if size > 1 else ''}; holding some out for "
+            f"evaluation needs {2 * least} or more"
         )
-    held = set(random.Random(seed).sample(range(size), min(size - 1, max(1, round(size * share)))))
+    held = set(random.Random(seed).sample(range(size), min(size - least, max(least, round(size * share)))))
     kept_rows = tuple(row for number, row in enumerate(data.rows) if number not in held)
     held_rows = tuple(data.rows[number] for number in sorted(held))
     return replace(data, rows=kept_rows), replace(data, rows=held_rows)

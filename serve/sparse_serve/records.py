@@ -3,39 +3,43 @@
     TSV     a header row, fields separated by tabs, no quoting at all
     CSV     a header row, RFC 4180 quoting
     JSONL   one object per line
+    TXT     one text per line, where `iter_records` is told that it may be
 
 All are UTF-8 and told apart by the file's suffix.
 """
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from sparse_serve.errors import DataError
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
+PLAIN_SUFFIX = ".txt"
 
 Record = Mapping[str, object]
 
 
-def iter_records(path: Path, required: Sequence[str]) -> Iterator[tuple[int, Record]]:
+def iter_records(path: Path, required: Sequence[str], *, plain: bool = False) -> Iterator[tuple[int, Record]]:
     """Yield (line the record starts in, record) for each record of a file, as they are asked for.
 
-    Values are strings, in JSONL whatever the object holds.
+    Values are strings, in JSONL whatever the object holds. With `plain` also files of plain text: each line,
+    blank or not, is a record of the one required column.
 
     Raises:
         DataError: the file is missing, unreadable, empty, of an unknown format, lacks a required column, or
             has a malformed record; errors name the line.
     """
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataError(f"data file {path} has suffix '{suffix}'; accepted are {', '.join(SUFFIXES)}")
+    accepted = (PLAIN_SUFFIX, *SUFFIXES) if plain else SUFFIXES
+    if suffix not in accepted:
+        raise DataError(f"data file {path} has suffix '{suffix}'; accepted are {', '.join(accepted)}")
     try:
         with path.open("rb") as stream:
             lines = _decoded_lines(path, stream)
-            yield from (_objects if suffix == ".jsonl" else _rows)(path, lines, required)
+            yield from _READERS[suffix](path, lines, required)
     except OSError as error:
         raise DataError(
             f"data file {path} cannot be read: {error.strerror or error}; give a readable file"
@@ -69,7 +73,8 @@ def _decoded_lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
                 f"{error.start}); convert the file to UTF-8"
             ) from None
     if not number:
-        raise DataError(f"data file {path} is empty; it needs a header and one record per line")
+        needed = "one text" if path.suffix.lower() == PLAIN_SUFFIX else "a header and one record"
+        raise DataError(f"data file {path} is empty; it needs {needed} per line")
 
 
 def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
@@ -116,6 +121,20 @@ def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Itera
             raise DataError(f"{path}, line {line}: a JSON {type(record).__name__} where an object is needed")
         _require(path, line, list(record), required)
         yield line, record
+
+
+def _lines(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    column, *others = required
+    if others:
+        raise DataError(
+            f"data file {path} is plain text, which has no column '{others[0]}'; leave out --text-pair-column"
+        )
+    for number, line in enumerate(lines, start=1):
+        yield number, {column: line.rstrip("\r\n")}
+
+
+_Reader = Callable[[Path, Iterator[str], Sequence[str]], Iterator[tuple[int, Record]]]
+_READERS: Mapping[str, _Reader] = {".tsv": _rows, ".csv": _rows, ".jsonl": _objects, PLAIN_SUFFIX: _lines}
 
 
 def _require(path: Path, line: int, present: Sequence[str], required: Sequence[str]) -> None:

@@ -6,7 +6,9 @@ from typing import Literal
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from tiny_entry import VOCABULARY
+from tiny_entry import MEASURE_CONSTANTS, VOCABULARY, measure_nodes
+
+from sparse_serve.repository.config import AXES
 
 HEADS = 8
 HEAD_SIZE = 4
@@ -17,11 +19,11 @@ MAX_LENGTH = 512
 MICROSOFT = "com.microsoft"
 
 
-def attention_graph(path: Path, kind: Literal["eager", "fused"]) -> Path:
+def attention_graph(path: Path, kind: Literal["eager", "fused"], *, axes: bool = False) -> Path:
     """Write a graph of `LAYERS` attention layers over word embeddings; both kinds have the same weights.
 
     `eager` forms the scores `(B, H, L, L)` by MatMul, adds a broadcast mask, and takes their softmax; `fused`
-    has ONNX Runtime's MultiHeadAttention. `rho` is 0: softmax gives no zeros.
+    has ONNX Runtime's MultiHeadAttention. `rho` is 0: softmax gives no zeros. `axes` as in `tiny_graph`.
     """
     rng = np.random.default_rng(0)
     constants = {
@@ -58,6 +60,11 @@ def attention_graph(path: Path, kind: Literal["eager", "fused"]) -> Path:
         helper.make_node("Gather", ["kept", "first_column"], ["column"], axis=1),
         helper.make_node("Mul", ["column", "no_zeros"], ["rho"]),
     ]
+    measures = ["rho"]
+    if axes:
+        constants |= MEASURE_CONSTANTS
+        nodes += measure_nodes(AXES, "kept")
+        measures += AXES
     graph = helper.make_graph(
         nodes,
         kind,
@@ -67,7 +74,7 @@ def attention_graph(path: Path, kind: Literal["eager", "fused"]) -> Path:
         ],
         [
             helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2]),
-            helper.make_tensor_value_info("rho", TensorProto.FLOAT, ["batch", LAYERS]),
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", LAYERS]) for name in measures),
         ],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_entry import LAYERS, MAX_LENGTH, tiny_graph, tiny_tokenizer
+from tiny_entry import LAYERS, LONG, MAX_LENGTH, tiny_graph, tiny_tokenizer
 
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
@@ -17,6 +17,7 @@ from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 
+AAA = Attention(kind="axis", pattern="axis+local2")
 DOCKER = Path(__file__).parents[2] / "docker"
 
 
@@ -83,7 +84,13 @@ def server(
             max_batch_size=4,
         ),
     )
-    write_entry(repository, make_spec(name="value", graph=one, labels=("value",), problem_type="regression"))
+    write_entry(
+        repository,
+        make_spec(name="value", graph=one, labels=("value",), problem_type="regression", metrics=True),
+    )
+    write_entry(repository, make_spec(name="documents", max_length=LONG))
+    axes = tiny_graph(tmp_path_factory.mktemp("axes") / GRAPH_NAME, axes=True)
+    write_entry(repository, make_spec(name="aaa", graph=axes, attention=AAA, metrics=True))
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
 

@@ -7,6 +7,7 @@ from sparse_serve.environment import Cpu, OpLibrary
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
+    Axes,
     Breakdown,
     Environment,
     Growth,
@@ -16,6 +17,7 @@ from sparse_serve.profiling.report import (
     Memory,
     Quality,
     Report,
+    Served,
     Settings,
     Sparsity,
     Variant,
@@ -70,7 +72,35 @@ def eager_growth(measurements: Iterable[Measurement]) -> tuple[Growth, ...]:
     return tuple(growth(list(measurements), "reviews", HEADS))
 
 
-def report_of(measurements: Iterable[Measurement], absent: Iterable[Absent] = ()) -> Report:
+SSAF = Served(
+    model="reviews",
+    version=1,
+    layers=2,
+    max_length=512,
+    dtype="fp32",
+    attention="sparsegen",
+    pattern=None,
+    lambd=-4.0,
+)
+AAA = SSAF.model_copy(update={"attention": "axis", "pattern": "axis+local2", "lambd": None})
+
+
+def with_axes(measured: Measurement) -> Measurement:
+    """The measurement of a model of two layers in which 1 and 2 rows and 2 and 3 columns are on."""
+    assert measured.sparsity is not None
+    rows, columns = (1.0, 2.0), (2.0, 3.0)
+    axes = Axes(
+        rows_on=tuple(count / measured.length for count in rows),
+        columns_on=tuple(count / measured.length for count in columns),
+        rows_on_count=rows,
+        columns_on_count=columns,
+    )
+    return measured.model_copy(update={"sparsity": measured.sparsity.model_copy(update={"axes": axes})})
+
+
+def report_of(
+    measurements: Iterable[Measurement], absent: Iterable[Absent] = (), served: Served = SSAF
+) -> Report:
     measured = tuple(measurements)
     lengths = tuple(sorted({each.length for each in measured}))
     return Report(
@@ -101,6 +131,7 @@ def report_of(measurements: Iterable[Measurement], absent: Iterable[Absent] = ()
             memory="How memory was measured.",
             latency="How latency was measured.",
         ),
+        served=(served,),
         inputs=tuple(
             Inputs(
                 model="reviews",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tiny_entry import tiny_graph
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
@@ -13,7 +14,7 @@ from sparse_serve.repository import check, releases
 from sparse_serve.repository.check import Finding, Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
-from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.repository.manifest import Attention, OpLibrary
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -81,6 +82,25 @@ def test_faults_of_the_graphs_configuration(entry: Path) -> None:
     edit(entry.parent / "tiny_model" / CONFIG_NAME, "TYPE_FP32", "TYPE_FP16")
     messages = [finding.message for finding in faults(entry) if finding.check == "tiny_model 1"]
     assert messages == ["config.pbtxt and the graph disagree about output"]
+
+
+def test_measures_that_the_graph_does_not_give(tmp_path: Path, make_spec: MakeSpec) -> None:
+    public = write_entry(tmp_path, make_spec(metrics=True))
+    assert not faults(public)
+    edit(public / CONFIG_NAME, 'string_value: "rho"', 'string_value: "rho,rows_on"')
+    messages = [finding.message for finding in faults(public) if finding.level is Level.error]
+    assert messages == ["config.pbtxt puts 'rho,rows_on' on the metrics port, the graph measures rho"]
+
+
+def test_axes_belong_to_axis_attention(tmp_path: Path, make_spec: MakeSpec) -> None:
+    axes, axis = tiny_graph(tmp_path / "axes.onnx", axes=True), Attention(kind="axis", pattern="axis+local2")
+    assert not faults(write_entry(tmp_path / "models", make_spec(graph=axes, attention=axis, metrics=True)))
+    without = write_entry(tmp_path / "without", make_spec(attention=axis))
+    beside = write_entry(tmp_path / "beside", make_spec(graph=axes))
+    assert [finding.message for path in (without, beside) for finding in faults(path)] == [
+        "the graph measures rho, the manifest says attention 'axis'",
+        "the graph measures rho, rows_on, columns_on, the manifest says attention 'softmax'",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from sparse_serve.repository.config import (
     graph_config,
     graph_signature,
     load_graph,
+    parameters,
     public_config,
     read_config,
     to_text,
@@ -55,6 +56,63 @@ SIGNATURE = Signature(
 )
 def test_configurations_are_the_golden_ones(name: str, config: ModelConfig) -> None:
     assert to_text(config) == (GOLDEN / name).read_text()
+
+
+AXES_SIGNATURE = Signature(
+    inputs=SIGNATURE.inputs,
+    outputs=(
+        *SIGNATURE.outputs,
+        *(Tensor(name, DataType.TYPE_FP32, (6,)) for name in ("rows_on", "columns_on")),
+    ),
+)
+
+
+def test_rows_and_columns_are_outputs_of_the_graph_alone() -> None:
+    graph, plain = (graph_config("reviews_model", each) for each in (AXES_SIGNATURE, SIGNATURE))
+    assert [(tensor.name, list(tensor.dims)) for tensor in graph.output[1:]] == [
+        ("rho", [6]),
+        ("rows_on", [6]),
+        ("columns_on", [6]),
+    ]
+    assert graph.output[:2] == plain.output[:]
+    public, without = (
+        public_config(
+            "reviews", each, labels=("a", "b"), problem_type="single_label_classification", max_length=8
+        )
+        for each in (AXES_SIGNATURE, SIGNATURE)
+    )
+    assert public == without
+
+
+@pytest.mark.parametrize(
+    ("signature", "measures"), [(SIGNATURE, "rho"), (AXES_SIGNATURE, "rho,rows_on,columns_on")]
+)
+def test_metrics_are_every_measure_of_the_graph(signature: Signature, measures: str) -> None:
+    config = public_config(
+        "reviews", signature, labels=("a", "b"), problem_type="regression", max_length=8, metrics=True
+    )
+    assert parameters(config)["metrics"] == measures
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"logits": (2,)}, "no output 'rho', only logits"),
+        ({"rho": (6,), "rows_on": (6,)}, "no output 'columns_on', only rho, rows_on"),
+        ({"rho": (6,), "rows_on": (6,), "columns_on": (5,)}, r"'columns_on' is FP32 \[-1, 5\]"),
+        ({"rho": (6, 2)}, r"'rho' is FP32 \[-1, 6, 2\]: FP32 \[-1, layers\] is needed"),
+        ({"rho": ()}, r"'rho' is FP32 \[-1\]"),
+    ],
+)
+def test_measures_of_another_shape_are_refused(outputs: dict[str, tuple[int, ...]], message: str) -> None:
+    tensors = tuple(Tensor(name, DataType.TYPE_FP32, dims) for name, dims in outputs.items())
+    with pytest.raises(RepositoryError, match=message):
+        _ = Signature(SIGNATURE.inputs, tensors).measures
+
+
+def test_measures_of_another_type_are_refused() -> None:
+    with pytest.raises(RepositoryError, match=r"'rho' is FP16 \[-1, 6\]"):
+        _ = Signature(SIGNATURE.inputs, (Tensor("rho", DataType.TYPE_FP16, (6,)),)).measures
 
 
 def test_text_reads_back(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
@@ -24,17 +26,22 @@ from sparse_serve import cli_profile
 from sparse_serve.cli import app, run
 from sparse_serve.data import Columns, read_texts
 from sparse_serve.errors import DataError
+from sparse_serve.profiling import summary
 from sparse_serve.profiling.evaluation import read_evaluation
-from sparse_serve.profiling.report import Measurement, Report, Variant, report_schema
+from sparse_serve.profiling.load import Answer
+from sparse_serve.profiling.measure import Timing
+from sparse_serve.profiling.report import Axes, Measurement, Report, Variant, report_schema
 from sparse_serve.profiling.subjects import attention_heads, find_subjects
 from sparse_serve.profiling.workload import (
     BUILT_IN,
     REQUESTS,
+    Batch,
     load_tokenizer,
     make_workload,
     row_lengths,
 )
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.manifest import Attention
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -48,7 +55,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) ->
     folder = tmp_path_factory.mktemp("graphs")
     spec = make_spec(
         name="attending",
-        graph=attention_graph(folder / "fused.onnx", "fused"),
+        graph=attention_graph(folder / "fused.onnx", "fused", axes=True),
+        attention=Attention(kind="axis", pattern="axis+local2"),
         max_length=MAX_LENGTH,
         layers=LAYERS,
         baselines={"padded_eager": attention_graph(folder / "eager.onnx", "eager")},
@@ -153,6 +161,49 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
         assert measured.sparsity is not None
         assert measured.sparsity.rho == (0.0,) * LAYERS
         assert measured.sparsity.keys_kept == (float(measured.length),) * LAYERS
+        axes = measured.sparsity.axes
+        assert axes is not None
+        # [CLS], in layer 2 [SEP] too; and in columns some w0.
+        assert axes.rows_on_count == pytest.approx((1, 2), rel=1e-5)
+        assert axes.columns_on_count[0] == pytest.approx(2, rel=1e-5)
+        for shares, counts in (
+            (axes.rows_on, axes.rows_on_count),
+            (axes.columns_on, axes.columns_on_count),
+        ):
+            assert [measured.length * share for share in shares] == pytest.approx(counts)
+    (served,) = report.served
+    assert (served.model, served.attention, served.pattern) == ("attending", "axis", "axis+local2")
+
+
+@dataclass
+class Graph:
+    """Stands for the client of a served graph with these outputs: every measure of it is a quarter."""
+
+    outputs: Sequence[str]
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
+        self.asked.append(tuple(outputs))
+        shape = (len(batch.texts), LAYERS)
+        return Answer({name: np.full(shape, 0.25, np.float32) for name in outputs}, Timing(0, 1, 0))
+
+
+@pytest.mark.parametrize("axes", [False, True])
+def test_what_the_graph_measures_is_asked_for(axes: bool, tmp_path: Path) -> None:
+    measures = ("rho", "rows_on", "columns_on") if axes else ("rho",)
+    graph = Graph(["logits", *measures])
+    # Rows of 40 and of 8 tokens.
+    workload = make_workload(bert_like(tmp_path / "tokenizer.json"), read_texts(None), 40, 2)
+    sparsity = summary.sparsity(graph, workload)
+    assert graph.asked == [measures] * REQUESTS
+    assert (sparsity.rho, sparsity.keys_kept) == ((0.25,) * LAYERS, (18.0,) * LAYERS)
+    expected = Axes(
+        rows_on=(0.25,) * LAYERS,
+        columns_on=(0.25,) * LAYERS,
+        rows_on_count=(6.0,) * LAYERS,
+        columns_on_count=(6.0,) * LAYERS,
+    )
+    assert sparsity.axes == (expected if axes else None)
 
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from sample_report import full_report, measurement, report_of
+from sample_report import AAA, SSAF, full_report, measurement, report_of, with_axes
 
-from sparse_serve.profiling.reading import TITLES, read_doubts, read_model
+from sparse_serve.profiling.reading import TITLES, attention_title, read_doubts, read_model
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
@@ -22,7 +22,7 @@ from sparse_serve.profiling.report import (
     to_csv,
     write_text_reports,
 )
-from sparse_serve.profiling.report_page import throughput_figure, to_html, write_page
+from sparse_serve.profiling.report_page import axes_figure, throughput_figure, to_html, write_page
 from sparse_serve.profiling.savings import growth, savings, splits
 
 MIB = 2**20
@@ -230,6 +230,73 @@ def test_other_sentences_say_what_is_noise_too() -> None:
     )
     assert "takes 15.0 ms where the graph alone takes 10.0 ms." in sentences
     assert any("is called noise where" in doubt for doubt in read_doubts(report_of(near)))
+
+
+def aaa_report() -> Report:
+    """An AAA model at two lengths, with the dense variants that its savings are split by."""
+    ours = [with_axes(measurement("model", length, p50=p50)) for length, p50 in ((128, 9.8), (2048, 50))]
+    packed = [measurement("packed_dense", length, p50=p50) for length, p50 in ((128, 10), (2048, 150))]
+    fused = [measurement("padded_fused", length, p50=p50) for length, p50 in ((128, 20), (2048, 200))]
+    return report_of([*ours, *packed, *fused], served=AAA)
+
+
+def test_rows_and_columns_on_are_in_every_file() -> None:
+    report = aaa_report()
+    jsonschema.validate(json.loads(report.to_json()), json.loads(report_schema()))
+    row = next(csv.DictReader(io.StringIO(to_csv(report))))
+    assert (row["rows_on"], row["rows_on_per_layer"]) == ("0.01172", "0.00781 0.01562")
+    assert (row["rows_on_count_per_layer"], row["columns_on_count_per_layer"]) == (
+        "1.00000 2.00000",
+        "2.00000 3.00000",
+    )
+    plain = next(csv.DictReader(io.StringIO(to_csv(full_report()))))
+    assert (plain["rho"], plain["rows_on"], plain["columns_on_per_layer"]) == ("0.92500", "", "")
+    text = " ".join(" ".join(Page(to_html(report)).text).split())
+    assert "AAA: axis + local2, softmax over the allowed pairs" in text
+    assert "2048 columns on 0.10 % (2.0) 0.15 % (3.0)" in text
+    assert "rows on" not in " ".join(Page(to_html(full_report())).text)
+
+
+def test_rows_and_columns_are_drawn_by_layer() -> None:
+    figure = axes_figure(aaa_report(), "reviews")
+    assert figure is not None
+    lines = [(trace.name, list(trace.x), list(trace.y), list(trace.text)) for trace in figure.data]
+    assert lines[0] == ("128 tokens", [1, 2], [100 / 128, 200 / 128], ["1.0", "2.0"])
+    assert lines[3] == ("2048 tokens", [1, 2], [200 / 2048, 300 / 2048], ["2.0", "3.0"])
+    assert axes_figure(full_report(), "reviews") is None
+
+
+def test_the_reading_of_an_axis_model() -> None:
+    sentences = " ".join(read_model(aaa_report(), "reviews"))
+    assert (
+        "At 2048 tokens, by layer, 0.05% to 0.10% of a text's tokens have their row on, and read every key: "
+        "1.0 to 2.0 of them. 0.10% to 0.15% have their column on, and are read by every query: 2.0 to 3.0."
+    ) in sentences
+    assert (
+        "Of the p50 latency of padded dense, fused, the packed kernel and sparsity save 50% and 1% (noise) "
+        "at 128 tokens and 25% and 50% at 2048 tokens."
+    ) in sentences
+    assert "their row on" not in " ".join(read_model(full_report(), "reviews"))
+
+
+@pytest.mark.parametrize(
+    ("attention", "pattern", "lambd", "title"),
+    [
+        ("softmax", None, None, "full attention, softmax"),
+        ("sparsegen", None, -4.0, "SSAF: sparsegen-lin at λ = -4"),
+        ("axis", "axis+local2", None, "AAA: axis + local2, softmax over the allowed pairs"),
+        ("axis", "axis+local2", -4.0, "AAA: axis + local2, sparsegen-lin at λ = -4 over the allowed pairs"),
+        (
+            "axis",
+            "local2+global1",
+            None,
+            "attention pattern local2 + global1, softmax over the allowed pairs",
+        ),
+    ],
+)
+def test_attention_is_named(attention: str, pattern: str | None, lambd: float | None, title: str) -> None:
+    served = SSAF.model_copy(update={"attention": attention, "pattern": pattern, "lambd": lambd})
+    assert attention_title(served) == title
 
 
 def swept(*p50: float, spread: float = 0.02) -> Report:

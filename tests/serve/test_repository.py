@@ -160,7 +160,7 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     assert read_entry(tmp_path / "tiny").versions == (1, 2)
 
 
-@pytest.mark.parametrize("change", [{"labels": ("no", "yes")}, {"max_length": 9}])
+@pytest.mark.parametrize("change", [{"labels": ("no", "yes")}, {"max_length": 9}, {"metrics": True}])
 def test_versions_that_differ_are_refused(
     tmp_path: Path, make_spec: MakeSpec, change: dict[str, object]
 ) -> None:
@@ -177,6 +177,7 @@ def test_versions_that_differ_are_refused(
         ({"labels": ("only",)}, r"gives logits \[2\] for 1 labels"),
         ({"labels": ("same", "same")}, "must be unique"),
         ({"labels": ("two\nlines", "b")}, "single non-empty lines"),
+        ({"layers": 3}, r"gives rho \[2\] for 3 layers"),
         ({"max_length": 3}, "no room beside 3 special tokens"),
         ({"tokenizer": Path(__file__)}, "tokenizer .* cannot be read"),
         ({"graph": Path(__file__)}, "is not an ONNX file"),

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from tiny_entry import LAYERS, MAX_LENGTH
+from tiny_entry import LAYERS, LONG, MAX_LENGTH
 from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from sparse_serve.client import Classifier
+from sparse_serve.profiling.workload import load_tokenizer, make_batch
 from sparse_serve.repository.entries import EntrySpec
 from sparse_serve.triton.launcher import TritonServer
 
@@ -177,6 +178,18 @@ def test_a_hundred_kilobytes_are_cut_and_flagged(classifier: Classifier) -> None
     assert prediction.token_count == MAX_LENGTH
 
 
+def test_a_document_of_4096_tokens_is_read_whole(classifier: Classifier, wire: Wire) -> None:
+    whole = "w1 " * (LONG - 2)
+    exact, longer = classifier.classify("documents", [whole, f"{whole} w2"])
+    assert (exact.token_count, exact.truncated) == (LONG, False)
+    assert (longer.token_count, longer.truncated) == (LONG, True)
+    ids = np.full((4, LONG), 5, np.int64)
+    ids[:, [0, -1]] = 2, 3
+    feed = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    for row in wire.infer("documents_model", feed, ["logits"])["logits"]:
+        np.testing.assert_allclose(row, exact.logits, rtol=1e-5)
+
+
 IDS = np.ones((1, 3), np.int64)
 GRAPH_INPUTS = {"input_ids": IDS, "attention_mask": IDS, "token_type_ids": IDS * 0}
 
@@ -225,6 +238,16 @@ def test_faults_are_refused_and_the_next_request_is_answered(
     server.check()
 
 
+def test_rows_and_columns_on_are_answered_where_asked_for(wire: Wire) -> None:
+    ids = np.array([[2, 4, 5, 3], [2, 7, 3, 0]], np.int64)
+    feed = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
+    answered = wire.infer("aaa_model", feed, ["rows_on", "columns_on"])
+    np.testing.assert_allclose(answered["rows_on"], [[1 / 4, 2 / 4], [1 / 3, 2 / 3]], rtol=1e-6)
+    np.testing.assert_allclose(answered["columns_on"], [[2 / 4, 3 / 4], [2 / 3, 2 / 3]], rtol=1e-6)
+    with pytest.raises(InferenceServerException, match="unexpected inference output 'rows_on'"):
+        wire.infer("tiny_model", feed, ["rows_on"])
+
+
 def test_closed_apis_are_closed(server: TritonServer, wire: Wire) -> None:
     for call in (
         wire.client.get_model_repository_index,
@@ -236,9 +259,50 @@ def test_closed_apis_are_closed(server: TritonServer, wire: Wire) -> None:
             call()
 
 
-def test_metrics_are_served(server: TritonServer) -> None:
+def scrape(server: TritonServer) -> dict[str, float]:
+    """The metrics port's values, by name and labels as they are printed."""
     host, path = server.metrics_url.removeprefix("http://").split("/", 1)
     connection = http.client.HTTPConnection(host, timeout=30)
     connection.request("GET", f"/{path}")
-    assert b'nv_inference_request_success{model="tiny"' in connection.getresponse().read()
+    lines = connection.getresponse().read().decode().splitlines()
     connection.close()
+    values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in values}
+
+
+def test_metrics_are_served(server: TritonServer) -> None:
+    found = scrape(server)
+    assert any(name.startswith('nv_inference_request_success{model="tiny"') for name in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "measures"), [("aaa", ("rho", "rows_on", "columns_on")), ("value", ("rho",))]
+)
+def test_metrics_are_the_sums_of_what_the_graph_measures(
+    server: TritonServer, make_spec: Callable[..., EntrySpec], name: str, measures: tuple[str, ...]
+) -> None:
+    """Each text counts once, whatever batch it came in and whatever was asked of it."""
+    before = scrape(server)
+    wire = Wire(triton_grpc, server.grpc_url)
+    with Classifier(server.grpc_url, "grpc") as classifier, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda text: classifier.classify(name, [text]), TEXTS))
+    wire.infer(name, {"TEXT": text("w0", "w0 w1 w2")}, ["rho"])
+    after = scrape(server)
+    grown = {
+        key: after[key] - before[key]
+        for key in after
+        if key.startswith("sparse_serve_") and f'model="{name}"' in key
+    }
+    assert grown.pop(f'sparse_serve_texts_total{{model="{name}",version="1"}}') == len(TEXTS) + 2
+
+    tokenizer = load_tokenizer(make_spec().tokenizer, MAX_LENGTH)
+    expected = dict.fromkeys(grown, 0.0)
+    for row in (*TEXTS, "w0", "w0 w1 w2"):
+        batch = make_batch(tokenizer, [row])
+        for measure, (shares,) in wire.infer(f"{name}_model", batch.arrays, measures).items():
+            for layer, share in enumerate(shares.tolist(), start=1):
+                labels = f'{{layer="{layer}",model="{name}",version="1"}}'
+                expected[f"sparse_serve_{measure}_total{labels}"] += share
+    wire.client.close()
+    assert len(expected) == len(measures) * LAYERS
+    assert grown == pytest.approx(expected, rel=1e-5)

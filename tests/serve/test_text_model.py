@@ -12,6 +12,7 @@ import triton_stub as stub
 from tiny_entry import MAX_LENGTH, VOCABULARY, tiny_graph
 
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import Attention
 from sparse_serve.tasks import ProblemType, Task
 
 TRITON = Path(str(files("sparse_serve") / "triton"))
@@ -224,6 +225,40 @@ def test_rho_is_computed_only_when_asked_for(tiny: tuple[Any, Graph]) -> None:
     mixed = answer(model, without, request("w1 w2", names=("rho",)))
     assert [call.requested_output_names() for call in graph.calls] == [["logits"], ["logits", "rho"]]
     assert [list(arrays) for arrays in mixed] == [["label", "scores"], ["rho"]]
+
+
+def test_metrics_are_sums_over_the_texts_answered(
+    load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    monkeypatch.setattr(stub.MetricFamily, "ports", port)
+    graph = tiny_graph(tmp_path / "axes.onnx", axes=True)
+    model, served = load(graph=graph, attention=Attention(kind="axis"), metrics=True)
+    families = [f"sparse_serve_{name}_total" for name in ("texts", "rho", "rows_on", "columns_on")]
+    assert list(port) == families
+    assert not any(value for counters in port.values() for value in counters.values())
+
+    served.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
+    # [CLS] w0 w1 [SEP] and [CLS] w1 [SEP], once together with a text that the graph refuses.
+    responses = model.execute([request("w0 w1", names=("label",)), request("w9"), request("w1")])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    assert set(responses[0].arrays()) == {"label"}
+    assert all(
+        set(call.requested_output_names()) == {"logits", "rho", "rows_on", "columns_on"}
+        for call in served.calls
+    )
+    entry = (("model", "tiny"), ("version", "1"))
+    assert port[families[0]] == {entry: 2}
+    sums = {name: [port[name][(("layer", f"{layer}"), *entry)] for layer in (1, 2)] for name in families[1:]}
+    np.testing.assert_allclose(sums[families[1]], [2 / 4 + 2 / 3, 1 + 1], rtol=1e-6)
+    np.testing.assert_allclose(sums[families[2]], [1 / 4 + 1 / 3, 2 / 4 + 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(sums[families[3]], [2 / 4 + 2 / 3, 3 / 4 + 2 / 3], rtol=1e-6)
+
+
+def test_without_metrics_no_counter_is_made(tiny: tuple[Any, Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stub.MetricFamily, "ports", {})
+    answer(tiny[0], request("w1"))
+    assert not stub.MetricFamily.ports
 
 
 def test_single_label_scores_are_a_softmax(tiny: tuple[Any, Graph]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from google.protobuf.json_format import MessageToDict
@@ -79,6 +79,31 @@ class Response:
         return {tensor.name(): tensor.as_numpy() for tensor in self.tensors}
 
 
+class MetricFamily:
+    """Counters of one name; those of equal labels are one, as on Triton's metrics port."""
+
+    COUNTER = "counter"
+
+    class _Metric:
+        def __init__(self, values: dict[tuple[tuple[str, str], ...], float], labels: dict[str, str]) -> None:
+            self._values, self._labels = values, tuple(sorted(labels.items()))
+            values.setdefault(self._labels, 0.0)
+
+        def increment(self, value: float) -> None:
+            assert value >= 0
+            self._values[self._labels] += value
+
+    ports: ClassVar[dict[str, dict[tuple[tuple[str, str], ...], float]]] = {}
+
+    def __init__(self, *, name: str, description: str, kind: str) -> None:
+        assert kind == self.COUNTER
+        assert description
+        self._values = self.ports.setdefault(name, {})
+
+    def Metric(self, *, labels: dict[str, str]) -> "MetricFamily._Metric":  # noqa: N802
+        return self._Metric(self._values, labels)
+
+
 def _find(tensors: Sequence[Tensor], name: str) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.name() == name), None)
 
@@ -88,6 +113,7 @@ def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -
     utilities: Any = ModuleType("triton_python_backend_utils")
     utilities.TritonError = Error
     utilities.TritonModelException = type("TritonModelException", (Exception,), {})
+    utilities.MetricFamily = MetricFamily
     utilities.Tensor, utilities.InferenceRequest, utilities.InferenceResponse = Tensor, Request, Response
     utilities.get_input_tensor_by_name = lambda request, name: _find(request.inputs, name)
     utilities.get_output_tensor_by_name = lambda response, name: _find(response.tensors, name)

@@ -51,6 +51,7 @@ class TritonLoad:
             self._client.close()
             raise self._failure(error) from error
         self._inputs = [str(tensor.name) for tensor in metadata.inputs]
+        self.outputs: Sequence[str] = [str(tensor.name) for tensor in metadata.outputs]
 
     def __enter__(self) -> "TritonLoad":
         return self

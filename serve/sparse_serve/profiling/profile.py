@@ -163,6 +163,7 @@ def profile(options: ProfileOptions, progress: Progress) -> Report:
     return Report(
         environment=findings[0].environment,
         settings=_settings(options),
+        served=tuple(summary.served(plan.entry) for plan in plans),
         inputs=tuple(
             summary.inputs(plan.entry.name, workload) for plan in plans for workload in plan.workloads
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sparse_serve.profiling.report import Baseline, Measurement, Quantity, Report, Variant
+from sparse_serve.profiling.report import Baseline, Measurement, Quantity, Report, Served, Variant
 
 TITLES: dict[Variant, str] = {
     "model": "this model",
@@ -20,6 +20,10 @@ _MOST_NAMED = 4
 # Peak memory repeats to about this share, or to some pages that happened to be touched.
 _MEMORY_NOISE = 0.03
 _MEMORY_NOISE_BYTES = MIB // 2
+_QUANTITY_TITLES: dict[Quantity, str] = {
+    "latency_ms": "p50 latency",
+    "memory_bytes": "peak memory above idle",
+}
 _NOISE_RULES: dict[Quantity, str] = {
     "latency_ms": "the greater of the two spreads",
     "memory_bytes": "3 % or half a MiB",
@@ -31,14 +35,31 @@ def read_model(report: Report, model: str) -> list[str]:
     return [
         *_against_fused(report, model, "latency_ms"),
         *_against_fused(report, model, "memory_bytes"),
+        *_steps(report, model, "latency_ms"),
+        *_steps(report, model, "memory_bytes"),
         *_eager(report, model),
         *_padding(report, model),
         *_sparsity(report, model),
+        *_axes(report, model),
         *_growth(report, model),
         *_text(report, model),
         *_portable(report, model),
         *_concurrency(report, model),
     ]
+
+
+def attention_title(served: Served) -> str:
+    """Return in words what a model attends to, and with which weights."""
+    normalizer = "softmax" if served.lambd is None else f"sparsegen-lin at λ = {served.lambd:g}"
+    if served.attention == "axis":
+        terms = (served.pattern or "").split("+")
+        kind = "AAA: " if "axis" in terms else "attention pattern "
+        title = f"{kind}{' + '.join(terms)}, {normalizer} over the allowed pairs"
+    elif served.attention == "sparsegen":
+        title = f"SSAF: {normalizer}"
+    else:
+        title = "full attention, softmax"
+    return title
 
 
 def read_doubts(report: Report) -> list[str]:
@@ -122,9 +143,9 @@ def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[s
         group.append(detail)
     if not (saves or costs or ties):
         return
-    name = "p50 latency" if quantity == "latency_ms" else "peak memory above idle"
     yield (
-        f"Against the best fused dense variant, in {name}, {_in_flight(report.lightest)}: "
+        f"Against the best fused dense variant, in {_QUANTITY_TITLES[quantity]}, "
+        f"{_in_flight(report.lightest)}: "
         + "; ".join(
             f"{what} at {_list(found)}"
             for what, found in (("lower", saves), ("higher", costs), ("no difference beyond noise", ties))
@@ -146,12 +167,7 @@ def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[s
 
 
 def _rivals(report: Report, ours: Measurement) -> list[Measurement]:
-    return [
-        rival
-        for variant in DENSE_FUSED
-        for rival in report.series(ours.model, variant)
-        if (rival.length, rival.batch) == (ours.length, ours.batch)
-    ]
+    return [rival for variant in DENSE_FUSED if (rival := _at(report, ours, variant)) is not None]
 
 
 def _eager(report: Report, model: str) -> Iterator[str]:
@@ -162,6 +178,33 @@ def _eager(report: Report, model: str) -> Iterator[str]:
             f"{_both(ours[-1], eager[-1], 'memory_bytes', 'peak above idle')} and "
             f"{_both(ours[-1], eager[-1], 'latency_ms', 'p50')}. The split below says how much is sparsity."
         )
+
+
+def _steps(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
+    """Say, length by length, how much of padded fused attention each of the two steps to the model saves."""
+    found = []
+    for ours in report.series(model, "model"):
+        packed, fused = (_at(report, ours, variant) for variant in DENSE_FUSED)
+        if packed is None or fused is None or not value(fused, quantity):
+            continue
+        shares = []
+        for before, after in ((fused, packed), (packed, ours)):
+            share = (value(before, quantity) - value(after, quantity)) / value(fused, quantity)
+            shares.append(f"{share:.0%}{' (noise)' if _hedge(after, before, quantity) else ''}")
+        found.append(f"{' and '.join(shares)} at {ours.length} tokens")
+    if found:
+        packing = (
+            "the packed kernel" if report.settings.batch_size == 1 else "packing, which drops the padding,"
+        )
+        yield (
+            f"Of the {_QUANTITY_TITLES[quantity]} of {TITLES['padded_fused']}, {packing} and sparsity save "
+            f"{_list(found)}."
+        )
+
+
+def _at(report: Report, ours: Measurement, variant: Variant) -> Measurement | None:
+    point = (ours.length, ours.batch)
+    return next((m for m in report.series(ours.model, variant) if (m.length, m.batch) == point), None)
 
 
 def _both(ours: Measurement, theirs: Measurement, quantity: Quantity, name: str) -> str:
@@ -191,10 +234,27 @@ def _sparsity(report: Report, model: str) -> Iterator[str]:
         if measurement.sparsity is not None:
             rho, kept = measurement.sparsity.rho, measurement.sparsity.keys_kept
             yield (
-                f"At {measurement.length} tokens {min(rho):.1%} to {max(rho):.1%} of the attention "
-                f"weights are exactly zero, by layer: a query keeps {min(kept):.1f} to {max(kept):.1f} "
-                "keys on average."
+                f"At {measurement.length} tokens {_span(rho, '.1%')} of the attention weights are exactly "
+                f"zero, by layer: a query keeps {_span(kept, '.1f')} keys on average."
             )
+
+
+def _axes(report: Report, model: str) -> Iterator[str]:
+    measured = [m for m in report.series(model, "model") if m.sparsity is not None]
+    for measurement in measured[-1:]:
+        if measurement.sparsity is not None and measurement.sparsity.axes is not None:
+            axes = measurement.sparsity.axes
+            yield (
+                f"At {measurement.length} tokens, by layer, {_span(axes.rows_on, '.2%')} of a text's tokens "
+                f"have their row on, and read every key: {_span(axes.rows_on_count, '.1f')} of them. "
+                f"{_span(axes.columns_on, '.2%')} have their column on, and are read by every query: "
+                f"{_span(axes.columns_on_count, '.1f')}."
+            )
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    least, most = (format(extreme, form) for extreme in (min(values), max(values)))
+    return least if least == most else f"{least} to {most}"
 
 
 def _growth(report: Report, model: str) -> Iterator[str]:

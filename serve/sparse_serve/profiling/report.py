@@ -60,6 +60,12 @@ OWN_COLUMNS = (
     "idle_memory_bytes",
     "rho",
     "rho_per_layer",
+    "rows_on",
+    "rows_on_per_layer",
+    "rows_on_count_per_layer",
+    "columns_on",
+    "columns_on_per_layer",
+    "columns_on_count_per_layer",
 )
 
 Count = Annotated[int, Field(ge=0)]
@@ -83,6 +89,23 @@ class Environment(_Record):
     op_library: OpLibrary | None
     python: str
     package: str
+
+
+class Served(_Record):
+    """A model as it was exported.
+
+    `attention` is "softmax", "sparsegen" (SSAF) or "axis" (the pairs of `pattern`, such as "axis+local2" of
+    AAA); `lambd` is sparsegen-lin's λ, None where the weights are softmax's.
+    """
+
+    model: str
+    version: int = Field(ge=1)
+    layers: int = Field(ge=1)
+    max_length: int = Field(ge=1)
+    dtype: str
+    attention: str
+    pattern: str | None
+    lambd: float | None
 
 
 class Settings(_Record):
@@ -158,14 +181,29 @@ class Memory(_Record):
     rounds: tuple[Count, ...]
 
 
+class Axes(_Record):
+    """Per layer: how many of a text's tokens have their row on and how many their column, over texts.
+
+    Shares of the text's true length, and counts; a row or column is on where it was learned to be, or is
+    global.
+    """
+
+    rows_on: tuple[Share, ...]
+    columns_on: tuple[Share, ...]
+    rows_on_count: tuple[float, ...]
+    columns_on_count: tuple[float, ...]
+
+
 class Sparsity(_Record):
     """Per layer: ρ, the share of attention weights that are exactly zero, and keys kept per query.
 
-    ρ is Eq. 9 of the AAA paper, over heads and a row's true length, averaged over rows.
+    ρ is Eq. 9 of the AAA paper, over heads and a text's true length, averaged over texts. `axes` None where
+    the model's attention has no axes.
     """
 
     rho: tuple[float, ...]
     keys_kept: tuple[float, ...]
+    axes: Axes | None = None
 
 
 class Measurement(_Record):
@@ -264,9 +302,10 @@ class Growth(_Record):
 class Report(_Record):
     """Everything `profile` found out."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     environment: Environment
     settings: Settings
+    served: tuple[Served, ...]
     inputs: tuple[Inputs, ...]
     measurements: tuple[Measurement, ...]
     absent: tuple[Absent, ...]
@@ -365,9 +404,23 @@ def _own_row(measurement: Measurement) -> Iterator[object]:
     yield f"{measurement.spread:.4f}"
     yield f"{measurement.client_cores:.3f}"
     yield from (measurement.memory_bytes.peak_above_idle, measurement.memory_bytes.idle)
-    rho = measurement.sparsity.rho if measurement.sparsity else ()
-    yield f"{sum(rho) / len(rho):.5f}" if rho else ""
-    yield " ".join(f"{value:.5f}" for value in rho)
+    sparsity = measurement.sparsity
+    axes = sparsity.axes if sparsity else None
+    yield from _shares(sparsity.rho if sparsity else ())
+    yield from _shares(axes.rows_on if axes else ())
+    yield _values(axes.rows_on_count if axes else ())
+    yield from _shares(axes.columns_on if axes else ())
+    yield _values(axes.columns_on_count if axes else ())
+
+
+def _shares(by_layer: tuple[float, ...]) -> Iterator[str]:
+    """Yield the mean over layers, and the layers."""
+    yield f"{sum(by_layer) / len(by_layer):.5f}" if by_layer else ""
+    yield _values(by_layer)
+
+
+def _values(by_layer: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.5f}" for value in by_layer)
 
 
 def write_text_reports(report: Report, folder: Path) -> None:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from sparse_serve.profiling.reading import MIB, TITLES, read_doubts, read_model
+from sparse_serve.profiling.reading import MIB, TITLES, attention_title, read_doubts, read_model
 from sparse_serve.profiling.report import QUANTITIES, VARIANTS, Measurement, Report, Variant
 
 TEMPLATE = "report.html.j2"
@@ -65,6 +65,8 @@ def to_html(report: Report) -> str:
         throughput=draw(throughput_figure(report)),
         splits={model: draw(split_figure(report, model)) for model in report.models()},
         sparsity={model: draw(sparsity_figure(report, model)) for model in report.models()},
+        axes={model: draw(axes_figure(report, model)) for model in report.models()},
+        attention={served.model: attention_title(served) for served in report.served},
     )
 
 
@@ -169,6 +171,39 @@ def sparsity_figure(report: Report, model: str) -> go.Figure | None:
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 102])
     figure.update_layout(showlegend=True)
+    return figure
+
+
+def axes_figure(report: Report, model: str) -> go.Figure | None:
+    """Rows and columns that are on by layer, a line per length; None where attention has no axes."""
+    series = [
+        (measurement.length, measurement.sparsity.axes)
+        for measurement in report.series(model, "model")
+        if measurement.sparsity is not None and measurement.sparsity.axes is not None
+    ]
+    if not series:
+        return None
+    figure = make_subplots(rows=1, cols=2, subplot_titles=("rows on, % of tokens", "columns on, % of tokens"))
+    for shade, (length, axes) in zip(_shades(len(series)), series, strict=True):
+        by_axis = ((axes.rows_on, axes.rows_on_count), (axes.columns_on, axes.columns_on_count))
+        for column, (shares, counts) in enumerate(by_axis, start=1):
+            figure.add_scatter(
+                x=list(range(1, len(shares) + 1)),
+                y=[100 * share for share in shares],
+                text=[f"{found:.1f}" for found in counts],
+                name=f"{length} tokens",
+                legendgroup=f"{length}",
+                showlegend=column == 1,
+                mode="lines+markers",
+                line={"color": shade},
+                hovertemplate="%{y:.2f} %: %{text} of them",
+                row=1,
+                col=column,
+            )
+    _style(figure)
+    figure.update_layout(margin={"l": 50, "r": 20, "t": 40, "b": 55}, showlegend=True)
+    figure.update_xaxes(title="layer", dtick=1)
+    figure.update_yaxes(rangemode="tozero")
     return figure
 
 

@@ -1,22 +1,46 @@
 """Readings as records of the report."""
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import numpy as np
+import numpy.typing as npt
 
 from sparse_serve.metrics import headline
 from sparse_serve.profiling.evaluation import Evaluation, measure_quality
+from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import LatencyReading, percentile
 from sparse_serve.profiling.memory import MemoryReading
 from sparse_serve.profiling.report import (
+    Axes,
     Breakdown,
     Inputs,
     Latency,
     Measurement,
     Memory,
     Quality,
+    Served,
     Sparsity,
 )
 from sparse_serve.profiling.subjects import ServedSubject
-from sparse_serve.profiling.workload import Workload
+from sparse_serve.profiling.workload import Batch, Workload
+from sparse_serve.repository.config import AXES
+from sparse_serve.repository.entries import Entry
+
+
+def served(entry: Entry) -> Served:
+    """Return what an entry is, as its manifest has it."""
+    manifest = entry.manifest
+    return Served(
+        model=entry.name,
+        version=manifest.version,
+        layers=manifest.layers,
+        max_length=manifest.max_length,
+        dtype=manifest.dtype,
+        attention=manifest.attention.kind,
+        pattern=manifest.attention.pattern,
+        lambd=manifest.attention.lambd,
+    )
 
 
 def measurement(
@@ -53,7 +77,7 @@ def measurement(
         memory_bytes=Memory(
             idle=memory.idle_bytes, peak_above_idle=memory.peak_above_idle_bytes, rounds=memory.rounds
         ),
-        sparsity=_sparsity(served, workload) if served.subject.variant == "model" else None,
+        sparsity=sparsity(served.load, workload) if served.subject.variant == "model" else None,
     )
 
 
@@ -91,14 +115,41 @@ def _breakdown(reading: LatencyReading) -> Breakdown | None:
     )
 
 
-def _sparsity(served: ServedSubject, workload: Workload) -> Sparsity:
-    """Ask the served graph for ρ `(batch, layers)` of every request, and average over rows."""
-    rho = np.concatenate([served.load.send(batch, ("rho",)).tensors["rho"] for batch in workload.batches])
-    true_lengths = np.array([batch.row_lengths for batch in workload.batches]).reshape(-1, 1)
+class Graph(Protocol):
+    """A client of a served graph."""
+
+    outputs: Sequence[str]
+
+    def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
+        """Send one batch, ask for `outputs`, and return them."""
+
+
+def sparsity(graph: Graph, workload: Workload) -> Sparsity:
+    """Ask a served graph for its measures `(batch, layers)` of every request, and average over texts.
+
+    Raises:
+        ServerError: the server refused a request, or is gone.
+    """
+    names = [name for name in ("rho", *AXES) if name in graph.outputs]
+    answers = [graph.send(batch, names).tensors for batch in workload.batches]
+    shares = {name: np.concatenate([answer[name] for answer in answers]) for name in names}
+    tokens = np.array([batch.row_lengths for batch in workload.batches]).reshape(-1, 1)
     return Sparsity(
-        rho=tuple(rho.mean(axis=0, dtype=np.float64).tolist()),
-        keys_kept=tuple(((1.0 - rho) * true_lengths).mean(axis=0, dtype=np.float64).tolist()),
+        rho=_by_layer(shares["rho"]),
+        keys_kept=_by_layer((1.0 - shares["rho"]) * tokens),
+        axes=Axes(
+            rows_on=_by_layer(shares["rows_on"]),
+            columns_on=_by_layer(shares["columns_on"]),
+            rows_on_count=_by_layer(shares["rows_on"] * tokens),
+            columns_on_count=_by_layer(shares["columns_on"] * tokens),
+        )
+        if set(AXES).issubset(names)
+        else None,
     )
+
+
+def _by_layer(values: npt.NDArray[Any]) -> tuple[float, ...]:
+    return tuple(values.mean(axis=0, dtype=np.float64).tolist())
 
 
 def quality(served: ServedSubject, evaluation: Evaluation) -> Quality:

@@ -13,9 +13,12 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_version, verify_library
 from sparse_serve.repository.config import (
+    AXES,
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
+    METRICS_PARAMETER,
+    Signature,
     graph_config,
     graph_dtype,
     graph_signature,
@@ -32,7 +35,7 @@ from sparse_serve.repository.entries import (
     uses_op_library,
     versions,
 )
-from sparse_serve.repository.manifest import MANIFEST_NAME
+from sparse_serve.repository.manifest import MANIFEST_NAME, Manifest
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
 
 
@@ -120,9 +123,11 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     if graph_dtype(graph) != manifest.dtype:
         yield Level.error, f"the graph's weights are {graph_dtype(graph)}, the manifest says {manifest.dtype}"
     config = read_config(entry.path / CONFIG_NAME)
+    signature = graph_signature(graph)
+    yield from _measure_faults(manifest, config, signature)
     wanted = public_config(
         entry.name,
-        graph_signature(graph),
+        signature,
         labels=manifest.labels,
         problem_type=manifest.problem_type,
         max_length=manifest.max_length,
@@ -137,6 +142,19 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
         )
     if set(entry.versions) != set(versions(entry.graph_path)):
         yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
+
+
+def _measure_faults(manifest: Manifest, config: ModelConfig, signature: Signature) -> Iterator[Fault]:
+    measures = [tensor.name for tensor in signature.measures]
+    kind = manifest.attention.kind
+    if set(AXES).issubset(measures) != (kind == "axis"):
+        yield Level.error, f"the graph measures {', '.join(measures)}, the manifest says attention '{kind}'"
+    published = parameters(config).get(METRICS_PARAMETER)
+    if published is not None and not set(published.split(",")).issubset(measures):
+        yield (
+            Level.error,
+            f"{CONFIG_NAME} puts '{published}' on the metrics port, the graph measures {', '.join(measures)}",
+        )
 
 
 def label_faults(entry: Entry) -> Iterator[Fault]:

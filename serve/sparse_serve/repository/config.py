@@ -19,6 +19,8 @@ LABELS_NAME = "labels.txt"
 GRAPH_NAME = "model.onnx"
 WARMUP_TOKENS = 16
 WARMUP_MASK = "attention_mask"
+AXES = ("rows_on", "columns_on")
+METRICS_PARAMETER = "metrics"
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -57,6 +59,29 @@ class Signature:
                 return tensor
         names = ", ".join(tensor.name for tensor in self.outputs)
         raise RepositoryError(f"graph has no output '{name}', only {names}")
+
+    @property
+    def measures(self) -> tuple[Tensor, ...]:
+        """What the graph measures of its attention, by layer: `rho`, and with an axis pattern `AXES`.
+
+        `rho` is the share of attention weights that are exactly zero, `rows_on` and `columns_on` those of the
+        tokens whose row and column are on. Each is FP32 [-1, layers], and computed only when asked for.
+
+        Raises:
+            RepositoryError: one is missing, or of another type or shape.
+        """
+        rho = self.output("rho")
+        has_axes = any(tensor.name in AXES for tensor in self.outputs)
+        measures = (rho, *(self.output(name) for name in AXES if has_axes))
+        for tensor in measures:
+            is_by_layer = len(tensor.dims) == 1 and tensor.dims == rho.dims
+            if tensor.data_type != DataType.TYPE_FP32 or not is_by_layer:
+                kind = DataType.Name(tensor.data_type).removeprefix("TYPE_")
+                raise RepositoryError(
+                    f"graph output '{tensor.name}' is {kind} {[-1, *tensor.dims]}: FP32 [-1, layers] is "
+                    "needed, with as many layers as rho"
+                )
+        return measures
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -132,8 +157,13 @@ def public_config(
     problem_type: ProblemType,
     max_length: int,
     max_batch_size: int = 64,
+    metrics: bool = False,
 ) -> ModelConfig:
-    """Return the configuration of the public model: text in, labels out, by way of `NAME_model`."""
+    """Return the configuration of the public model: text in, labels out, by way of `NAME_model`.
+
+    With `metrics` it asks the graph for its measures with every batch, and sums them up on Triton's metrics
+    port.
+    """
     config = ModelConfig(name=name, backend="python")
     config.input.add(name="TEXT", data_type=DataType.TYPE_STRING, dims=[1])
     config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1], optional=True)
@@ -145,7 +175,7 @@ def public_config(
     config.output.add(name="logits", data_type=DataType.TYPE_FP32, dims=[len(labels)])
     config.output.add(name="token_count", data_type=DataType.TYPE_INT32, dims=[1])
     config.output.add(name="truncated", data_type=DataType.TYPE_BOOL, dims=[1])
-    config.output.add(name="rho", data_type=DataType.TYPE_FP32, dims=rho.dims)
+    config.output.add(name="rho", data_type=rho.data_type, dims=rho.dims)
     _add_scheduling(config, max_batch_size)
     parameters = {
         "model": graph_name(name),
@@ -153,6 +183,8 @@ def public_config(
         "max_length": str(max_length),
         "problem_type": problem_type,
     }
+    if metrics:
+        parameters[METRICS_PARAMETER] = ",".join(tensor.name for tensor in signature.measures)
     for key, value in parameters.items():
         config.parameters[key].string_value = value
     return config

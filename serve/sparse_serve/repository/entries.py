@@ -57,7 +57,8 @@ class EntrySpec:
     """What an entry is made of.
 
     `graph` is an ONNX file, external weights beside it; `baselines` maps variants ("packed_dense") to ONNX
-    files. `manifest` comes without `files` and `baselines`, which `write_entry` fills in.
+    files. `manifest` comes without `files` and `baselines`, which `write_entry` fills in. With `metrics` the
+    public model sums up what the graph measures on Triton's metrics port.
     """
 
     name: str
@@ -69,6 +70,7 @@ class EntrySpec:
     manifest: Manifest
     version: int = 1
     max_batch_size: int = 64
+    metrics: bool = False
     baselines: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -240,6 +242,9 @@ def _checked_signature(spec: EntrySpec) -> Signature:
     width = signature.output("logits").dims
     if width != (len(spec.labels),):
         raise RepositoryError(f"graph {spec.graph} gives logits {list(width)} for {len(spec.labels)} labels")
+    layers = signature.measures[0].dims
+    if layers != (manifest.layers,):
+        raise RepositoryError(f"graph {spec.graph} gives rho {list(layers)} for {manifest.layers} layers")
     if len(set(spec.labels)) != len(spec.labels) or not all(_is_label(label) for label in spec.labels):
         raise RepositoryError(
             f"labels {list(spec.labels)} are not usable: they must be unique, single non-empty lines"
@@ -306,6 +311,7 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
         problem_type=spec.problem_type,
         max_length=spec.max_length,
         max_batch_size=spec.max_batch_size,
+        metrics=spec.metrics,
     )
     shared = {
         LABELS_NAME: "".join(f"{label}\n" for label in spec.labels).encode(),
@@ -393,5 +399,5 @@ def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
 def _disagreement(path: Path) -> RepositoryError:
     return RepositoryError(
         f"the other versions of the entry have another {path.parent.name}/{path.name}: "
-        "versions share labels, tokenizer and signature; export under another --name"
+        "versions share labels, tokenizer, signature and --metrics; export under another --name"
     )

@@ -56,10 +56,24 @@ class Versions(_Record):
 
 
 class Attention(_Record):
-    """The attention of every layer; `lambd` is sparsegen-lin's λ < 1."""
+    """The attention of every layer: all keys with softmax or sparsegen-lin, or those of a pattern.
 
-    kind: Literal["softmax", "sparsegen"]
+    `lambd` is sparsegen-lin's λ < 1. Kind "axis" has a `pattern`, by the name that `export --attention`
+    takes, and its numbers: the sizes `local`, `global_size` and `random` (with the `seed` of its draws), and
+    the `diagonals`, offsets that are on, of all layers or of each. Where `finetune` made the checkpoint, its
+    `rho` is the share of pairs that are not allowed, and `rho_target` what was asked for.
+    """
+
+    kind: Literal["softmax", "sparsegen", "axis"]
     lambd: float | None = None
+    pattern: str | None = None
+    local: int | None = Field(default=None, ge=0)
+    global_size: int | None = Field(default=None, ge=0)
+    random: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0)
+    diagonals: tuple[tuple[int, ...], ...] | None = None
+    rho_target: float | None = Field(default=None, ge=0, le=1)
+    rho: float | None = Field(default=None, ge=0, le=1)
 
 
 class OpLibrary(_Record):

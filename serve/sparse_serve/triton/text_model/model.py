@@ -33,6 +33,14 @@ class TritonPythonModel:
         self.graph_inputs = parameters["inputs"].split(",")
         self.labels = (folder / "labels.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
         self.answer = ANSWERS[parameters["problem_type"]]
+        self.meter = None
+        if "metrics" in parameters:
+            (rho,) = (tensor for tensor in config["output"] if tensor["name"] == "rho")
+            self.meter = Meter(
+                {"model": args["model_name"], "version": args["model_version"]},
+                parameters["metrics"].split(","),
+                int(rho["dims"][0]),
+            )
         try:
             self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:
@@ -61,10 +69,15 @@ class TritonPythonModel:
         """Return the responses to `asked`: by index of their request, its texts and output names."""
         if not asked:
             return {}
-        with_rho = any("rho" in names for _, names in asked.values())
+        measures = {"rho"} if any("rho" in names for _, names in asked.values()) else set()
+        if self.meter is not None:
+            measures.update(self.meter.measures)
         try:
-            columns = self._columns([text for texts, _ in asked.values() for text in texts], with_rho)
-            return split(columns, asked)
+            columns = self._columns([text for texts, _ in asked.values() for text in texts], measures)
+            responses = split(columns, asked)
+            if self.meter is not None:
+                self.meter.count(columns)
+            return responses
         except Exception as failure:
             error = error_of(failure)
             # One of several may be at fault: ask one by one. An overloaded graph is not asked again.
@@ -76,18 +89,18 @@ class TritonPythonModel:
                 }
             return {index: pb_utils.InferenceResponse(error=error) for index in asked}
 
-    def _columns(self, texts, with_rho):
-        """Return every output of the model for all rows, by name."""
+    def _columns(self, texts, measures):
+        """Return every output of the model for all rows, and of the graph's measures those named, by name."""
         encodings = self.tokenizer.encode_batch_fast(texts)
-        columns = self._run_graph(encodings, with_rho)
+        columns = self._run_graph(encodings, ["logits", *sorted(measures)])
         columns["scores"], labels = self.answer(columns["logits"], self.labels)
         columns["label"] = np.array([label.encode() for label in labels], dtype=np.object_)[:, None]
         columns["token_count"] = np.array([[len(encoding)] for encoding in encodings], dtype=np.int32)
         columns["truncated"] = np.array([[bool(encoding.overflowing)] for encoding in encodings])
         return columns
 
-    def _run_graph(self, encodings, with_rho):
-        """Return logits (rows, C) and, if asked for, rho (rows, layers), both float32."""
+    def _run_graph(self, encodings, names):
+        """Return the graph's outputs of these names for all rows, float32."""
         shape = (len(encodings), max(map(len, encodings)))
         arrays = {
             "input_ids": np.full(shape, self.pad_id, dtype=np.int64),
@@ -98,7 +111,6 @@ class TritonPythonModel:
             arrays["input_ids"][row, : len(encoding)] = encoding.ids
             arrays["attention_mask"][row, : len(encoding)] = 1
             arrays["token_type_ids"][row, : len(encoding)] = encoding.type_ids
-        names = ["logits", "rho"] if with_rho else ["logits"]
         response = pb_utils.InferenceRequest(
             model_name=self.graph,
             model_version=self.graph_version,
@@ -108,6 +120,36 @@ class TritonPythonModel:
         if response.has_error():
             raise RefusedError(response.error())
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
+
+
+class Meter:
+    """Counters on Triton's metrics port: texts answered and, by layer, the sums of the graph's measures.
+
+    The mean of a measure is its sum over the number of texts. Instances of a model share their counters.
+    """
+
+    def __init__(self, labels, measures, layers):
+        """Begin to publish `measures`, outputs of the graph with so many `layers`."""
+        self.families = {name: counter(name) for name in ("texts", *measures)}
+        self.texts = self.families["texts"].Metric(labels=labels)
+        by_layer = [{**labels, "layer": str(layer)} for layer in range(1, layers + 1)]
+        self.measures = {
+            name: [self.families[name].Metric(labels=each) for each in by_layer] for name in measures
+        }
+
+    def count(self, columns):
+        """Add the rows of an answer."""
+        self.texts.increment(len(columns["logits"]))
+        for name, layers in self.measures.items():
+            for layer, total in zip(layers, columns[name].sum(axis=0, dtype=np.float64), strict=True):
+                layer.increment(total)
+
+
+def counter(name):
+    """Return the counter family `sparse_serve_NAME_total`."""
+    return pb_utils.MetricFamily(
+        name=f"sparse_serve_{name}_total", description=COUNTERS[name], kind=pb_utils.MetricFamily.COUNTER
+    )
 
 
 def read_texts(request):
@@ -182,6 +224,13 @@ def regression(logits, labels):
     """Return the values themselves, as scores and as text: one number, or a JSON array of several."""
     return logits, [str(row[0]) if len(labels) == 1 else json.dumps(row.tolist()) for row in logits]
 
+
+COUNTERS = {
+    "texts": "Texts answered",
+    "rho": "Sum over texts of the share of attention weights that were exactly zero",
+    "rows_on": "Sum over texts of the share of tokens whose row of attention was on",
+    "columns_on": "Sum over texts of the share of tokens whose column of attention was on",
+}
 
 ANSWERS = {
     "single_label_classification": single_label,
