@@ -19,6 +19,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from sparse_export.axis import AxisLayer, attach, learned_modules
 from sparse_export.checkpoint import AttentionSpec
 
 LABELS = ("negative", "neutral", "positive")
@@ -114,7 +115,21 @@ def make_model(attention: AttentionSpec, family: str = "bert") -> PreTrainedMode
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    if attention.pattern is not None:
+        attach(model, attention.pattern)
+    _learn_something(model)
     return model
+
+
+@torch.no_grad()
+def _learn_something(model: PreTrainedModel) -> None:
+    """Have some rows, columns and diagonals of a pattern on in every layer, and some off."""
+    for module in learned_modules(model):
+        if isinstance(module, AxisLayer):
+            module.weight.normal_(std=0.3)
+            module.bias.fill_(-1.0)
+        else:
+            module.logits.normal_(mean=-1.0)
 
 
 def masks() -> dict[str, Tensor]:

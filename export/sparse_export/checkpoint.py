@@ -1,19 +1,21 @@
 """Checkpoints: Transformers folders (safetensors) that remember their attention in `config.json`.
 
 The key is `sparse_attention`, for example `{"kind": "sparsegen", "lambd": -4.0}`; a checkpoint without it
-attends with softmax. SSAF adds no weights, so any softmax checkpoint can be loaded as a sparsegen one.
+attends with softmax. SSAF and fixed patterns add no weights, so any softmax checkpoint can be loaded as one
+of theirs; learned patterns (see `axis`) do, and their weights are part of the checkpoint.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -21,8 +23,10 @@ from transformers import (
     set_seed,
 )
 
-import sparse_export.attention  # noqa: F401  registers "sparsegen"
+import sparse_export.attention  # noqa: F401  registers "sparsegen" and "axis"
+from sparse_export.axis import AdaptiveDiagonals, AxisLayer, attach, learned_modules
 from sparse_export.families import family_of, max_tokens, silence_padding
+from sparse_export.patterns import Pattern
 from sparse_export.sparsegen import check_lambd
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import ProblemType, Task
@@ -31,33 +35,39 @@ _CONFIG_KEY = "sparse_attention"
 # Where none of these is whole, Transformers makes up a tokenizer that knows no word.
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 
+Heads = Mapping[type[PreTrainedConfig], type[PreTrainedModel]]
+"""One head: each family's model that has it."""
 
-AttentionKind = Literal["softmax", "sparsegen"]
+AttentionKind = Literal["softmax", "sparsegen", "axis"]
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Which normaliser a model attends with.
+    """What a model attends to, and with which weights.
 
     Attributes:
-        kind: "softmax", or "sparsegen" (SSAF).
-        lambd: λ of sparsegen-lin, finite and below 1; None for softmax.
+        kind: "softmax" or "sparsegen" (SSAF) over all keys, "axis" over those of a pattern.
+        lambd: λ of sparsegen-lin, finite and below 1; None for softmax, which a pattern may have too.
+        pattern: of kind "axis".
     """
 
     kind: AttentionKind = "softmax"
     lambd: float | None = None
+    pattern: Pattern | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "softmax":
-            if self.lambd is not None:
-                raise OptionError(
-                    f"softmax attention takes no lambda, got {self.lambd}: leave it out, or use sparsegen"
-                )
-            return
-        if self.kind != "sparsegen":
-            raise OptionError(f"attention must be softmax or sparsegen, got {self.kind!r}")
-        if self.lambd is None:
+        if self.kind not in get_args(AttentionKind):
+            raise OptionError(f"attention must be {' or '.join(get_args(AttentionKind))}, got {self.kind!r}")
+        if (self.kind == "axis") != (self.pattern is not None):
+            raise OptionError(f"attention of kind axis has a pattern, no other has; got {self}")
+        if self.kind == "softmax" and self.lambd is not None:
+            raise OptionError(
+                f"softmax attention takes no lambda, got {self.lambd}: leave it out, or use sparsegen"
+            )
+        if self.kind == "sparsegen" and self.lambd is None:
             raise OptionError("sparsegen attention needs a lambda below 1, for example -4")
+        if self.lambd is None:
+            return
         try:
             # ONNX attributes are float32: 0.999999999 would be 1 there.
             check_lambd(torch.tensor(self.lambd, dtype=torch.float32).item())
@@ -65,17 +75,57 @@ class AttentionSpec:
             raise OptionError(str(error)) from None
 
     @classmethod
-    def override(cls, kind: AttentionKind | None, lambd: float | None) -> Self | None:
-        """Return the attention that a command line asks for, or None where it asks for none.
+    def parse(cls, text: str, lambd: float | None, seed: int = 0) -> Self:
+        """Read an attention by its name: softmax, sparsegen, or a pattern's (see `Pattern.parse`).
+
+        Args:
+            text: the name.
+            lambd: λ; with a pattern it makes sparsegen-lin the normaliser over the allowed keys.
+            seed: of a pattern's random keys.
 
         Raises:
-            OptionError: a λ without a kind that takes one, or out of range.
+            OptionError: an unknown name, a contradiction, or a λ that is missing, out of range or not taken.
         """
-        if kind is not None:
-            return cls(kind, lambd)
-        if lambd is not None:
-            raise OptionError(f"--lambda {lambd:g} needs --attention sparsegen")
-        return None
+        text = text.strip().lower()
+        if text in ("softmax", "sparsegen"):
+            return cls(text, lambd)  # type: ignore[arg-type]  # mypy does not narrow by membership
+        if normaliser := {"softmax", "sparsegen"}.intersection(text.split("+")):
+            raise OptionError(
+                f"attention {text!r}: {min(normaliser)} is not joined to a pattern; name the pattern alone, "
+                "and for sparsegen's weights give λ by --lambda: --attention local2 --lambda -4"
+            )
+        return cls("axis", lambd, Pattern.parse(text, seed))
+
+    @classmethod
+    def override(
+        cls, text: str | None, lambd: float | None, checkpoint: str | Path
+    ) -> "AttentionSpec | None":
+        """Return the attention that a command line asks for, or None where it asks for none.
+
+        What it leaves out is the checkpoint's own: the attention to a λ, and the seed of random keys.
+
+        Raises:
+            OptionError: as `parse`, or a λ for a checkpoint whose attention takes none.
+            CheckpointError: the checkpoint was asked, and cannot be read.
+        """
+        asked = None if text is None else cls.parse(text, lambd)
+        if asked is None and lambd is None:
+            return None
+        if asked is not None and (asked.pattern is None or not asked.pattern.random):
+            return asked
+        own = cls.from_config(load_config(checkpoint))
+        if asked is None:
+            if own.kind == "softmax":
+                raise OptionError(f"--lambda {lambd:g} needs --attention sparsegen, or a pattern")
+            return replace(own, lambd=lambd)
+        if own.pattern is None or not own.pattern.random:
+            return asked
+        return replace(asked, pattern=replace(cast(Pattern, asked.pattern), seed=own.pattern.seed))
+
+    @property
+    def name(self) -> str:
+        """What `parse` reads it by, λ aside."""
+        return self.kind if self.pattern is None else self.pattern.name
 
     @property
     def implementation(self) -> str:
@@ -84,7 +134,8 @@ class AttentionSpec:
 
     def store(self, config: PreTrainedConfig) -> None:
         """Record this attention in a config, to be saved with it."""
-        setattr(config, _CONFIG_KEY, None if self.kind == "softmax" else asdict(self))
+        stored = {name: value for name, value in asdict(self).items() if name != "pattern" or value}
+        setattr(config, _CONFIG_KEY, None if self.kind == "softmax" else stored)
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
@@ -97,8 +148,9 @@ class AttentionSpec:
         if stored is None:
             return cls()
         try:
-            return cls(**stored)
-        except (TypeError, OptionError) as error:
+            pattern = stored.get("pattern")
+            return cls(**stored | {"pattern": None if pattern is None else Pattern(**pattern)})
+        except (AttributeError, TypeError, OptionError) as error:
             raise CheckpointError(f"config.json: {_CONFIG_KEY} is {stored!r}: {error}") from None
 
 
@@ -117,18 +169,14 @@ def load_classifier(checkpoint: str | Path, attention: AttentionSpec | None = No
         CheckpointError: unreadable, of an unsupported family, without a classification head, or with
             weights that are NaN or infinite.
     """
-    config = _load_config(checkpoint)
-    model, missing = _load_model(checkpoint, config, attention or AttentionSpec.from_config(config))
+    config = load_config(checkpoint)
+    model, missing = load_model(checkpoint, config, attention or AttentionSpec.from_config(config))
     if missing:
         raise CheckpointError(
             f"{checkpoint} has no classification head ({', '.join(missing)} missing): fine-tune it first "
             "with `sparse-serve finetune`"
         )
-    for name, weight in model.state_dict().items():
-        if weight.is_floating_point() and not torch.isfinite(weight).all():
-            raise CheckpointError(
-                f"{checkpoint}: weight {name} {tuple(weight.shape)} holds NaN or infinite values"
-            )
+    require_finite(checkpoint, model)
     return model.eval()
 
 
@@ -152,21 +200,15 @@ def new_classifier(
     Raises:
         CheckpointError: unreadable or of an unsupported family.
     """
-    config = _load_config(encoder)
+    config = load_config(encoder)
     config.id2label = dict(enumerate(task.labels))
     config.label2id = {label: index for index, label in enumerate(task.labels)}
     config.problem_type = task.problem_type
     set_seed(seed)
     if from_scratch:
-        attention.store(config)
-        model = AutoModelForSequenceClassification.from_config(
-            config,
-            attn_implementation=attention.implementation,
-            dtype=torch.float32,
-            trust_remote_code=False,
-        )
+        model = random_model(config, attention)
     else:
-        model, _ = _load_model(encoder, config, attention, other_head=True)
+        model, _ = load_model(encoder, config, attention, other_head=True)
     return model.train()
 
 
@@ -247,7 +289,12 @@ def save_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
 
 
-def _load_config(checkpoint: str | Path) -> PreTrainedConfig:
+def load_config(checkpoint: str | Path) -> PreTrainedConfig:
+    """Load the config of a checkpoint of a supported family.
+
+    Raises:
+        CheckpointError: unreadable or of an unsupported family.
+    """
     if not str(checkpoint).strip():
         raise CheckpointError("the name of the checkpoint or encoder is empty: give a folder or a hub id")
     if _looks_like_path(checkpoint) and not (Path(checkpoint) / "config.json").is_file():
@@ -264,25 +311,82 @@ def _load_config(checkpoint: str | Path) -> PreTrainedConfig:
     return config
 
 
-def _load_model(
-    checkpoint: str | Path, config: PreTrainedConfig, spec: AttentionSpec, *, other_head: bool = False
+def random_model(
+    config: PreTrainedConfig, spec: AttentionSpec, heads: Heads = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+) -> PreTrainedModel:
+    """Return a model of this config with random weights, in float32."""
+    spec.store(config)
+    # The public from_config knows only its own classes.
+    model: PreTrainedModel = _model_class(config, heads)._from_config(
+        config, attn_implementation=spec.implementation, dtype=torch.float32
+    )
+    return model
+
+
+def _model_class(config: PreTrainedConfig, heads: Heads) -> type[PreTrainedModel]:
+    """Return the family's model with this head; where the config has a pattern, with that in its layers."""
+    plain = heads[type(config)]
+    pattern = AttentionSpec.from_config(config).pattern
+    if pattern is None:
+        return plain
+
+    def build(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        plain.__init__(self, config)
+        attach(self, pattern)
+
+    # By the same name, which the config of a checkpoint gives as its architecture.
+    return type(plain.__name__, (plain,), {"__init__": build, "__module__": plain.__module__})
+
+
+def load_model(
+    checkpoint: str | Path,
+    config: PreTrainedConfig,
+    spec: AttentionSpec,
+    heads: Heads = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    *,
+    other_head: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model and the names of the head's weights that the checkpoint lacks."""
+    """Load a checkpoint's weights into a model with a head.
+
+    Args:
+        checkpoint: a Transformers folder, or the id of a model on the hub.
+        config: the checkpoint's, or a changed one.
+        spec: what the model attends with.
+        heads: which head.
+        other_head: the checkpoint may have another one, of other sizes, and lack what a pattern learns.
+
+    Returns:
+        The model in float32, and the names of the head's weights that the checkpoint lacks: they are random.
+
+    Raises:
+        CheckpointError: the weights cannot be loaded, or some of the encoder's are missing.
+    """
+    is_own = spec == AttentionSpec.from_config(config)
     spec.store(config)
     try:
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        model, report = _model_class(config, heads).from_pretrained(
             checkpoint,
             config=config,
             attn_implementation=spec.implementation,
             dtype=torch.float32,
             use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=other_head,
+            ignore_mismatched_sizes=True,  # the report says more of them than the error
             output_loading_info=True,
         )
+    except OptionError as error:
+        if not is_own:
+            raise
+        raise CheckpointError(f"{checkpoint}: config.json: {error}") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {_first_line(error)}") from error
     missing = sorted(report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]})
+    missing = _check_learned_pattern(checkpoint, model, report, missing, may_lack=other_head)
+    if report["mismatched_keys"] and not other_head:
+        name, stored, expected = min(report["mismatched_keys"])
+        raise CheckpointError(
+            f"{checkpoint}: {name} has shape {tuple(stored)}, config.json makes it {tuple(expected)}: "
+            "they are not of one checkpoint"
+        )
     # Encoders pretrained without a pooler get a fresh one with the head; anything else missing is damage.
     damaged = [
         name for name in missing if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
@@ -294,6 +398,47 @@ def _load_model(
         )
     silence_padding(model)
     return model, missing
+
+
+def require_finite(checkpoint: str | Path, model: PreTrainedModel) -> None:
+    """Refuse weights that are no numbers.
+
+    Raises:
+        CheckpointError: one of them is NaN or infinite.
+    """
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not torch.isfinite(weight).all():
+            raise CheckpointError(
+                f"{checkpoint}: weight {name} {tuple(weight.shape)} holds NaN or infinite values"
+            )
+
+
+def _check_learned_pattern(
+    checkpoint: str | Path, model: PreTrainedModel, report: Any, missing: Sequence[str], *, may_lack: bool
+) -> list[str]:
+    """Return `missing` without the weights of a learned pattern, which begin afresh where they `may_lack`."""
+    own = {
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, AxisLayer | AdaptiveDiagonals)
+        for name, _ in module.named_parameters()
+    }
+    for name, stored, expected in report["mismatched_keys"]:
+        if name in own:
+            raise CheckpointError(
+                f"{checkpoint}: {name} of the learned pattern has shape {tuple(stored)}, the encoder needs "
+                f"{tuple(expected)}: fine-tune it again with `sparse-serve finetune`"
+            )
+    lacking = own & set(missing)
+    if lacking and not may_lack:
+        raise CheckpointError(
+            f"{checkpoint} lacks {len(lacking)} of the weights of the learned pattern, first {min(lacking)}: "
+            "fine-tune it with `sparse-serve finetune`"
+        )
+    if lacking:
+        for module in learned_modules(model):
+            module.reset_parameters()
+    return [name for name in missing if name not in own]
 
 
 def _looks_like_path(checkpoint: str | Path) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sparse_export.cli_options import AttentionKind, Json, ending_cleanly, load_model_side
+from sparse_export.cli_options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.data import TEXT_PAIR, Columns
 from sparse_serve.repository.manifest import MAX_VERSION
@@ -19,7 +19,7 @@ from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
     from sparse_export.exporting import Exported
-    from sparse_export.parity import ParityReport
+    from sparse_export.parity import MaskFlips, ParityReport
 
 
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
@@ -31,15 +31,21 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         str | None, typer.Option(help="Name of the model.", show_default="the checkpoint's folder name")
     ] = None,
     attention: Annotated[
-        AttentionKind | None,
-        typer.Option(help="Attend with this instead.", show_default="as the checkpoint was trained"),
+        str | None,
+        typer.Option(
+            help="Attend with this instead: softmax, sparsegen, or a pattern such as local2+global1 (terms "
+            "localN, globalN, randomN). What is learned (axis, diagonal, layer-diagonal) needs a checkpoint "
+            "that was trained with it.",
+            show_default="as the checkpoint was trained",
+        ),
     ] = None,
     lambd: Annotated[
         float | None,
         typer.Option(
             "--lambda",
             envvar="SPARSE_SERVE_LAMBDA",
-            help="Sparsegen's λ, below 1, with --attention sparsegen.",
+            help="Sparsegen's λ, below 1: with --attention sparsegen, or with a pattern, to take sparsegen "
+            "over its keys instead of softmax.",
             show_default=False,
         ),
     ] = None,
@@ -94,6 +100,14 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         bool, typer.Option("--with-baselines", help="Write the dense twins that `profile` compares with.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the version if it exists.")] = False,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics",
+            help="Publish on Triton's metrics port what the graph measures of its attention by layer: ρ and, "
+            "with a pattern, the rows and columns that are on.",
+        ),
+    ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -110,7 +124,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         checkpoint=checkpoint,
         repository=model_repository,
         name=name or Path(checkpoint).resolve().name,
-        attention=AttentionSpec.override(None if attention is None else attention.value, lambd),
+        attention=AttentionSpec.override(attention, lambd, checkpoint),
         model_version=model_version,
         triton=triton,
         opset=opset,
@@ -122,6 +136,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         columns=Columns(text_column, text_pair_column, label_column),
         texts_file=texts,
         with_baselines=with_baselines,
+        metrics=metrics,
         force=force,
         command=shlex.join(["sparse-serve", *sys.argv[1:]]),
     )
@@ -144,9 +159,26 @@ def _summary(exported: "Exported") -> str:
         f"{parity.longest} tokens: {parity.library.max_abs_diff:.1e} with the op library, "
         f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.atol:g}"
     ]
+    if parity.library.flips is not None and parity.portable.flips is not None:
+        lines.append(_flips_line(parity.library.flips, parity.portable.flips))
     if exported.quality is not None:
         lines += _metric_lines(exported.quality)
     return "\n".join(lines)
+
+
+def _flips_line(library: "MaskFlips", portable: "MaskFlips") -> str:
+    line = (
+        f"mask flips, rows and columns on in ONNX Runtime and off in torch or the other way round: "
+        f"{library.count} of {library.indicators} with the op library, {portable.count} without"
+    )
+    farthest = max(library.farthest, portable.farthest)
+    if not farthest:
+        return line
+    apart = max(library.max_abs_diff, portable.max_abs_diff)
+    return (
+        f"{line}, their logits within {farthest:.1e}; the difference above is at equal masks, without that "
+        f"it is {apart:.1e}"
+    )
 
 
 def _metric_lines(quality: "ParityReport") -> Iterator[str]:

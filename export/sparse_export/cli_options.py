@@ -4,23 +4,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from logging import getLogger
 from typing import Annotated
 
 import typer
 
 from sparse_serve.errors import SparseServeError
-
-DEFAULT_LAMBD = -4.0
-
-
-class AttentionKind(StrEnum):
-    """Normalisers of attention scores."""
-
-    SOFTMAX = "softmax"
-    SPARSEGEN = "sparsegen"
-
 
 Json = Annotated[
     bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the figures as JSON on stdout.")

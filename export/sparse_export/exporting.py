@@ -1,13 +1,14 @@
 """From a checkpoint to an entry of a model repository, through the parity gate."""
 
+import json
 import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import onnx
 import onnxruntime
@@ -16,17 +17,11 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from sparse_export.axis import layer_patterns
 from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer, task_of
+from sparse_export.examples import Examples, builtin_examples, encode_examples
 from sparse_export.graph import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
-from sparse_export.parity import (
-    DEFAULT_ATOL,
-    Examples,
-    ParityReport,
-    builtin_examples,
-    check_parity,
-    encode_examples,
-    twin_difference,
-)
+from sparse_export.parity import DEFAULT_ATOL, ParityReport, check_parity, twin_difference
 from sparse_serve import __version__
 from sparse_serve.data import Columns, read_data, read_texts
 from sparse_serve.digests import file_digest
@@ -38,6 +33,8 @@ from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
 _GRAPH_FILE = "model.onnx"
+# Its own module needs what only training needs.
+_TRAINING_RECORD = "finetune.json"
 
 Progress = Callable[[str], None]
 
@@ -62,6 +59,7 @@ class ExportOptions:
         columns: the columns of `eval_file`.
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
         with_baselines: write the dense twins too, from the same weights.
+        metrics: have the server publish what the graph measures of its attention on its metrics port.
         force: replace an existing version.
         command: the command line to be recorded in the manifest.
     """
@@ -81,6 +79,7 @@ class ExportOptions:
     columns: Columns = field(default_factory=Columns)
     texts_file: Path | None = None
     with_baselines: bool = False
+    metrics: bool = False
     force: bool = False
     command: str = ""
 
@@ -117,6 +116,9 @@ def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: Non
     model = load_classifier(options.checkpoint, options.attention)
     tokenizer = load_tokenizer(options.checkpoint)
     max_length = cut_length(model.config, tokenizer, options.max_length)
+    pattern = AttentionSpec.from_config(model.config).pattern
+    if pattern is not None:
+        pattern.require_within(max_length)
     gate = _Gate.of(options, target.dtype, model, tokenizer, max_length)
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
@@ -145,6 +147,7 @@ def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: Non
                 problem_type=task.problem_type,
                 max_length=max_length,
                 max_batch_size=options.max_batch_size,
+                metrics=options.metrics,
                 baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
                 manifest=_manifest(options, model, target, gate, max_length, parity, quality),
             ),
@@ -281,7 +284,6 @@ def _manifest(
     parity: ParityReport,
     quality: ParityReport | None,
 ) -> Manifest:
-    spec = AttentionSpec.from_config(model.config)
     task = task_of(model.config)
     return Manifest(
         name=options.name,
@@ -297,7 +299,7 @@ def _manifest(
         ir_version=target.ir_version,
         dtype=target.dtype,
         triton_release=options.triton,
-        attention=Attention(kind=spec.kind, lambd=spec.lambd),
+        attention=_attention(options, model),
         problem_type=task.problem_type,
         labels=task.labels,
         max_length=max_length,
@@ -307,3 +309,38 @@ def _manifest(
         quality=None if quality is None else asdict(quality),
         command=options.command or shlex.join(sys.argv),
     )
+
+
+def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
+    spec = AttentionSpec.from_config(model.config)
+    if spec.pattern is None:
+        return Attention(kind=spec.kind, lambd=spec.lambd)
+    pattern = spec.pattern
+    diagonals = [layer.diagonals for layer in layer_patterns(model)]
+    # The record tells of the attention that was trained.
+    record = {} if options.attention is not None else _training_record(Path(options.checkpoint))
+    return Attention(
+        kind=spec.kind,
+        lambd=spec.lambd,
+        pattern=pattern.name,
+        local=pattern.local,
+        global_size=pattern.global_size or None,
+        random=pattern.random or None,
+        seed=pattern.seed if pattern.random else None,
+        diagonals=tuple(diagonals[:1] if len(set(diagonals)) == 1 else diagonals),
+        rho_target=_share(record.get("rho_target")),
+        rho=_share(record.get("rho")),
+    )
+
+
+def _training_record(checkpoint: Path) -> Mapping[str, Any]:
+    """Return what `finetune` wrote beside the weights; nothing where another program trained them."""
+    try:
+        record = json.loads((checkpoint / _TRAINING_RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _share(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sparse_serve.errors import CheckpointError
@@ -98,6 +98,16 @@ def position_ids(config: PreTrainedConfig, input_ids: Tensor) -> Tensor:
     pad_id = int(config.pad_token_id)
     counted = (input_ids != pad_id).to(torch.int64)
     return counted.cumsum(1) * counted + pad_id
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the encoder's layers, whose forward passes take the hidden states `(B, L, M)` first."""
+    count = model.config.num_hidden_layers
+    return next(
+        module
+        for module in model.base_model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    )
 
 
 def silence_padding(model: PreTrainedModel) -> None:

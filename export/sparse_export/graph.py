@@ -19,6 +19,7 @@ from sparse_export.families import input_names
 from sparse_export.functions import attach_functions
 from sparse_export.packed import PackedClassifier
 from sparse_export.padded import PaddedClassifier
+from sparse_serve.repository.config import AXES
 from sparse_serve.repository.manifest import Dtype
 
 GraphKind = Literal["packed", "packed_dense", "padded_fused", "padded_eager", "unfused"]
@@ -58,9 +59,12 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
 
     Returns:
         Inputs `families.input_names`, `(batch, sequence)` int64 each; outputs `logits` `(batch, C)` float32
-        and, for packed graphs, `rho` `(batch, layers)` float32.
+        and, of packed graphs, `rho` `(batch, layers)` float32, with a pattern `rows_on` and `columns_on` of
+        the same shape too (see `packed.PackedClassifier`).
+
+    Raises:
+        ValueError: "unfused" of a model that has no sparsegen-lin over all keys to show.
     """
-    packed = kind.startswith("packed")
     example = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
     names = input_names(model.config)
     inputs = (example, (example != 0).to(torch.int64), torch.zeros_like(example))[: len(names)]
@@ -72,7 +76,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
             dynamo=True,
             verbose=False,
             input_names=list(names),
-            output_names=["logits", "rho"] if packed else ["logits"],
+            output_names=_output_names(model, kind),
             dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in names},
             opset_version=target.opset,
         )
@@ -86,6 +90,13 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
     attach_functions(proto, target.opset)
     onnx.checker.check_model(proto)
     return proto
+
+
+def _output_names(model: PreTrainedModel, kind: GraphKind) -> list[str]:
+    measures = ["rho"] if kind.startswith("packed") else []
+    if kind == "packed" and AttentionSpec.from_config(model.config).kind == "axis":
+        measures += AXES
+    return ["logits", *measures]
 
 
 def _wrap(model: PreTrainedModel, kind: GraphKind, dtype: Dtype) -> nn.Module:

@@ -23,6 +23,11 @@ class PaddedClassifier(nn.Module):
 
     def __init__(self, model: PreTrainedModel, kind: PaddedKind) -> None:
         super().__init__()
+        attention = AttentionSpec.from_config(model.config)
+        if kind == "unfused" and attention.kind != "sparsegen":
+            raise ValueError(
+                f"the unfused graph shows sparsegen-lin over all keys, this model's is {attention.name}"
+            )
         self.model = model
         self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_{kind}")
 
@@ -62,9 +67,7 @@ def _attend_unfused(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """`AttentionInterface` signature; `attention_mask` is bool, broadcastable to the scores."""
-    lambd = AttentionSpec.from_config(module.config).lambd
-    if lambd is None:
-        raise ValueError("the unfused graph shows sparsegen-lin: the model attends with softmax")
+    lambd = cast(float, AttentionSpec.from_config(module.config).lambd)
     scores = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)

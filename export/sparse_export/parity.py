@@ -2,66 +2,77 @@
 
 Three executions see the same texts: torch (padded, the specification), ONNX Runtime with the op library, and
 stock ONNX Runtime, which inlines the model-local functions.
+
+Learned rows and columns are on where a logit is above 0. Hidden states differ in their last bits between the
+executions, so a logit that is as good as 0 may fall on either side, and its token's attention is then another
+one altogether. Such flips are counted, not smoothed over. Layer by layer, behind layers with equal rows and
+columns, the graph's are held against torch's logits: a flip is accepted where that logit is within `atol` of
+0, or of as large a share of the layer's largest logit where that is above 1, as rounding grows with what it
+rounds. Logits, and what is measured of the attention, are then compared at equal masks: torch attends by the
+graph's.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_shares
-from sparse_export.checkpoint import AttentionSpec, task_of
-from sparse_export.families import input_names
-from sparse_serve.errors import CheckpointError, GateError
+from sparse_export.checkpoint import task_of
+from sparse_export.examples import Batch, Examples, batches
+from sparse_export.executions import Answer, TorchAnswer, run_graph, run_torch
+from sparse_serve.errors import GateError
 from sparse_serve.metrics import answers, headline, task_metrics
+from sparse_serve.repository.config import AXES
 from sparse_serve.repository.manifest import Dtype
+from sparse_serve.tasks import ProblemType
 
 Logits = npt.NDArray[np.float32]
-Encoding = dict[str, list[int]]
 
 # Float16 rounds every tensor between two operators to 11 bits: measured up to 0.003 on fine-tuned encoders.
 DEFAULT_ATOL: Mapping[Dtype, float] = {"fp32": 1e-4, "fp16": 1e-2}
-# Padded tokens of one batch: torch and the fallback form N² scores.
-_BATCH_TOKENS = 1024
-_LENGTHS = (3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256)
-_LONGEST = 512
-# Rounding may move single keys across the threshold; the share of zeros moves by far less than this.
+# Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005
-# Masks that begin with a hole or have some: left padding, every third token, the last token alone.
-_HIDDEN = ("01111", "00011", "101", "0")
-_ODD_TEXTS = (
-    "",
-    " \t\n ",
-    "a",
-    "¿Qué? — naïve café",
-    "雪が降る。 🎬🍿",
-    "x" * 300,
-    "no no no " * 20,
-    "\u0000\u200b\ufeff",
-)
+# At equal masks these are counts over lengths.
+_AXES_ATOL = 1e-5
+
+
+@dataclass(frozen=True)
+class MaskFlips:
+    """Learned rows and columns on which one runtime and torch disagree.
+
+    Attributes:
+        count: how many disagree.
+        indicators: of how many: a row and a column of every token in every layer.
+        farthest: the largest |logit| that torch has of one that disagrees, as a share of its layer's largest
+            where that is above 1; 0 if none does.
+        max_abs_diff: the largest |Δlogit| of the answers if each goes by its own masks.
+    """
+
+    count: int
+    indicators: int
+    farthest: float
+    max_abs_diff: float
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One runtime held against torch.
+    """One runtime held against torch, at equal masks where masks are learned.
 
     Attributes:
         max_abs_diff: the largest |Δlogit|.
         label_agreement: share of rows with the same label, or labels; None for regression, which has none.
         metrics: the task metrics of this runtime by name, where labels were given.
+        flips: learned rows and columns on which they disagree; None where none are learned.
     """
 
     max_abs_diff: float
     label_agreement: float | None
     metrics: dict[str, float] | None
+    flips: MaskFlips | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,9 @@ class ParityReport:
         portable: stock ONNX Runtime.
         rho_torch: share of exactly zero attention weights per layer in torch, mean over rows.
         rho: the same as the graph answers it with the op library.
+        axes_torch: with a pattern `rows_on` and `columns_on`, the shares of tokens whose rows and columns are
+            on per layer in torch, mean over rows.
+        axes: the same as the graph answers it with the op library.
     """
 
     rows: int
@@ -89,73 +103,47 @@ class ParityReport:
     portable: Agreement
     rho_torch: list[float]
     rho: list[float]
+    axes_torch: dict[str, list[float]]
+    axes: dict[str, list[float]]
 
     def require(self) -> None:
-        """Raise `GateError` unless both runtimes are within the threshold, and ρ is what torch's is.
+        """Raise `GateError` unless both runtimes are within the threshold, and the masks are torch's.
 
         Within it a label can differ only where torch's two best logits are closer than twice the threshold.
         """
         for name, side in (("with the op library", self.library), ("without it", self.portable)):
-            if not math.isfinite(side.max_abs_diff):
-                raise GateError(
-                    f"parity not met: a logit of torch or of ONNX Runtime {name} is not finite (in fp16 "
-                    "numbers above 65504 overflow, --dtype fp32 has room for them); nothing was written"
-                )
-            if not side.max_abs_diff <= self.atol:
-                raise GateError(
-                    f"parity not met: ONNX Runtime {name} differs from torch by up to "
-                    f"{side.max_abs_diff:.3g} in a logit over {self.rows} texts, accepted is {self.atol:g} "
-                    "(--atol); nothing was written"
-                )
-        for layer, (served, expected) in enumerate(zip(self.rho, self.rho_torch, strict=True), start=1):
-            if not abs(served - expected) <= _RHO_ATOL:
-                raise GateError(
-                    f"parity not met: layer {layer} of the graph has a share of {served:.4f} zero attention "
-                    f"weights, torch of {expected:.4f}; accepted is a difference of {_RHO_ATOL:g}; "
-                    "nothing was written"
-                )
+            self._require_agreement(name, side)
+        compared = [("zero attention weights", self.rho, self.rho_torch, _RHO_ATOL)]
+        compared += [
+            (f"{name.removesuffix('_on')} that are on", self.axes[name], shares, _AXES_ATOL)
+            for name, shares in self.axes_torch.items()
+        ]
+        for what, shares, shares_torch, atol in compared:
+            for layer, (served, expected) in enumerate(zip(shares, shares_torch, strict=True), start=1):
+                if not abs(served - expected) <= atol:
+                    raise GateError(
+                        f"parity not met: layer {layer} of the graph has a share of {served:.4f} {what}, "
+                        f"torch of {expected:.4f}; accepted is a difference of {atol:g}; nothing was written"
+                    )
 
-
-@dataclass(frozen=True)
-class Examples:
-    """Tokenised texts, and what the model should answer to them (`Task.targets`), where that is known."""
-
-    encodings: Sequence[Encoding]
-    targets: npt.NDArray[Any] | None = None
-
-
-def builtin_examples(tokenizer: PreTrainedTokenizerFast, max_length: int, texts: Sequence[str]) -> Examples:
-    """Make examples of many lengths, up to `max_length` or 512 tokens, from `texts` and from odd input.
-
-    Some are pairs, so that the segment ids of those models that have any are seen.
-    """
-    corpus = " ".join(texts)
-    longest = min(max_length, _LONGEST)
-    lengths = [*(length for length in _LENGTHS if length < longest), longest]
-    encodings = [_encode(tokenizer, corpus, length) for length in lengths]
-    encodings += [_encode(tokenizer, text, max_length) for text in _ODD_TEXTS]
-    encodings += [
-        _encode(tokenizer, text, cut, pair)
-        for text, pair, cut in (
-            (texts[0], texts[-1], longest),
-            ("", texts[0], longest),
-            (corpus, texts[0], longest),
-            (texts[-1], corpus, min(longest, 64)),
-        )
-    ]
-    encodings += [_hide(encodings[index], pattern) for index, pattern in enumerate(_HIDDEN, start=1)]
-    # Every batch mixes lengths, as a server's batches do.
-    return Examples([encodings[index] for index in np.random.default_rng(0).permutation(len(encodings))])
-
-
-def encode_examples(
-    tokenizer: PreTrainedTokenizerFast,
-    max_length: int,
-    texts: Sequence[tuple[str, str]],
-    targets: npt.NDArray[Any] | None = None,
-) -> Examples:
-    """Tokenise texts and, where not empty, their second texts, cut to `max_length` tokens together."""
-    return Examples([_encode(tokenizer, text, max_length, pair) for text, pair in texts], targets)
+    def _require_agreement(self, name: str, side: Agreement) -> None:
+        if not math.isfinite(side.max_abs_diff):
+            raise GateError(
+                f"parity not met: a logit of torch or of ONNX Runtime {name} is not finite (in fp16 "
+                "numbers above 65504 overflow, --dtype fp32 has room for them); nothing was written"
+            )
+        if side.flips is not None and not side.flips.farthest <= self.atol:
+            raise GateError(
+                f"parity not met: {side.flips.count} of {side.flips.indicators} rows and columns are on in "
+                f"ONNX Runtime {name} and off in torch or the other way round, one with a logit of "
+                f"{side.flips.farthest:.3g} in torch; accepted is {self.atol:g} (--atol); nothing was written"
+            )
+        if not side.max_abs_diff <= self.atol:
+            raise GateError(
+                f"parity not met: ONNX Runtime {name} differs from torch by up to "
+                f"{side.max_abs_diff:.3g} in a logit over {self.rows} texts, accepted is {self.atol:g} "
+                "(--atol); nothing was written"
+            )
 
 
 def check_parity(
@@ -174,116 +162,112 @@ def check_parity(
         examples: tokenised texts.
         atol: accepted |Δlogit|, recorded in the report.
     """
-    batches = list(_batches(examples.encodings, model.config))
-    expected, rho_torch = _run_torch(model, batches)
-    with_library, rho = _run_graph(graph, op_library, batches)
-    portable, _ = _run_graph(graph, None, batches)
+    rows = list(batches(examples.encodings, model.config))
+    own = [run_torch(model, batch) for batch in rows]
+    library = _Comparison.of(model, rows, own, run_graph(graph, op_library, rows))
+    portable = _Comparison.of(model, rows, own, run_graph(graph, None, rows))
+    task = task_of(model.config)
 
-    problem_type = task_of(model.config).problem_type
+    def metrics(answered: Sequence[Answer]) -> dict[str, float] | None:
+        if examples.targets is None:
+            return None
+        return task_metrics(task.problem_type, _logits(answered), examples.targets)
 
-    def metrics(logits: Logits) -> dict[str, float] | None:
-        return None if examples.targets is None else task_metrics(problem_type, logits, examples.targets)
+    def agreement(compared: _Comparison) -> Agreement:
+        return Agreement(
+            max_abs_diff=_difference(compared.served, compared.expected),
+            label_agreement=compared.label_agreement(task.problem_type),
+            metrics=metrics(compared.served),
+            flips=compared.flips(),
+        )
 
-    def agreement(logits: Logits) -> Agreement:
-        same = None
-        if problem_type != "regression":
-            both = answers(problem_type, logits) == answers(problem_type, expected)
-            same = float(both.reshape(len(both), -1).all(1).mean())
-        return Agreement(float(np.abs(logits - expected).max()), same, metrics(logits))
-
+    axes = [name for name in AXES if name in own[0].measures]
     return ParityReport(
         rows=len(examples.encodings),
         longest=max(len(encoding["input_ids"]) for encoding in examples.encodings),
         atol=atol,
-        metric=headline(problem_type),
-        torch_metrics=metrics(expected),
-        library=agreement(with_library),
+        metric=headline(task.problem_type),
+        torch_metrics=metrics(own),
+        library=agreement(library),
         portable=agreement(portable),
-        rho_torch=rho_torch.mean(0).tolist(),
-        rho=rho.mean(0).tolist(),
+        rho_torch=_mean(library.expected, "rho"),
+        rho=_mean(library.served, "rho"),
+        axes_torch={name: _mean(library.expected, name) for name in axes},
+        axes={name: _mean(library.served, name) for name in axes},
     )
 
 
 def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples) -> float:
     """Return the largest |Δlogit| between a softmax twin's graph and the softmax torch model."""
-    batches = list(_batches(examples.encodings, model.config))
-    expected, _ = _run_torch(model, batches)
-    logits, _ = _run_graph(graph, op_library, batches)
-    return float(np.abs(logits - expected).max())
+    rows = list(batches(examples.encodings, model.config))
+    return _difference(run_graph(graph, op_library, rows), [run_torch(model, batch) for batch in rows])
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, text: str, max_length: int, pair: str = "") -> Encoding:
-    encoded = tokenizer(text, pair or None, truncation=True, max_length=max_length, padding=False)
-    ids = encoded["input_ids"]
-    return {
-        "input_ids": ids,
-        "attention_mask": [1] * len(ids),
-        "token_type_ids": encoded.get("token_type_ids", [0] * len(ids)),
-    }
+@dataclass(frozen=True)
+class _Comparison:
+    """What one runtime answers, batch by batch, beside torch by its own masks and torch by the runtime's."""
+
+    served: Sequence[Answer]
+    own: Sequence[TorchAnswer]
+    expected: Sequence[TorchAnswer]
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        rows: Sequence[Batch],
+        own: Sequence[TorchAnswer],
+        served: Sequence[Answer],
+    ) -> "_Comparison":
+        """Have torch answer by the masks of what was served, where they are not its own."""
+        expected = [
+            first if _flipped(answer, first) == 0 else run_torch(model, batch, answer.indicators)
+            for batch, answer, first in zip(rows, served, own, strict=True)
+        ]
+        return cls(served, own, expected)
+
+    def label_agreement(self, problem_type: ProblemType) -> float | None:
+        if problem_type == "regression":
+            return None
+        served, expected = (answers(problem_type, _logits(each)) for each in (self.served, self.expected))
+        same = served == expected
+        return float(same.reshape(len(same), -1).all(1).mean())
+
+    def flips(self) -> MaskFlips | None:
+        if not self.own[0].axis_logits:
+            return None
+        pairs = list(zip(self.served, self.expected, strict=True))
+        return MaskFlips(
+            count=sum(_flipped(answer, expected) for answer, expected in pairs),
+            indicators=sum(int(layer.isfinite().sum()) for each in self.own for layer in each.axis_logits),
+            farthest=float(np.max([_farthest_flip(answer, expected) for answer, expected in pairs])),
+            max_abs_diff=_difference(self.served, self.own),
+        )
 
 
-def _hide(encoding: Encoding, pattern: str) -> Encoding:
-    """Mask the tokens of an encoding where the repeated pattern has a 0; its last token stays."""
-    mask = [int(bit) for bit, _ in zip(cycle(pattern), encoding["input_ids"], strict=False)]
-    return encoding | {"attention_mask": [*mask[:-1], 1]}
+def _flipped(answer: Answer, expected: TorchAnswer) -> int:
+    layers = zip(answer.indicators, expected.indicators, strict=True)
+    return sum(int((ours != torchs).sum()) for ours, torchs in layers)
 
 
-def _batches(
-    encodings: Sequence[Encoding], config: PreTrainedConfig
-) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
-    rows: list[Encoding] = []
-    longest = 0
-    for encoding in encodings:
-        length = len(encoding["input_ids"])
-        if rows and (len(rows) + 1) * max(longest, length) > _BATCH_TOKENS:
-            yield _pad(rows, longest, config)
-            rows, longest = [], 0
-        rows.append(encoding)
-        longest = max(longest, length)
-    if rows:
-        yield _pad(rows, longest, config)
+def _farthest_flip(answer: Answer, expected: TorchAnswer) -> float:
+    layers = zip(answer.indicators, expected.indicators, expected.axis_logits, strict=True)
+    return max(
+        float(
+            logits.abs().where(ours != torchs, 0).max() / logits[logits.isfinite()].abs().max().clamp_min(1)
+        )
+        for ours, torchs, logits in layers
+    )
 
 
-def _pad(rows: Sequence[Encoding], length: int, config: PreTrainedConfig) -> dict[str, npt.NDArray[np.int64]]:
-    batch = {name: np.zeros((len(rows), length), np.int64) for name in input_names(config)}
-    batch["input_ids"][:] = config.pad_token_id or 0
-    for index, row in enumerate(rows):
-        for name, values in batch.items():
-            values[index, : len(row[name])] = row[name]
-    return batch
+def _logits(answered: Sequence[Answer]) -> Logits:
+    return np.concatenate([answer.logits for answer in answered])
 
 
-@torch.no_grad()
-def _run_torch(
-    model: PreTrainedModel, batches: Sequence[dict[str, npt.NDArray[np.int64]]]
-) -> tuple[Logits, npt.NDArray[np.float32]]:
-    sparse = AttentionSpec.from_config(model.config).kind != "softmax"
-    logits, rho = [], []
-    for batch in batches:
-        inputs = {name: torch.from_numpy(values) for name, values in batch.items()}
-        outputs = model(**inputs, output_attentions=sparse)
-        logits.append(outputs.logits.numpy())
-        if sparse:
-            rho.append(zero_shares(outputs.attentions, inputs["attention_mask"]).numpy())
-        else:
-            rho.append(np.zeros((len(outputs.logits), model.config.num_hidden_layers), np.float32))
-    return np.concatenate(logits), np.concatenate(rho)
+def _difference(ours: Sequence[Answer], torchs: Sequence[Answer]) -> float:
+    return float(np.abs(_logits(ours) - _logits(torchs)).max())
 
 
-def _run_graph(
-    graph: Path, op_library: Path | None, batches: Sequence[dict[str, npt.NDArray[np.int64]]]
-) -> tuple[Logits, npt.NDArray[np.float32]]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if op_library is not None:
-        options.register_custom_ops_library(str(op_library))
-    try:
-        session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no base
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"ONNX Runtime does not load the exported graph: {reason}") from error
-    names = [output.name for output in session.get_outputs()]
-    rows = [dict(zip(names, session.run(names, batch), strict=True)) for batch in batches]
-    logits = np.concatenate([row["logits"] for row in rows])
-    rho = np.concatenate([row.get("rho", np.zeros((len(row["logits"]), 0), np.float32)) for row in rows])
-    return logits, rho
+def _mean(answered: Sequence[Answer], measure: str) -> list[float]:
+    means: list[float] = np.concatenate([answer.measures[measure] for answer in answered]).mean(0).tolist()
+    return means

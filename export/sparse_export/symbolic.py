@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sparse_export.functions import GRAPH_DOMAIN
+from sparse_export.patterns import LayerPattern
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 
@@ -30,6 +31,60 @@ class HeadSettings:
         return common if self.lambd is None else common | {"lambd": self.lambd}
 
 
+@dataclass(frozen=True)
+class AxisSettings:
+    """Attributes of one node of attention over allowed pairs.
+
+    Attributes:
+        heads: H, scale and λ; without λ the normaliser over the allowed keys is softmax.
+        pattern: the layer's diagonals and random keys; its global rows and columns are inputs of the node.
+    """
+
+    heads: HeadSettings
+    pattern: LayerPattern
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the node attributes; those whose absence says the same are left out."""
+        return {
+            **self.heads.attributes(),
+            "normalizer": "softmax" if self.heads.lambd is None else "sparsegen",
+            **({"diagonals": list(self.pattern.diagonals)} if self.pattern.diagonals else {}),
+            **(
+                {"random_keys": self.pattern.random_keys, "seed": self.pattern.seed}
+                if self.pattern.random_keys
+                else {}
+            ),
+        }
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The rows and columns of a packed batch that are on.
+
+    Attributes:
+        rows: `(T + R,)` bool.
+        columns: `(T + R,)` bool.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+
+@dataclass(frozen=True)
+class HiddenFirst:
+    """Queries that are no keys: first tokens that the mask hides (see `packed`).
+
+    Attributes:
+        rows: `(R,)` int64, their positions T … T + R − 1.
+        own: `(R, T + R)` bool, the tokens of the same sequence.
+        ranks: `(T + R,)` int64, each token's number within its sequence, and −1 for them.
+    """
+
+    rows: Tensor
+    own: Tensor
+    ranks: Tensor
+
+
 def packed_attention_node(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, heads: HeadSettings
 ) -> tuple[Tensor, Tensor | None]:
@@ -46,21 +101,69 @@ def packed_attention_node(
     return outputs[0], None if heads.lambd is None else outputs[1]
 
 
+def axis_mask_node(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit `AxisMask`: hidden `(T, M)`, weight `(2, M)`, bias `(2,)` to rows and columns `(T,)` bool."""
+    rows, columns = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::AxisMask",
+        (hidden, weight, bias),
+        {},
+        dtypes=(torch.bool, torch.bool),
+        shapes=(hidden.shape[:1], hidden.shape[:1]),
+        version=OPSET_VERSION,
+    )
+    return rows, columns
+
+
+def axis_attention_node(
+    query: Tensor, key: Tensor, value: Tensor, axes: Axes, cu_seqlens: Tensor, settings: AxisSettings
+) -> tuple[Tensor, Tensor]:
+    """Emit `AxisAttention`; tensors as in `packed_axis`."""
+    output, support = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::AxisAttention",
+        (query, key, value, axes.rows, axes.columns, cu_seqlens),
+        settings.attributes(),
+        dtypes=(query.dtype, torch.int32),
+        shapes=(query.shape, (query.shape[0], settings.heads.num_heads)),
+        version=OPSET_VERSION,
+    )
+    return output, support
+
+
 def hidden_first_node(
     output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rows: Tensor,
-    allowed: Tensor,
+    hidden: HiddenFirst,
     heads: HeadSettings,
 ) -> Tensor:
     """Emit the model-local function that attends from hidden first tokens; tensors as in `packed`."""
     name = "SoftmaxHiddenFirst" if heads.lambd is None else "SparsegenHiddenFirst"
     replaced: Tensor = torch.onnx.ops.symbolic(
         f"{GRAPH_DOMAIN}::{name}",
-        (output, query, key, value, rows, allowed),
+        (output, query, key, value, hidden.rows, hidden.own),
         heads.attributes(),
+        dtype=output.dtype,
+        shape=output.shape,
+        version=OPSET_VERSION,
+    )
+    return replaced
+
+
+def axis_hidden_first_node(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: HiddenFirst,
+    axes: Axes,
+    settings: AxisSettings,
+) -> Tensor:
+    """Emit the model-local function that attends from hidden first tokens; tensors as in `packed_axis`."""
+    replaced: Tensor = torch.onnx.ops.symbolic(
+        f"{GRAPH_DOMAIN}::AxisHiddenFirst",
+        (output, query, key, value, hidden.rows, hidden.own, axes.rows, axes.columns, hidden.ranks),
+        settings.attributes(),
         dtype=output.dtype,
         shape=output.shape,
         version=OPSET_VERSION,

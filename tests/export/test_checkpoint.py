@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,18 +139,42 @@ def test_labels_that_cannot_be_served(config: BertConfig, message: str) -> None:
         ("sparsegen", -1e39, "below 1, got -inf"),
         ("sparsegen", None, "needs a lambda"),
         ("softmax", -4.0, "takes no lambda"),
-        ("entmax", None, "must be softmax or sparsegen, got 'entmax'"),
+        ("entmax", None, "'entmax'; accepted: softmax, sparsegen, or"),
         (None, -4.0, "needs --attention sparsegen"),
     ],
 )
-def test_attention_out_of_range(kind: str | None, lambd: float | None, message: str) -> None:
+def test_attention_out_of_range(kind: str | None, lambd: float | None, message: str, tmp_path: Path) -> None:
+    BertConfig().save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=message):
-        AttentionSpec.override(kind, lambd)  # type: ignore[arg-type]
+        AttentionSpec.override(kind, lambd, tmp_path)
 
 
-def test_no_override() -> None:
-    assert AttentionSpec.override(None, None) is None
-    assert AttentionSpec.override("sparsegen", -4.0) == AttentionSpec("sparsegen", -4.0)
+def test_no_override(tmp_path: Path) -> None:
+    assert AttentionSpec.override(None, None, tmp_path) is None
+    assert AttentionSpec.override("sparsegen", -4.0, tmp_path) == AttentionSpec("sparsegen", -4.0)
+
+
+def test_an_override_leaves_the_rest_as_the_checkpoint_has_it(tmp_path: Path) -> None:
+    own = AttentionSpec.parse("local2+random1", None, seed=7)
+    config = BertConfig()
+    own.store(config)
+    config.save_pretrained(tmp_path)
+    assert AttentionSpec.override(None, -4.0, tmp_path) == replace(own, lambd=-4.0)
+    assert AttentionSpec.override("local2+random1", None, tmp_path) == own
+    other = AttentionSpec.override("random2+global1", None, tmp_path)
+    assert other == AttentionSpec.parse("random2+global1", None, seed=7)
+    assert AttentionSpec.override("local3", -1.0, tmp_path) == AttentionSpec.parse("local3", -1.0)
+
+
+@pytest.mark.parametrize("stored", [{"local": 10**10}, {"offsets": [[0, 10**12]]}, {"global_size": 10**9}])
+def test_patterns_larger_than_the_encoder(copy: Path, stored: dict[str, Any]) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["sparse_attention"] = {"kind": "axis", "lambd": None, "pattern": stored}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config\.json: the (local|offset|global) size .* larger than"):
+        load_classifier(copy)
+    with pytest.raises(OptionError, match="the local size 600 of attention local600 is larger"):
+        load_classifier(copy, AttentionSpec.parse("local600", None))
 
 
 def test_nan_weights(copy: Path) -> None:

@@ -4,13 +4,21 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from sparse_export.checkpoint import AttentionSpec, save_classifier
 from sparse_export.cli import app
+from sparse_export.cli_export import _summary
+from sparse_export.exporting import Exported
+from sparse_export.parity import Agreement, MaskFlips, ParityReport
 from sparse_serve.cli_options import run
 from sparse_serve.repository.entries import read_entry
+from tiny_models import POSITIONS, make_model, make_tokenizer
 
 
 def invoke(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -45,7 +53,7 @@ def test_json_figures_and_manifest(
     status, out, _ = invoke(capsys, *args)
     assert status == 0
     figures = json.loads(out)
-    assert figures["attention"] == {"kind": "sparsegen", "lambd": -1.0}
+    assert figures["attention"] == {"kind": "sparsegen", "lambd": -1.0, "pattern": None}
     assert figures["parity"]["library"]["max_abs_diff"] <= 1e-4
     manifest = read_entry(tmp_path / "x").manifest
     assert manifest.triton_release == "25.02"
@@ -68,7 +76,16 @@ def test_gate_not_met_is_status_3(
     [
         (["--attention", "sparsegen", "--lambda", "1"], 2, ["below 1", "1.0"]),
         (["--lambda", "-4"], 2, ["--attention sparsegen"]),
-        (["--attention", "entmax"], 2, ["entmax", "softmax", "sparsegen"]),
+        (["--attention", "entmax"], 2, ["entmax", "softmax", "sparsegen", "localN"]),
+        (["--attention", "local2+local3"], 2, ["local2+local3", "contradicts itself"]),
+        (["--attention", "local2+random0"], 2, ["random0 allows nothing"]),
+        (["--attention", "local-1"], 2, ["local-1", "localN"]),
+        (["--attention", ""], 2, ["''", "localN"]),
+        (["--attention", f"global1+local{POSITIONS}"], 2, ["local size 160", f"at most {POSITIONS - 1}"]),
+        (["--attention", "local40", "--max-length", "40"], 2, ["local size 40", "at most 39"]),
+        (["--attention", "local2", "--lambda", "nan"], 2, ["below 1", "nan"]),
+        (["--attention", "axis"], 1, ["lacks 4 of the weights of the learned pattern", "finetune"]),
+        (["--attention", "diagonal+global1"], 1, ["lacks 1 of the weights", "bert.diagonals"]),
         (["--triton", "1.0"], 2, ["1.0", "26.07"]),
         (["--max-batch-size", "0"], 2, ["--max-batch-size"]),
         (["--name", "../up"], 2, ["../up"]),
@@ -92,6 +109,60 @@ def test_errors_are_one_line(
     assert (code, out) == (status, "")
     assert_one_line_error(err, *parts)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weight: None, "lacks 1 of the weights of the learned pattern"),
+        (lambda weight: weight[:, :-1].clone(), "has shape (2, 63), the encoder needs (2, 64)"),
+        (lambda weight: weight * torch.inf, "holds NaN or infinite values"),
+    ],
+    ids=["missing", "of another width", "infinite"],
+)
+def test_axis_layer_that_cannot_be_served(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[torch.Tensor], torch.Tensor | None],
+    message: str,
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_classifier(make_model(AttentionSpec.parse("axis", None)), make_tokenizer(folder), folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.1.axis.weight"
+    changed = change(weights.pop(name))
+    save_file(
+        weights | ({} if changed is None else {name: changed}), folder / "model.safetensors", {"format": "pt"}
+    )
+    status, out, err = invoke(capsys, "export", folder, "--model-repository", tmp_path / "r", "--name", "x")
+    assert (status, out) == (1, "")
+    assert_one_line_error(err, name, message)
+    assert not (tmp_path / "r").exists()
+
+
+def test_pattern_and_metrics_from_the_environment(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fixed cannot flip, so nothing is said of it."""
+    repository = tmp_path / "r"
+    monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "local2+global1")
+    monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "-4")
+    monkeypatch.setenv("SPARSE_SERVE_METRICS", "1")
+    status, out, _ = invoke(capsys, "export", checkpoint, "--model-repository", repository, "--name", "x")
+    assert status == 0
+    assert "mask flips" not in out
+    attention = read_entry(repository / "x").manifest.attention
+    assert (attention.pattern, attention.lambd) == ("local2+global1", -4)
+    assert 'key: "metrics"' in (repository / "x" / "config.pbtxt").read_text()
+
+
+def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:
+    agreement = Agreement(1e-6, 1.0, None, MaskFlips(3, 500, 2e-5, 0.25))
+    parity = ParityReport(9, 30, 1e-4, "accuracy", None, agreement, agreement, [], [], {}, {})
+    _, line = _summary(Exported(tmp_path, AttentionSpec(), parity, None, {})).splitlines()
+    for part in ("mask flips", "3 of 500", "2.0e-05", "2.5e-01"):
+        assert part in line
 
 
 def test_second_texts_are_read_from_the_column_that_is_named(

@@ -1,6 +1,7 @@
 """The packed forward pass equals Transformers' own on every mask."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 import pytest
@@ -12,24 +13,34 @@ from transformers import PreTrainedModel
 
 from cases import ATTENTION_CASES, AttentionCase
 from sparse_export.attention import sparsegen_attention, zero_share
+from sparse_export.axis import LayerMask, recorded
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.families import input_names
 from sparse_export.packed import PackedClassifier, Packing, packed_attention
 from sparse_export.symbolic import HeadSettings
-from tiny_models import FAMILIES, LAMBD, make_model, masks, token_ids
+from tiny_models import FAMILIES, LAMBD, LAYERS, make_model, masks, token_ids
 
 Pair = tuple[PreTrainedModel, PackedClassifier]
 
-KINDS = {"sparsegen": AttentionSpec("sparsegen", LAMBD), "softmax": AttentionSpec()}
+KINDS = {
+    "sparsegen": AttentionSpec("sparsegen", LAMBD),
+    "softmax": AttentionSpec(),
+    "axis": AttentionSpec.parse("axis", None),
+    "axis_sparsegen": AttentionSpec.parse("axis+local1+global1+random1", LAMBD, seed=3),
+}
+
+
+def make_pair(attention: AttentionSpec, family: str) -> Pair:
+    """A padded model and the packed one on the same weights, both in float64."""
+    model = make_model(attention, family).eval().double()
+    model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
+    return model, PackedClassifier(copy.deepcopy(model)).eval()
 
 
 @pytest.fixture(scope="module", params=product(FAMILIES, KINDS), ids=lambda param: f"{param[0]}-{param[1]}")
 def pair(request: pytest.FixtureRequest) -> Pair:
-    """A padded model and the packed one on the same weights, both in float64."""
     family, kind = request.param
-    model = make_model(KINDS[kind], family).eval().double()
-    model.set_attn_implementation("sparsegen" if kind == "sparsegen" else "eager")
-    return model, PackedClassifier(copy.deepcopy(model)).eval()
+    return make_pair(KINDS[kind], family)
 
 
 def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, segments: Tensor) -> dict[str, Tensor]:
@@ -42,8 +53,9 @@ def assert_equal(pair: Pair, inputs: dict[str, Tensor]) -> None:
     model, packed = pair
     mask = inputs["attention_mask"]
     has_token = mask.any(1)
-    logits, rho = packed(**inputs)
-    expected = model(**inputs, output_attentions=True)
+    logits, rho, *shares_on = packed(**inputs)
+    with masks_of(model) as layers:
+        expected = model(**inputs, output_attentions=True)
     torch.testing.assert_close(logits[has_token], expected.logits[has_token].float(), rtol=0, atol=1e-6)
     assert not logits[~has_token].any()
     assert not rho[~has_token].any()
@@ -51,6 +63,29 @@ def assert_equal(pair: Pair, inputs: dict[str, Tensor]) -> None:
         torch.testing.assert_close(
             rho[has_token, layer], zero_share(weights, mask)[has_token], rtol=0, atol=1e-6
         )
+    assert len(shares_on) == (2 if layers else 0)
+    for share, axis in zip(shares_on, ("rows", "columns"), strict=False):
+        expected_share = torch.stack([share_on(layer, getattr(layer, axis), mask) for layer in layers], 1)
+        torch.testing.assert_close(share, expected_share)
+
+
+def masks_of(model: PreTrainedModel) -> AbstractContextManager[list[LayerMask]]:
+    """The masks of the layers of the passes that are run meanwhile; none where there is no pattern."""
+    has_pattern = AttentionSpec.from_config(model.config).pattern is not None
+    return recorded(model) if has_pattern else nullcontext([])
+
+
+def share_on(layer: LayerMask, learned: Tensor | None, mask: Tensor) -> Tensor:
+    """Of each row's tokens, the share that is learned to be on or is among the first, counted one by one."""
+    shares = []
+    for row in range(len(mask)):
+        tokens = mask[row].nonzero().flatten().tolist()
+        on = [
+            rank < layer.pattern.global_size or (learned is not None and bool(learned[row, token]))
+            for rank, token in enumerate(tokens)
+        ]
+        shares.append(sum(on) / max(len(on), 1))
+    return torch.tensor(shares)
 
 
 @pytest.mark.parametrize("name", masks())
@@ -60,6 +95,27 @@ def test_equals_transformers(pair: Pair, name: str) -> None:
     assert_equal(pair, inputs)
     with torch.no_grad():
         assert pair[0](**inputs).logits.abs().max() > 1
+
+
+@pytest.mark.parametrize("mask", ["left_padded_and_empty", "holes"])
+@pytest.mark.parametrize("lambd", [None, LAMBD])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local0",
+        "global2",
+        "random2",
+        "axis+global1",
+        "local2+global1+random1",
+        "diagonal",
+        "layer-diagonal+global1",
+    ],
+)
+def test_equals_transformers_with_any_pattern(name: str, lambd: float | None, mask: str) -> None:
+    """A first token that the mask hides is no key of any pattern, and a query without a key gets zeros."""
+    ids, segments = token_ids()
+    pair = make_pair(AttentionSpec.parse(name, lambd, seed=5), "bert")
+    assert_equal(pair, inputs_of(pair[0], ids, masks()[mask], segments))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -78,10 +134,10 @@ def test_equals_transformers_on_any_ids_and_mask(
 @torch.no_grad()
 def test_batch_without_any_token(pair: Pair) -> None:
     zeros = torch.zeros(2, 5, dtype=torch.int64)
-    logits, rho = pair[1](**inputs_of(pair[0], zeros, zeros, zeros))
+    logits, *measures = pair[1](**inputs_of(pair[0], zeros, zeros, zeros))
     assert logits.shape == (2, 3)
     assert not logits.any()
-    assert not rho.any()
+    assert all(not measure.any() and measure.shape == (2, LAYERS) for measure in measures)
 
 
 @torch.no_grad()
@@ -89,9 +145,9 @@ def test_hidden_ids_need_not_exist(pair: Pair) -> None:
     ids, segments = token_ids()
     mask = masks()["right_padded"]
     padded = torch.where(mask == 0, pair[0].config.pad_token_id, ids)
-    expected, _ = pair[1](**inputs_of(pair[0], padded, mask, segments))
+    expected, *_ = pair[1](**inputs_of(pair[0], padded, mask, segments))
     for number in (-100, -1, 10**6):
-        logits, _ = pair[1](**inputs_of(pair[0], torch.where(mask == 0, number, ids), mask, segments))
+        logits, *_ = pair[1](**inputs_of(pair[0], torch.where(mask == 0, number, ids), mask, segments))
         torch.testing.assert_close(logits, expected)
 
 

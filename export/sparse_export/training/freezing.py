@@ -1,13 +1,16 @@
 """Leaving the lower part of an encoder as it was pretrained."""
 
-from torch import nn
 from transformers import PreTrainedModel
 
+from sparse_export.axis import learned_modules
+from sparse_export.families import layers_of
 from sparse_serve.errors import OptionError
 
 
 def freeze(model: PreTrainedModel, layers: int) -> None:
-    """Keep the embeddings and the first `layers` layers of a BERT-like classifier out of training.
+    """Keep the embeddings and the first `layers` layers of a BERT-like model out of training.
+
+    What a pattern learns in these layers is trained nevertheless: it was never pretrained.
 
     Raises:
         OptionError: the encoder has fewer layers.
@@ -16,10 +19,9 @@ def freeze(model: PreTrainedModel, layers: int) -> None:
     if layers > count:
         raise OptionError(f"--freeze-layers is {layers}; the encoder has {count} layers")
     encoder = model.base_model
-    stack = next(
-        module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count
-    )
     # `embeddings`, and ELECTRA's `embeddings_project` where they are narrower than the layers.
     embeddings = [module for name, module in encoder.named_children() if name.startswith("embeddings")]
-    for module in (*embeddings, *stack[:layers]):
+    for module in (*embeddings, *layers_of(model)[:layers]):
         module.requires_grad_(False)
+    for learned in learned_modules(model):
+        learned.requires_grad_(True)

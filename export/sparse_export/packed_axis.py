@@ -1,0 +1,93 @@
+"""Attention on the allowed pairs of packed sequences: the torch reference of what a graph's nodes do.
+
+Rows and columns that are on come in as tensors, global ones among them; diagonals and random keys are the
+layer's own. `attention.axis_attention`, on padded rows, is the specification of both.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sparse_export.attention import axis_attention
+from sparse_export.patterns import random_keys
+from sparse_export.symbolic import Axes, AxisSettings, HeadSettings, HiddenFirst
+
+
+def packed_axis_attention(
+    query: Tensor, key: Tensor, value: Tensor, axes: Axes, cu_seqlens: Tensor, settings: AxisSettings
+) -> tuple[Tensor, Tensor]:
+    """Attention on the allowed pairs of each sequence of a packed batch: the reference of `AxisAttention`.
+
+    Args:
+        query: `(T, H·D)`, floating point.
+        key: `(T, H·D)`.
+        value: `(T, H·D)`.
+        axes: rows and columns that are on, `(T,)` each.
+        cu_seqlens: sequence borders `(B + 1,)` int32, from 0 to T.
+        settings: H, scale, λ, diagonals and random keys.
+
+    Returns:
+        Outputs `(T, H·D)`, zeros where no key is allowed, and for every row and head the number of weights
+        that are not zero `(T, H)` int32: with softmax that of the allowed keys, with sparsegen-lin the
+        support among them.
+    """
+    heads = settings.heads
+    pattern = replace(settings.pattern, global_size=0)
+    output = torch.empty_like(query)
+    support = query.new_zeros(query.shape[0], heads.num_heads, dtype=torch.int32)
+    borders: list[int] = cu_seqlens.tolist()
+    for start, end in pairwise(borders):
+        own = slice(start, end)
+        ranks = torch.arange(end - start, device=query.device)[None]
+        length = torch.tensor([end - start], device=query.device)
+        pairs = pattern.allowed(ranks, length, axes.rows[None, own], axes.columns[None, own])[0]
+        q, k, v = (_split(x[own], heads) for x in (query, key, value))
+        attended, weights = axis_attention(q, k, v, pairs, heads.lambd, heads.scale)
+        kept = pairs.expand_as(weights) if heads.lambd is None else weights != 0
+        output[own] = attended.transpose(0, 1).reshape(end - start, query.shape[1])
+        support[own] = kept.sum(-1, dtype=torch.int32).T
+    return output, support
+
+
+def attend_axis_hidden_first(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: HiddenFirst,
+    axes: Axes,
+    settings: AxisSettings,
+) -> Tensor:
+    """Replace the outputs of queries that are no keys by attention over the allowed of their tokens.
+
+    Such a query stands before its sequence's first token: it is number −1 on diagonals and for random keys.
+
+    Args:
+        output: `(T + R, H·D)`, of which the last R rows are to be replaced.
+        query: `(T + R, H·D)`.
+        key: `(T + R, H·D)`.
+        value: `(T + R, H·D)`.
+        hidden: which they are, and their sequences' tokens.
+        axes: rows and columns that are on, `(T + R,)` each.
+        settings: H, scale, λ, diagonals and random keys.
+
+    Returns:
+        `(T + R, H·D)`.
+    """
+    heads, pattern = settings.heads, settings.pattern
+    rank = hidden.ranks[hidden.rows]
+    distance = (rank[:, None] - hidden.ranks[None, :]).abs()
+    pairs = axes.rows[hidden.rows][:, None] | axes.columns[None, :]
+    pairs = pairs | torch.isin(distance, torch.tensor(pattern.diagonals, device=distance.device))
+    drawn = random_keys(pattern.seed, rank, pattern.random_keys, hidden.own.sum(1))
+    pairs = pairs | (drawn[:, :, None] == hidden.ranks).any(1)
+    q, k, v = (_split(x, heads) for x in (query[hidden.rows], key, value))
+    attended, _ = axis_attention(q, k, v, pairs & hidden.own, heads.lambd, heads.scale)
+    return output.index_copy(0, hidden.rows, attended.transpose(0, 1).reshape(-1, output.shape[1]))
+
+
+def _split(x: Tensor, heads: HeadSettings) -> Tensor:
+    """Return packed `(T, H·D)` as `(H, T, D)`."""
+    return x.view(-1, heads.num_heads, x.shape[1] // heads.num_heads).transpose(0, 1)

@@ -1,0 +1,182 @@
+"""The parity gate where rows and columns are learned: flips are counted, judged and taken out of the rest."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from transformers import PreTrainedModel
+
+from sparse_export.axis import AxisLayer, learned_modules, recorded
+from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.examples import Examples, batches, encode_examples
+from sparse_export.executions import run_torch
+from sparse_export.graph import GraphTarget, export_graph
+from sparse_export.parity import DEFAULT_ATOL, MaskFlips, ParityReport, check_parity
+from sparse_serve.errors import GateError
+from sparse_serve.op_library import library_path
+from tiny_models import LAYERS, make_model, make_tokenizer
+
+TEXTS = ("a film of great charm", "", "and it's not 1 minute too long!", "no", "x" * 60)
+ATOL = DEFAULT_ATOL["fp32"]
+BIAS = "layer.0.axis.bias"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An AAA checkpoint of which torch has, in its first layer, one row on by a logit of 2e-5."""
+    folder = tmp_path_factory.mktemp("aaa")
+    model = make_model(AttentionSpec.parse("axis", None))
+    tokenizer = make_tokenizer(folder)
+    (first, second) = (module for module in learned_modules(model) if isinstance(module, AxisLayer))
+    # Two biases of equal value would be one initialiser of the graph.
+    with torch.no_grad():
+        second.bias -= 0.25
+    save_classifier(model, tokenizer, folder)
+    loaded = load_classifier(folder)
+    (batch,) = batches(examples(folder).encodings, loaded.config)
+    rows = run_torch(loaded, batch).axis_logits[0][:, 0]
+    # [CLS] begins every text with one logit; of the others the farthest from the rest.
+    near = rows.unique()
+    near = near[1:-1][(near[2:] - near[1:-1]).minimum(near[1:-1] - near[:-2]).argmax()]
+    assert (rows == near).sum() == 1
+    with torch.no_grad():
+        first.bias[0] -= near - 2e-5
+    save_classifier(model, tokenizer, folder)
+    return folder
+
+
+def examples(folder: Path) -> Examples:
+    return encode_examples(load_tokenizer(folder), 40, [(text, "") for text in TEXTS])
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> PreTrainedModel:
+    return load_classifier(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def graph(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "model.onnx"
+    onnx.save(export_graph(model, "packed", GraphTarget()), path)
+    return path
+
+
+def shifted(graph: Path, shift: float, folder: Path) -> Path:
+    """The graph with other logits of the rows of its first layer."""
+    proto = onnx.load(graph)
+    (bias,) = (tensor for tensor in proto.graph.initializer if tensor.name.endswith(BIAS))
+    values = numpy_helper.to_array(bias) + np.array([shift, 0], np.float32)
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    onnx.save(proto, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def parity(model: PreTrainedModel, graph: Path, checkpoint: Path) -> ParityReport:
+    return check_parity(model, graph, library_path(), examples(checkpoint))
+
+
+def sides(report: ParityReport) -> tuple[MaskFlips, MaskFlips]:
+    assert report.library.flips is not None
+    assert report.portable.flips is not None
+    return report.library.flips, report.portable.flips
+
+
+def test_no_flips(model: PreTrainedModel, graph: Path, checkpoint: Path) -> None:
+    report = parity(model, graph, checkpoint)
+    report.require()
+    tokens = sum(len(encoding["input_ids"]) for encoding in examples(checkpoint).encodings)
+    for flips in sides(report):
+        assert (flips.count, flips.farthest) == (0, 0)
+        assert flips.indicators == 2 * LAYERS * tokens
+        assert flips.max_abs_diff <= ATOL
+    assert report.axes == {name: pytest.approx(shares) for name, shares in report.axes_torch.items()}
+    assert report.rho == pytest.approx(report.rho_torch)
+    assert 0 < min(report.rho) < 1
+
+
+def test_a_flip_at_the_threshold_is_counted_and_passes(
+    model: PreTrainedModel, graph: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """One row of the first layer is off in the graph; what follows from it in the second is no flip."""
+    report = parity(model, shifted(graph, -4e-5, tmp_path), checkpoint)
+    report.require()
+    for flips, side in zip(sides(report), (report.library, report.portable), strict=True):
+        assert flips.count == 1
+        assert 1e-5 < flips.farthest < 3e-5
+        assert flips.max_abs_diff > 1e-3
+        assert side.max_abs_diff <= ATOL
+    assert report.axes == {name: pytest.approx(shares) for name, shares in report.axes_torch.items()}
+    own = parity(model, graph, checkpoint)
+    assert report.axes["rows_on"][0] < own.axes["rows_on"][0]
+    assert report.rho[0] > own.rho[0]
+
+
+def test_a_flip_far_from_the_threshold_does_not_pass(
+    model: PreTrainedModel, graph: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Although the logits are torch's at equal masks."""
+    report = parity(model, shifted(graph, -1.0, tmp_path), checkpoint)
+    assert report.library.max_abs_diff <= ATOL
+    with pytest.raises(
+        GateError, match=r"rows and columns are on in ONNX Runtime with the op library and off"
+    ):
+        report.require()
+    looser = replace(report, atol=2.0)
+    looser.require()
+
+
+def test_shares_that_are_on_must_be_torchs(model: PreTrainedModel, graph: Path, checkpoint: Path) -> None:
+    report = parity(model, graph, checkpoint)
+    columns = report.axes["columns_on"]
+    with pytest.raises(GateError, match=r"layer 2 of the graph has a share of 0\.\d+ columns that are on"):
+        replace(report, axes=report.axes | {"columns_on": [columns[0], columns[1] + 1e-4]}).require()
+
+
+def test_torch_attends_by_given_masks_and_has_its_own_logits(
+    model: PreTrainedModel, checkpoint: Path
+) -> None:
+    (batch,) = batches(examples(checkpoint).encodings, model.config)
+    own = run_torch(model, batch)
+    flipped = [~layer for layer in own.indicators]
+    imposed = run_torch(model, batch, flipped)
+    torch.testing.assert_close(imposed.axis_logits[0], own.axis_logits[0])
+    assert not torch.allclose(imposed.axis_logits[1], own.axis_logits[1])
+    assert np.abs(imposed.logits - own.logits).max() > 1e-3
+    with torch.no_grad(), recorded(model) as masks:
+        again = model(**{name: torch.from_numpy(values) for name, values in batch.items()})
+    np.testing.assert_array_equal(again.logits, own.logits)  # nothing is left behind
+    keep = torch.from_numpy(batch["attention_mask"] != 0)
+    for layer, indicators in zip(masks, own.indicators, strict=True):
+        assert layer.rows is not None
+        assert layer.columns is not None
+        torch.testing.assert_close(torch.stack([layer.rows[keep], layer.columns[keep]], 1), indicators)
+
+
+def test_fixed_patterns_have_no_flips(tmp_path: Path) -> None:
+    pattern = AttentionSpec.parse("local1+global1", None)
+    tokenizer = make_tokenizer(tmp_path)
+    save_classifier(make_model(AttentionSpec()), tokenizer, tmp_path)
+    model = load_classifier(tmp_path, pattern)
+    graph = tmp_path / "model.onnx"
+    onnx.save(export_graph(model, "packed", GraphTarget()), graph)
+    report = parity(model, graph, tmp_path)
+    report.require()
+    assert (report.library.flips, report.portable.flips) == (None, None)
+    lengths = [len(encoding["input_ids"]) for encoding in examples(tmp_path).encodings]
+    # |B| of local 1 and global 1: three diagonals, the first row and the first column.
+    shares = [1 - (3 * n - 2 + 2 * max(n - 2, 0)) / n**2 for n in lengths]
+    assert report.rho == pytest.approx([np.mean(shares)] * LAYERS)
+    assert report.axes["rows_on"] == pytest.approx([np.mean([1 / n for n in lengths])] * LAYERS)
+
+
+def test_weights_that_lie_beside_the_graph_are_found(
+    model: PreTrainedModel, graph: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "model.onnx"
+    onnx.save(onnx.load(graph), outside, save_as_external_data=True, location="model.onnx.data")
+    assert (tmp_path / "model.onnx.data").stat().st_size > outside.stat().st_size
+    parity(model, outside, checkpoint).require()
