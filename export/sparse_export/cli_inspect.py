@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -27,11 +27,12 @@ from sparse_serve.cli_texts import (
 from sparse_serve.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from sparse_export.inspection.summary import TextSummary, VariantSummary
+    from sparse_export.inspection.summary import PatternSummary, TextSummary, TokenAt, VariantSummary
 
-_DEFAULT_LAMBDAS = "-7,-4,0"
 _MOST_TEXTS = 16
 _SHOWN_CHARACTERS = 70
+_SHOWN_TOKENS = 12
+_LISTS = ("rows on", "columns on", "diagonals")
 _WIDEST = 1000
 
 
@@ -54,8 +55,9 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
             "--lambda",
             envvar="SPARSE_SERVE_LAMBDA",
             metavar="λ,...",
-            help="Show SSAF with these λ, and softmax, beside the checkpoint's own attention.",
-            show_default=f"{_DEFAULT_LAMBDAS}; none with --beside",
+            help="Show SSAF with these λ, and softmax, beside the checkpoint's own attention, over the keys "
+            "that its pattern allows if it has one.",
+            show_default="-7,-4,0; full attention beside a pattern; none with --beside",
         ),
     ] = None,
     beside: Annotated[
@@ -81,11 +83,12 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
     """Show what a classifier attends to in texts: softmax beside sparse attention.
 
     Writes attention maps as pictures and as one self-contained page with every layer and head, and prints ρ,
-    the share of weights that are exactly zero, and the keys that a query reads, per layer.
+    the share of weights that are exactly zero, and the keys that a query reads, per layer; of a learned
+    pattern also the tokens whose rows and columns are on.
     """
     with ending_cleanly():
         chosen = _few(iter_texts(texts, text_pair, file, text_column, text_pair_column))
-        numbers = _numbers(("" if beside else _DEFAULT_LAMBDAS) if lambdas is None else lambdas)
+        numbers = None if lambdas is None else _numbers(lambdas)
         make_output_folder(output_dir)
         load_model_side(verbose=verbose)
         from sparse_export.inspection.files import write_inspection  # noqa: PLC0415
@@ -136,8 +139,7 @@ def _print(summary: "TextSummary") -> None:
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
     cut = ", cut" if summary.truncated else ""
     title = f"{shown} ({len(summary.tokens)} tokens{cut})"
-    table = Table(box=None, pad_edge=False)
-    table.add_column("layer", justify="right", no_wrap=True)
+    table = _table()
     for variant in summary.variants:
         name = plain(variant.name).append("\n(as trained)" if variant.as_trained else "")
         table.add_column(name, justify="right", no_wrap=True)
@@ -149,6 +151,46 @@ def _print(summary: "TextSummary") -> None:
     console = Console(width=_WIDEST)
     console.print(plain(title))
     console.print(table)
+    for variant in summary.variants:
+        if variant.pattern is not None and variant.pattern.rho_without_band is not None:
+            console.print()
+            console.print(plain(f"Learned by {variant.name}"))
+            console.print(_learned_table(variant, variant.pattern, variant.pattern.rho_without_band))
+
+
+def _learned_table(
+    variant: "VariantSummary", allowed: "PatternSummary", rho_without_band: list[float]
+) -> Table:
+    from sparse_export.inspection.summary import ranges  # noqa: PLC0415
+
+    pattern = variant.attention.pattern
+    columns = {
+        "not allowed": [f"{rho:.1%}" for rho in allowed.rho],
+        "without the band": [f"{rho:.1%}" for rho in rho_without_band],
+    }
+    if pattern is not None and pattern.axis:
+        columns["rows on"] = [_on(tokens) for tokens in allowed.rows]
+        columns["columns on"] = [_on(tokens) for tokens in allowed.columns]
+    if pattern is not None and pattern.diagonal:
+        columns["diagonals"] = [ranges(offsets) for offsets in allowed.diagonals]
+    table = _table()
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LISTS else "right", no_wrap=True)
+    for layer, cells in enumerate(zip(*columns.values(), strict=True), start=1):
+        table.add_row(f"{layer}", *map(plain, cells))
+    return table
+
+
+def _table() -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer", justify="right", no_wrap=True)
+    return table
+
+
+def _on(tokens: Sequence["TokenAt"]) -> str:
+    shown = [each.token for each in tokens[:_SHOWN_TOKENS]]
+    more = "…" if len(tokens) > _SHOWN_TOKENS else ""
+    return " ".join((f"{len(tokens)}:", *shown)) + more if tokens else "0"
 
 
 def _answer(variant: "VariantSummary") -> str:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from inspecting import save_checkpoint
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.cli_inspect import inspect_command
@@ -58,10 +60,11 @@ def test_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (text["text"], text["text_pair"], text["truncated"]) == ("a warm film", "not at all", False)
     assert text["tokens"][0] == "[CLS]"
     assert [variant["attention"] for variant in text["variants"]] == [
-        {"kind": "softmax", "lambd": None},
-        {"kind": "sparsegen", "lambd": -1.0},
-        {"kind": "sparsegen", "lambd": 0.0},
+        {"kind": "softmax", "lambd": None, "pattern": None},
+        {"kind": "sparsegen", "lambd": -1.0, "pattern": None},
+        {"kind": "sparsegen", "lambd": 0.0, "pattern": None},
     ]
+    assert [variant["pattern"] for variant in text["variants"]] == [None] * 3
     assert [variant["as_trained"] for variant in text["variants"]] == [False, True, False]
     for variant in text["variants"]:
         assert variant["label"] in LABELS
@@ -98,6 +101,65 @@ def test_beside_shows_checkpoints_as_they_were_trained(
     assert command(checkpoint, "a", "--beside", dense, "--json") == 0
     (text,) = json.loads(capsys.readouterr().out)
     assert [variant["name"] for variant in text["variants"]] == ["checkpoint: SSAF, λ = −1", "dense: softmax"]
+
+
+def test_a_learned_pattern_is_told_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+diagonal", None))
+    assert command(folder, "a warm film", "--json") == 0
+    ((full, own),) = (text["variants"] for text in json.loads(capsys.readouterr().out))
+    assert (full["name"], full["pattern"]) == ("softmax", None)
+    assert own["attention"]["pattern"]["axis"] is True
+    assert own["rho"] == pytest.approx(own["pattern"]["rho"], abs=1e-6)
+    assert command(folder, "a warm film") == 0
+    out = capsys.readouterr().out
+    lines = out[out.index("Learned by AAA (axis+diagonal)") :].splitlines()
+    heads = ("layer", "not allowed", "without the band", "rows on", "columns on", "diagonals")
+    assert all(head in lines[1] for head in heads)
+    pattern = own["pattern"]
+    for layer, line in enumerate(lines[2:]):
+        words = line.split()
+        assert words[:3] == [
+            f"{layer + 1}",
+            f"{pattern['rho'][layer]:.1%}",
+            f"{pattern['rho_without_band'][layer]:.1%}",
+        ]
+        for name in ("rows", "columns"):
+            on = pattern[name][layer]
+            shown = f"{len(on)}: {' '.join(each['token'] for each in on)}" if on else " 0 "
+            assert shown in line
+    assert len(lines) == 2 + LAYERS
+
+
+def test_a_fixed_pattern_needs_no_telling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_checkpoint(tmp_path / "fixed", AttentionSpec.parse("local2+global2", None))
+    assert command(folder, "a warm film", "--lambda", "-4") == 0
+    out = capsys.readouterr().out
+    assert "local2+global2, λ = −4" in out
+    assert "softmax" not in out
+    assert "Learned" not in out
+
+
+@pytest.mark.parametrize(
+    ("weight", "part"),
+    [(None, "lacks 1 of the weights"), (torch.zeros(2, 32), "has shape (2, 32), the encoder needs (2, 64)")],
+    ids=["missing", "another width"],
+)
+def test_axis_layers_that_cannot_be_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: torch.Tensor | None, part: str
+) -> None:
+    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
+    path = Path(folder) / "model.safetensors"
+    weights = load_file(path)
+    name = "bert.encoder.layer.1.axis.weight"
+    del weights[name]
+    save_file(weights if weight is None else {**weights, name: weight}, path, {"format": "pt"})
+    assert command(folder, "a") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {folder}")
+    assert err.count("\n") == 1
+    assert name in err
+    assert part in err
 
 
 def test_layer_and_head_choose_the_picture(checkpoint: Path) -> None:

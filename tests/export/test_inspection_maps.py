@@ -1,5 +1,6 @@
 """Attention maps: what is in them, and that their zeros are the projection's own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import entmax
@@ -10,17 +11,21 @@ import torch
 from inspecting import save_checkpoint
 
 from sparse_export.attention import zero_share
+from sparse_export.axis import LayerMask
 from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
 from sparse_export.exporting import Exported
+from sparse_export.inspection.allowed import allowed_pairs
 from sparse_export.inspection.inspecting import InspectedText, InspectOptions, Inspector
 from sparse_export.inspection.maps import attention_maps, received, select_attention
-from sparse_export.inspection.summary import summarize
+from sparse_export.inspection.summary import TokenAt, ranges, summarize
 from sparse_export.inspection.tokens import tokenize
+from sparse_export.patterns import LayerPattern
 from sparse_serve.errors import CheckpointError, OptionError
 from tiny_models import FAMILIES, HEADS, LABELS, LAMBD, LAYERS, POSITIONS
 
 TEXT = "a warm film, isn't it?"
 LAMBDAS = (0.0, -4.0)
+AXIS = AttentionSpec.parse("axis", None)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +131,123 @@ def test_rho_is_what_the_exported_graph_answers(exported: Exported, checkpoint: 
     np.testing.assert_allclose(maps.rho, rho[0], atol=1.5 / (HEADS * length**2))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_never_allowed_is_exactly_zero(tmp_path: Path, family: str) -> None:
+    folder = save_checkpoint(tmp_path / family, AXIS, family)
+    inspector = Inspector(InspectOptions(folder, (-4.0,)))
+    inspected = inspector.inspect(TEXT, "not at all.")
+    softmax, sparse = inspected.maps
+    fresh = load_classifier(folder)
+    with torch.no_grad():
+        outputs = fresh(**inspected.text.inputs, output_attentions=True)
+    expected = torch.stack([layer[0] for layer in outputs.attentions]).numpy()
+    np.testing.assert_allclose(softmax.weights, expected, atol=1e-6)
+    for maps in inspected.maps:
+        assert maps.allowed is not None
+        assert ((maps.weights == 0) | maps.allowed.pairs[:, None]).all()
+        np.testing.assert_allclose(maps.weights.sum(-1), 1, atol=1e-5)
+        assert 0 < maps.allowed.pairs[0].mean() < 1
+    # Softmax has a weight for whatever is allowed; sparsegen-lin leaves out some of it.
+    assert softmax.allowed is not None
+    assert ((softmax.weights > 0) == softmax.allowed.pairs[:, None]).all()
+    assert softmax.rho == pytest.approx(softmax.allowed.rho, abs=1e-6)
+    assert sparse.allowed is not None
+    assert sparse.rho[0] > sparse.allowed.rho[0] == softmax.allowed.rho[0]
+    scores = torch.from_numpy(softmax.weights[0]).double().log()
+    expected = entmax.sparsemax(scores.clamp_min(-1e9) / 5, dim=-1).numpy()
+    np.testing.assert_allclose(sparse.weights[0], expected, atol=1e-5)
+
+
+def test_weights_that_underflow_are_told_from_those_never_allowed(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "aaa", AXIS)
+    model = load_classifier(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query.weight" in name:
+                parameter.mul_(1000)
+    text = tokenize(model, load_tokenizer(folder), TEXT, "", 64)
+    maps = attention_maps(model, text)
+    assert maps.allowed is not None
+    with torch.no_grad():
+        raw = model(**text.inputs, output_attentions=True).attentions[0][0].numpy()
+    assert (raw == 0)[:, maps.allowed.pairs[0]].any()
+    assert ((maps.weights > 0) == maps.allowed.pairs[:, None]).all()
+
+
+@pytest.mark.parametrize("name", ["axis+global1", "local2+global2", "layer-diagonal+random1", "diagonal"])
+def test_allowed_pairs_are_what_their_parts_allow(tmp_path: Path, name: str) -> None:
+    spec = AttentionSpec.parse(name, None)
+    inspected = Inspector(InspectOptions(save_checkpoint(tmp_path / "own", spec))).inspect(TEXT)
+    (maps,), length = inspected.maps, len(inspected.text.tokens)
+    allowed = maps.allowed
+    assert allowed is not None
+    assert spec.pattern is not None
+    global_size = spec.pattern.global_size
+    for layer in range(LAYERS):
+        rows, columns = allowed.rows[layer], allowed.columns[layer]
+        assert rows[:global_size].all()
+        assert columns[:global_size].all()
+        band = spec.pattern.layer(layer)
+        drawn = replace(band, diagonals=(), global_size=0).allowed(
+            torch.arange(length)[None], torch.tensor([length])
+        )[0]
+        for i in range(length):
+            for j in range(length):
+                near = abs(i - j) in allowed.diagonals[layer]
+                expected = bool(rows[i] or columns[j] or near or drawn[i, j])
+                assert allowed.pairs[layer, i, j] == expected
+
+
+def test_rho_with_and_without_the_band_by_hand() -> None:
+    """Four tokens, row 1 and column 3: 7 of 16 pairs, to which the diagonal adds those of 0 and 2."""
+    row, column = (torch.arange(4)[None] == place for place in (1, 3))
+    band = LayerPattern(diagonals=(0,))
+    first = allowed_pairs([LayerMask(band, row, column)], 4)
+    assert (first.rho, first.rho_without_band) == ([1 - 9 / 16], [1 - 7 / 16])
+    # Distance 2 has 4 pairs, of which (1, 3) is allowed by both its row and its column.
+    diagonals = torch.tensor([False, False, True, False, False])
+    both = allowed_pairs(
+        [LayerMask(band, row, column, diagonals), LayerMask(band, row, column, ~diagonals)], 4
+    )
+    assert both.rho[0] == 1 - 12 / 16
+    assert both.rho_without_band is not None
+    assert both.rho_without_band[0] == 1 - 10 / 16
+    assert both.diagonals == ((0, 2), (0, 1, 3))
+    fixed = allowed_pairs([LayerMask(LayerPattern(diagonals=(0,), global_size=1))], 4)
+    assert (fixed.rho, fixed.rho_without_band) == ([1 - 10 / 16], None)
+    assert fixed.rows.tolist() == fixed.columns.tolist() == [[True, False, False, False]]
+
+
+def test_summaries_name_the_tokens_that_are_on(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+global1", None))
+    inspector = Inspector(InspectOptions(folder, None))
+    inspected = inspector.inspect(TEXT)
+    full, own = summarize(inspector.variants, inspected).variants
+    assert full.pattern is None
+    assert own.pattern is not None
+    allowed = inspected.maps[1].allowed
+    assert allowed is not None
+    for shares, tokens, flags in (
+        (own.pattern.rows_on, own.pattern.rows, allowed.rows),
+        (own.pattern.columns_on, own.pattern.columns, allowed.columns),
+    ):
+        for share, on, expected in zip(shares, tokens, flags, strict=True):
+            assert share == pytest.approx(len(on) / len(inspected.text.tokens))
+            assert [each.place for each in on] == expected.nonzero()[0].tolist()
+            assert on[0] == TokenAt(0, "[CLS]")
+            assert all(inspected.text.tokens[each.place] == each.token for each in on)
+    assert own.pattern.rho == allowed.rho
+    assert own.pattern.diagonals == [[]] * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), ""), ((4,), "4"), ((0, 1, 2, 7), "0–2, 7"), ((1, 3, 4, 9, 10), "1, 3–4, 9–10")],
+)
+def test_ranges(numbers: tuple[int, ...], text: str) -> None:
+    assert ranges(numbers) == text
+
+
 def test_views(inspected: InspectedText) -> None:
     for maps in inspected.maps:
         mean = maps.view(1, None)
@@ -205,10 +327,22 @@ def test_answers_follow_the_problem_type(
         (AttentionSpec("sparsegen", LAMBD), (LAMBD,), ["softmax", "λ = −1*"]),
         (AttentionSpec(), (0.5,), ["softmax*", "λ = 0.5"]),
         (AttentionSpec(), (), ["softmax*"]),
+        (AttentionSpec(), None, ["softmax*", "λ = −7", "λ = −4", "λ = 0"]),
+        (AXIS, (), ["AAA (axis+local2)*"]),
+        (AXIS, None, ["softmax", "AAA (axis+local2)*"]),
+        (
+            AttentionSpec.parse("local1+global1+random2", -1.0),
+            (-4.0, -1.0),
+            [
+                "local1+global1+random2",
+                "local1+global1+random2, λ = −4",
+                "local1+global1+random2, λ = −1*",
+            ],
+        ),
     ],
 )
 def test_variants_go_from_dense_to_sparse(
-    tmp_path: Path, own: AttentionSpec, lambdas: tuple[float, ...], names: list[str]
+    tmp_path: Path, own: AttentionSpec, lambdas: tuple[float, ...] | None, names: list[str]
 ) -> None:
     variants = Inspector(InspectOptions(save_checkpoint(tmp_path / "own", own), lambdas)).variants
     shown = [variant.name.removeprefix("SSAF, ") + "*" * variant.as_trained for variant in variants]
@@ -223,6 +357,24 @@ def test_checkpoints_stand_beside_each_other(checkpoint: Path, tmp_path: Path) -
     sparse, softmax = summarize(inspector.variants, inspector.inspect(TEXT)).variants
     assert (sparse.checkpoint, softmax.checkpoint) == (str(checkpoint), dense)
     assert min(sparse.rho) > 0 == max(softmax.rho)
+
+
+def test_patterns_stand_beside_each_other(tmp_path: Path) -> None:
+    names = ("axis", "local2+global2", "softmax")
+    first, *others = (save_checkpoint(tmp_path / name, AttentionSpec.parse(name, None)) for name in names)
+    inspector = Inspector(InspectOptions(first, None, beside=tuple(others)))
+    assert [variant.name for variant in inspector.variants] == [
+        "axis: AAA (axis+local2)",
+        "local2+global2: local2+global2",
+        "softmax: softmax",
+    ]
+    learned, fixed, full = (maps.allowed for maps in inspector.inspect(TEXT).maps)
+    assert learned is not None
+    assert fixed is not None
+    assert full is None
+    assert learned.rho_without_band is not None
+    assert fixed.rho_without_band is None
+    assert fixed.rho[0] == fixed.rho[1]
 
 
 def test_checkpoints_of_one_name_are_told_apart(checkpoint: Path, tmp_path: Path) -> None:

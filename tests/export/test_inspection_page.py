@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from inspecting import save_checkpoint
 
+from sparse_export.checkpoint import AttentionSpec
 from sparse_export.inspection import page as module
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.page import Page, quantize
-from sparse_export.inspection.summary import summarize
+from sparse_export.inspection.summary import ranges, summarize
 from tiny_models import HEADS, LAYERS
 
 HOSTILE = (
@@ -138,6 +140,52 @@ def test_tokens_of_weight_zero_are_marked(inspector: Inspector) -> None:
         weight == 0 for variant in summary.variants for weight in variant.read_by_head + variant.received
     )
     assert html.count('title="0 (exactly)" class="zero"') == zeros > 0
+
+
+@pytest.fixture(scope="module")
+def patterned(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
+    """AAA beside learned diagonals and full attention."""
+    folder = tmp_path_factory.mktemp("page")
+    names = ("axis", "layer-diagonal+global1", "softmax")
+    first, *others = (save_checkpoint(folder / name, AttentionSpec.parse(name, None)) for name in names)
+    return Inspector(InspectOptions(first, (), tuple(others)))
+
+
+def test_pairs_that_are_allowed_are_in_the_page(patterned: Inspector) -> None:
+    inspected = patterned.inspect("a warm film")
+    (stored,) = Parsed(html_of(patterned, "a warm film")).data["texts"]
+    assert stored["on"][2] is None
+    for maps, layers, on in zip(inspected.maps, stored["maps"], stored["on"], strict=True):
+        for layer, encoded in enumerate(layers):
+            codes = decode(encoded, len(stored["tokens"]))
+            assert ((codes[1 : 1 + HEADS] == 0) == (maps.weights[layer] == 0)).all()
+            if maps.allowed is None:
+                assert len(codes) == 1 + HEADS
+                continue
+            assert len(codes) == 1 + HEADS + 1
+            assert (codes[-1] == maps.allowed.pairs[layer]).all()
+            assert on[layer]["rows"] == maps.allowed.rows[layer].nonzero()[0].tolist()
+            assert on[layer]["columns"] == maps.allowed.columns[layer].nonzero()[0].tolist()
+
+
+def test_the_page_says_what_was_learned(patterned: Inspector, inspector: Inspector) -> None:
+    shown = " ".join(" ".join(Parsed(html_of(patterned, "a warm film")).text).split())
+    learned, diagonal, _ = summarize(patterned.variants, patterned.inspect("a warm film")).variants
+    assert learned.pattern is not None
+    assert diagonal.pattern is not None
+    for pattern in (learned.pattern, diagonal.pattern):
+        assert pattern.rho_without_band is not None
+        for rho, without in zip(pattern.rho, pattern.rho_without_band, strict=True):
+            assert f"{100 * rho:.1f} % {100 * without:.1f} %" in shown
+    for tokens, share in zip(learned.pattern.rows, learned.pattern.rows_on, strict=True):
+        names = " ".join(each.token for each in tokens)
+        assert f"{len(tokens)} ({100 * share:.1f} %) {names}" in shown
+    for offsets in diagonal.pattern.diagonals:
+        assert ranges(offsets) in shown
+    assert "Grey was never allowed" in shown
+    plain = " ".join(Parsed(html_of(inspector, "a warm film")).text)
+    assert "never allowed" not in plain
+    assert "What was learned" not in plain
 
 
 def test_the_script_is_well_formed() -> None:

@@ -5,12 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from inspecting import save_checkpoint
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from sparse_export.axis import learned_modules
+from sparse_export.checkpoint import AttentionSpec, save_classifier
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.picture import draw, write_picture
-from tiny_models import POSITIONS
+from sparse_export.patterns import Pattern
+from tiny_models import POSITIONS, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +93,84 @@ def test_the_mean_over_heads_says_that_it_is_one(checkpoint: Path) -> None:
     inspector = Inspector(InspectOptions(str(checkpoint)))
     figure = draw(inspector, inspector.inspect("a warm film"))
     assert "mean of 4 heads" in figure.texts[0].get_text()
+
+
+@pytest.fixture(scope="module")
+def patterned(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
+    """Full attention, AAA, and SSAF on its mask."""
+    folder = tmp_path_factory.mktemp("picture")
+    aaa = save_checkpoint(folder / "aaa", AttentionSpec.parse("axis", None))
+    dense = save_checkpoint(folder / "dense", AttentionSpec())
+    return Inspector(InspectOptions(dense, (), (aaa,), layer=0))
+
+
+def test_pairs_never_allowed_look_neither_like_zeros_nor_like_weights(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
+    inspector = Inspector(InspectOptions(folder, (0.0,), layer=1))
+    inspected = inspector.inspect("a warm film")
+    figure = draw(inspector, inspected)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
+    seen = set()
+    for axes, maps in zip(maps_of(figure.axes), inspected.maps, strict=True):
+        assert maps.allowed is not None
+        view = maps.view(inspector.layer, inspector.head)
+        for query, key in np.ndindex(view.shape):
+            # The inner part of a cell, away from its borders.
+            corners = axes.transData.transform([(key - 0.25, query + 0.25), (key + 0.25, query - 0.25)])
+            (left, low), (right, high) = corners.astype(int)
+            cell = pixels[pixels.shape[0] - high : pixels.shape[0] - low, left:right].reshape(-1, 3)
+            is_grey = bool((np.ptp(cell, axis=1) == 0).all())
+            looks = (is_grey, bool((cell == 255).all()))
+            seen.add(looks)
+            if not maps.allowed.pairs[inspector.layer, query, key]:
+                assert looks == (True, False)
+            else:
+                assert looks == ((True, True) if view[query, key] == 0 else (False, False))
+    assert len(seen) == 3
+
+
+def test_tokens_whose_row_or_column_is_on_are_marked(patterned: Inspector) -> None:
+    inspected = patterned.inspect("a warm film")
+    full, learned = maps_of(draw(patterned, inspected).axes)
+    allowed = inspected.maps[1].allowed
+    assert allowed is not None
+    rows, columns = allowed.rows[0], allowed.columns[0]
+    assert rows.any()
+    assert columns.any()
+    for labels, on in ((learned.get_yticklabels(), rows), (learned.get_xticklabels(), columns)):
+        assert tuple(label.get_text() for label in labels) == inspected.text.tokens
+        assert [label.get_color() == "#d55e00" for label in labels] == on.tolist()
+    below, beside = learned.lines
+    assert np.array_equal(below.get_xdata(), columns.nonzero()[0])
+    assert np.array_equal(beside.get_ydata(), rows.nonzero()[0])
+    assert not any(label.get_color() == "#d55e00" for label in full.get_xticklabels())
+    assert f"on: rows {rows.sum()}, columns {columns.sum()}" in draw(patterned, inspected).axes[2].get_title()
+
+
+def test_in_long_texts_the_tokens_that_are_on_are_named_first(patterned: Inspector) -> None:
+    inspected = patterned.inspect("w " * POSITIONS)
+    allowed = inspected.maps[1].allowed
+    assert allowed is not None
+    lonely = np.zeros_like(allowed.columns)
+    lonely[:, [1, 50, 77]] = True
+    object.__setattr__(allowed, "columns", lonely)
+    axes = maps_of(draw(patterned, inspected).axes)[1]
+    named = axes.get_xticks().astype(int).tolist()
+    assert {1, 50, 77} <= set(named)
+    assert len(named) <= 64
+    assert min(np.diff(named)) >= 3
+
+
+def test_a_pattern_that_allows_nothing_can_be_drawn(tmp_path: Path) -> None:
+    model = make_model(AttentionSpec("axis", None, Pattern(axis=True)))
+    for layer in learned_modules(model):
+        torch.nn.init.zeros_(layer.weight)
+    save_classifier(model, make_tokenizer(tmp_path), tmp_path)
+    inspector = Inspector(InspectOptions(str(tmp_path)))
+    inspected = inspector.inspect("a")
+    assert not inspected.maps[0].weights.any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_picture(inspector, inspected, tmp_path / "picture.png")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -14,6 +14,7 @@ from sparse_serve.errors import CheckpointError, OptionError
 
 # A map has L² weights per head: what a model of long positions could read is cut here unless asked for.
 _DEFAULT_LONGEST = 512
+_DEFAULT_LAMBDAS = (-7.0, -4.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class InspectOptions:
 
     Attributes:
         checkpoint: a Transformers folder, or a hub id.
-        lambdas: λ of the SSAF variants to show beside softmax; the weights stay as they were trained.
+        lambdas: λ of the SSAF variants to show beside softmax, over the allowed keys where the checkpoint has
+            a pattern; the weights stay as they were trained. None for what says most: full attention beside
+            a pattern, a few λ otherwise, and nothing more where other checkpoints stand beside this one.
         beside: further checkpoints of the same vocabulary, each shown with its own attention.
         layer: the layer to draw, counted from 0; None for the one at two thirds of the depth, which is the
             eighth of twelve as in the paper's figures.
@@ -31,7 +34,7 @@ class InspectOptions:
     """
 
     checkpoint: str
-    lambdas: tuple[float, ...] = ()
+    lambdas: tuple[float, ...] | None = ()
     beside: tuple[str, ...] = ()
     layer: int | None = None
     head: int | None = None
@@ -45,7 +48,7 @@ class Variant:
     Attributes:
         name: what it is called in tables and titles.
         checkpoint: whose weights.
-        attention: which normaliser.
+        attention: which keys it may read, and with which normaliser.
         as_trained: whether the checkpoint was trained with this attention.
     """
 
@@ -132,14 +135,14 @@ class Inspector:
 
 
 def _variants(
-    first: str, lambdas: Iterable[float], models: Mapping[str, PreTrainedModel]
+    first: str, lambdas: tuple[float, ...] | None, models: Mapping[str, PreTrainedModel]
 ) -> tuple[Variant, ...]:
-    """Softmax and SSAF from dense to sparse in the first checkpoint, then the others as they are."""
+    """The first checkpoint's attentions from dense to sparse, then the others as they are."""
     trained = {name: AttentionSpec.from_config(model.config) for name, model in models.items()}
-    shown = [AttentionSpec("sparsegen", lambd) for lambd in sorted(set(lambdas))]
-    if shown:
-        shown.insert(0, AttentionSpec())
-    pairs = [(first, attention) for attention in _by_density({trained[first], *shown})]
+    if lambdas is None and len(models) > 1:
+        lambdas = ()
+    shown = {trained[first], *_exchanged(trained[first], lambdas)}
+    pairs = [(first, attention) for attention in _by_density(shown)]
     pairs += [(name, attention) for name, attention in trained.items() if name != first]
     folders = [Path(name).name for name in models]
     prefix = dict.fromkeys(models, "")
@@ -152,12 +155,33 @@ def _variants(
     )
 
 
+def _exchanged(own: AttentionSpec, lambdas: tuple[float, ...] | None) -> list[AttentionSpec]:
+    """Return what to show beside a checkpoint's own attention."""
+    if lambdas is None:
+        if own.pattern is not None:
+            return [AttentionSpec()]
+        lambdas = _DEFAULT_LAMBDAS
+    return [_over_same_keys(own, lambd) for lambd in (None, *lambdas)] if lambdas else []
+
+
+def _over_same_keys(own: AttentionSpec, lambd: float | None) -> AttentionSpec:
+    if own.pattern is not None:
+        return replace(own, lambd=lambd)
+    return AttentionSpec() if lambd is None else AttentionSpec("sparsegen", lambd)
+
+
 def _by_density(attentions: Iterable[AttentionSpec]) -> list[AttentionSpec]:
-    return sorted(attentions, key=lambda attention: -math.inf if attention.lambd is None else attention.lambd)
+    def sparsity(attention: AttentionSpec) -> tuple[bool, float]:
+        return attention.pattern is not None, -math.inf if attention.lambd is None else attention.lambd
+
+    return sorted(attentions, key=sparsity)
 
 
 def _title(attention: AttentionSpec) -> str:
-    return "softmax" if attention.lambd is None else f"SSAF, λ = {attention.lambd:g}".replace("-", "−")
+    lambd = "" if attention.lambd is None else f", λ = {attention.lambd:g}".replace("-", "−")
+    if attention.pattern is None:
+        return f"SSAF{lambd}" if lambd else "softmax"
+    return (f"AAA ({attention.name})" if attention.pattern.axis else attention.name) + lambd
 
 
 def _shape(model: PreTrainedModel) -> tuple[int, int]:

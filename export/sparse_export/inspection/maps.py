@@ -1,5 +1,6 @@
 """Attention maps: the weights with which every token reads every other, per layer and head."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sparse_export.attention import zero_shares
+from sparse_export.axis import LayerMask, recorded
 from sparse_export.checkpoint import AttentionSpec, task_of
+from sparse_export.inspection.allowed import AllowedPairs, allowed_pairs
 from sparse_export.inspection.tokens import TokenizedText
 from sparse_serve.tasks import Task
 
@@ -36,15 +39,19 @@ class AttentionMaps:
     """What one model attends to in one text of L tokens.
 
     Attributes:
-        weights: `(layers, H, L, L)` float32, `[layer, head, query, key]`; a query's weights sum to 1, and
-            those off the support are exactly 0. Layers and heads are counted from 0.
+        weights: `(layers, H, L, L)` float32, `[layer, head, query, key]`; a query's weights sum to 1, or to
+            0 where no key is allowed, and those off the support are exactly 0. Layers and heads are counted
+            from 0.
         rho: per layer the share of weights that are exactly zero (Eq. 9 of the AAA paper).
         prediction: the model's answer.
+        allowed: the pairs that the model's pattern allows, which tells a zero that was never allowed from
+            one among the allowed pairs; None for full attention.
     """
 
     weights: Weights
     rho: tuple[float, ...]
     prediction: Prediction
+    allowed: AllowedPairs | None = None
 
     @cached_property
     def support(self) -> npt.NDArray[np.float64]:
@@ -76,9 +83,10 @@ def received(weights: Weights) -> Weights:
 
 
 def select_attention(model: PreTrainedModel, attention: AttentionSpec) -> None:
-    """Exchange a loaded model's normaliser, in place; its weights stay as they are.
+    """Exchange a loaded model's attention, in place; its weights stay as they are.
 
-    Softmax runs as "eager", the implementation that hands out its weights.
+    A model with a pattern may be given its own pattern or full attention. Softmax over all keys runs as
+    "eager", the implementation that hands out its weights.
     """
     attention.store(model.config)
     model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
@@ -92,16 +100,23 @@ def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps
         model: a classifier in evaluation mode whose attention `select_attention` has chosen.
         text: its tokens, none of them padding.
     """
-    outputs = model(**text.inputs, output_attentions=True)
+    attention = AttentionSpec.from_config(model.config)
+    no_masks: list[LayerMask] = []
+    with nullcontext(no_masks) if attention.pattern is None else recorded(model) as masks:
+        outputs = model(**text.inputs, output_attentions=True)
     weights: Tensor = torch.stack([layer[0] for layer in outputs.attentions])
-    if AttentionSpec.from_config(model.config).kind == "softmax":
+    allowed = allowed_pairs(masks, len(text.tokens)) if masks else None
+    if attention.lambd is None:
         # A weight of softmax is positive; one that underflows must not look like one of the support's zeros.
         weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
+        if allowed is not None:
+            weights = weights.where(torch.from_numpy(allowed.pairs)[:, None], 0)
     tokens = torch.ones(1, len(text.tokens))
     return AttentionMaps(
         weights=weights.numpy(),
         rho=tuple(zero_shares(weights[:, None], tokens)[0].tolist()),
         prediction=_predict(task_of(model.config), outputs.logits[0]),
+        allowed=allowed,
     )
 
 

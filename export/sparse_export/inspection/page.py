@@ -14,9 +14,10 @@ from markupsafe import Markup
 from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
+from sparse_export.inspection.allowed import AllowedPairs
 from sparse_export.inspection.inspecting import InspectedText, Inspector
 from sparse_export.inspection.maps import AttentionMaps, Weights
-from sparse_export.inspection.summary import TextSummary
+from sparse_export.inspection.summary import TextSummary, ranges
 from sparse_serve import __version__
 
 # The same colours as the picture's; zeros are left white.
@@ -49,6 +50,7 @@ class Page:
                 "heads": heads,
                 "support": [variant.support for variant in summary.variants],
                 "maps": [list(_encoded_layers(maps, heads)) for maps in inspected.maps],
+                "on": [None if maps.allowed is None else _on(maps.allowed) for maps in inspected.maps],
             }
         )
 
@@ -57,7 +59,7 @@ class Page:
         inspector = self._inspector
         templates = files("sparse_export") / "inspection" / "templates"
         environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.globals |= {"zip": zip, "shade": _shade, "number": _number}
+        environment.globals |= {"zip": zip, "shade": _shade, "number": _number, "ranges": ranges}
         data = {
             "layers": inspector.layers,
             "layer": inspector.layer,
@@ -81,10 +83,23 @@ class Page:
 
 
 def _encoded_layers(maps: AttentionMaps, heads: list[int]) -> Iterator[str]:
-    """Yield per layer the maps of `heads`, `(len(heads), L, L)`: uint16, zlib, base64."""
+    """Yield per layer the maps of `heads`, `(len(heads), L, L)`: uint16, zlib, base64.
+
+    Where there is a pattern, its pairs stand behind them, `(1, L, L)`: 1 where allowed.
+    """
     for layer in range(len(maps.weights)):
-        views = [maps.view(layer, None if head == _MEAN else head) for head in heads]
-        yield base64.b64encode(zlib.compress(quantize(np.stack(views)).tobytes())).decode("ascii")
+        codes = quantize(np.stack([maps.view(layer, None if head == _MEAN else head) for head in heads]))
+        if maps.allowed is not None:
+            codes = np.concatenate([codes, maps.allowed.pairs[layer, None].astype(codes.dtype)])
+        yield base64.b64encode(zlib.compress(codes.tobytes())).decode("ascii")
+
+
+def _on(allowed: AllowedPairs) -> list[dict[str, list[int]]]:
+    """Return per layer the places of the tokens whose row is on, and whose column is."""
+    return [
+        {"rows": rows.nonzero()[0].tolist(), "columns": columns.nonzero()[0].tolist()}
+        for rows, columns in zip(allowed.rows, allowed.columns, strict=True)
+    ]
 
 
 def _shade(weight: float, weights: Sequence[float]) -> float:

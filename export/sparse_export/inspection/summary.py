@@ -1,10 +1,44 @@
 """What an inspection says in numbers: the JSON on stdout, and what the page says in words and tables."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparse_export.checkpoint import AttentionSpec
+from sparse_export.inspection.allowed import AllowedPairs, Flags
 from sparse_export.inspection.inspecting import InspectedText, Variant
 from sparse_export.inspection.maps import AttentionMaps
+
+
+@dataclass(frozen=True)
+class TokenAt:
+    """A token and its place in the text, from 0."""
+
+    place: int
+    token: str
+
+
+@dataclass(frozen=True)
+class PatternSummary:
+    """What a pattern allows in one text of L tokens; every list has one element per layer.
+
+    Attributes:
+        rho: share of the L² pairs that are not allowed: ρ of softmax (Eq. 9 of the AAA paper).
+        rho_without_band: share that the learned rows, columns and diagonals by themselves do not allow;
+            None where nothing is learned.
+        rows_on: share of the tokens whose row is on, learned or global: they read every token.
+        columns_on: share of the tokens whose column is on, learned or global: every token reads them.
+        rows: those tokens.
+        columns: those tokens.
+        diagonals: distances below L at which tokens read each other, learned or fixed.
+    """
+
+    rho: list[float]
+    rho_without_band: list[float] | None
+    rows_on: list[float]
+    columns_on: list[float]
+    rows: list[list[TokenAt]]
+    columns: list[list[TokenAt]]
+    diagonals: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -14,7 +48,7 @@ class VariantSummary:
     Attributes:
         name: as in the pictures.
         checkpoint: whose weights.
-        attention: which normaliser.
+        attention: which keys it may read, and with which normaliser.
         as_trained: whether the checkpoint was trained with it.
         label: the answer, as the served model gives it.
         scores: one per label.
@@ -23,6 +57,7 @@ class VariantSummary:
         read_by_head: the weight of each token for the first one in the last layer, mean over heads: what
             the classification head reads. L numbers that sum to 1.
         received: the weight of each token in the last layer, mean over heads and queries. The same shape.
+        pattern: what its pattern allows; None for full attention.
     """
 
     name: str
@@ -35,6 +70,7 @@ class VariantSummary:
     support: list[float]
     read_by_head: list[float]
     received: list[float]
+    pattern: PatternSummary | None
 
 
 @dataclass(frozen=True)
@@ -56,11 +92,25 @@ def summarize(variants: tuple[Variant, ...], inspected: InspectedText) -> TextSu
         text_pair=text.text_pair,
         tokens=list(text.tokens),
         truncated=text.truncated,
-        variants=[_summarize(*pair) for pair in zip(variants, inspected.maps, strict=True)],
+        variants=[
+            _summarize(variant, maps, text.tokens)
+            for variant, maps in zip(variants, inspected.maps, strict=True)
+        ],
     )
 
 
-def _summarize(variant: Variant, maps: AttentionMaps) -> VariantSummary:
+def ranges(numbers: Iterable[int]) -> str:
+    """Write ascending whole numbers for a reader: 0, 1, 2 and 7 as "0–2, 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _summarize(variant: Variant, maps: AttentionMaps, tokens: Sequence[str]) -> VariantSummary:
     return VariantSummary(
         name=variant.name,
         checkpoint=variant.checkpoint,
@@ -72,4 +122,21 @@ def _summarize(variant: Variant, maps: AttentionMaps) -> VariantSummary:
         support=maps.support.mean(axis=1).tolist(),
         read_by_head=maps.read_by_head.tolist(),
         received=maps.received.tolist(),
+        pattern=None if maps.allowed is None else _pattern(maps.allowed, tokens),
     )
+
+
+def _pattern(allowed: AllowedPairs, tokens: Sequence[str]) -> PatternSummary:
+    return PatternSummary(
+        rho=allowed.rho,
+        rho_without_band=allowed.rho_without_band,
+        rows_on=allowed.rows.mean(axis=1).tolist(),
+        columns_on=allowed.columns.mean(axis=1).tolist(),
+        rows=[_tokens_at(on, tokens) for on in allowed.rows],
+        columns=[_tokens_at(on, tokens) for on in allowed.columns],
+        diagonals=[list(offsets) for offsets in allowed.diagonals],
+    )
+
+
+def _tokens_at(on: Flags, tokens: Sequence[str]) -> list[TokenAt]:
+    return [TokenAt(place, tokens[place]) for place in on.nonzero()[0].tolist()]
