@@ -13,7 +13,7 @@ from typing import Any, Self
 import datasets
 from datasets.exceptions import DatasetsError
 
-from sparse_serve.data import TEXT_PAIR, Columns, TextData, sample_records
+from sparse_serve.data import TEXT_PAIR, Arrange, Columns, Records, TextData, sample_records
 from sparse_serve.errors import DataError
 from sparse_serve.records import Record
 from sparse_serve.tasks import ProblemType
@@ -60,9 +60,10 @@ class SplitData:
 def read_split(
     split: DatasetSplit,
     columns: Columns,
-    problem_type: ProblemType,
+    problem_type: ProblemType | None,
     max_rows: int | None = None,
     seed: int = 0,
+    arrange: Arrange | None = None,
 ) -> SplitData:
     """Read a split, or a sample of `max_rows` of its rows, as `sparse_serve.data.sample_records` does.
 
@@ -73,11 +74,12 @@ def read_split(
         builder = datasets.load_dataset_builder(split.name, split.config)
         builder.download_and_prepare()
         rows = builder.as_dataset(split.split)
-    names = _columns(split, rows.column_names, columns)
+    names = _columns(split, rows.column_names, columns, labelled=problem_type is not None)
     digest = hashlib.sha256()
+    records: Records = _digested(_records(rows.select_columns(names)), digest.update)
     data = sample_records(
         str(split),
-        _digested(_records(rows.select_columns(names)), digest.update),
+        records if arrange is None else arrange(str(split), records),
         columns,
         problem_type=problem_type,
         max_rows=max_rows,
@@ -86,9 +88,11 @@ def read_split(
     return SplitData(data, digest.hexdigest(), str(builder.hash))
 
 
-def _columns(split: DatasetSplit, present: Sequence[str], columns: Columns) -> list[str]:
+def _columns(split: DatasetSplit, present: Sequence[str], columns: Columns, *, labelled: bool) -> list[str]:
     """Return the columns to read."""
-    wanted = {columns.text: "--text-column", columns.label: "--label-column"}
+    wanted = {columns.text: "--text-column"}
+    if labelled:
+        wanted[columns.label] = "--label-column"
     if columns.text_pair is not None:
         wanted[columns.text_pair] = "--text-pair-column"
     for name, option in wanted.items():

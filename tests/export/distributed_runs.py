@@ -13,7 +13,9 @@ import torch
 from accelerate import PartialState
 from transformers import logging
 
-from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.checkpoint import AttentionSpec
+from sparse_export.pretraining import PretrainOptions, pretrain
+from sparse_export.training import TrainingOptions, finetune
 from sparse_export.training.distributed import agreed, join_processes
 from sparse_serve.errors import DataError, OptionError, SparseServeError
 from tiny_training import FAST
@@ -21,13 +23,20 @@ from tiny_training import FAST
 SEEDS = (0, 1, 2)
 # 61 rows leave 5 for the last batch of 8, and 75 to evaluate on are no multiple of processes times 64.
 TRAIN, EVALUATION = "train.tsv", "eval.tsv"
+DOCUMENTS = "documents.txt"
+
+MASKED = PretrainOptions(
+    attention=FAST.attention, epochs=2, learning_rate=5e-3, batch_size=8, warmup_ratio=0, seed=1, nsp=True
+)
 
 
-def options_of_runs() -> Mapping[str, tuple[str, FinetuneOptions]]:
+def options_of_runs() -> Mapping[str, tuple[str, TrainingOptions]]:
     """Encoder and options by the name of the run."""
     return {
         "plain": ("without dropout", FAST),
         "accumulated": ("without dropout", replace(FAST, gradient_accumulation_steps=2)),
+        "masked": ("without dropout", MASKED),
+        "pattern": ("with dropout", replace(FAST, epochs=4, attention=AttentionSpec.parse("axis", None))),
         "uninterrupted": ("with dropout", replace(FAST, epochs=8, early_stopping_patience=8)),
         **{f"seed {seed}": ("with dropout", replace(FAST, epochs=4, seed=seed)) for seed in SEEDS},
     }
@@ -38,9 +47,13 @@ def make_runs(folder: Path, output: Path, names: list[str]) -> dict[str, object]
     records = {}
     for name in names:
         encoder, options = options_of_runs()[name]
-        record = finetune(
-            folder / encoder, folder / TRAIN, output / name, options, evaluation=folder / EVALUATION
-        )
+        if isinstance(options, PretrainOptions):
+            text = folder / DOCUMENTS
+            record = pretrain(folder / encoder, text, output / name, options, evaluation=text)
+        else:
+            record = finetune(
+                folder / encoder, folder / TRAIN, output / name, options, evaluation=folder / EVALUATION
+            )
         records[name] = asdict(record)
     return records
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 import typer
+from transformers import BertConfig
 
 import sparse_export.training as module
+import sparse_export.training.attentions as attentions_module
 from sparse_export.checkpoint import AttentionSpec, load_classifier
 from sparse_export.cli_finetune import finetune_command
 from sparse_export.cli_options import load_model_side
@@ -68,7 +70,7 @@ class CalledError(Exception):
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `finetune` was called with; nothing is trained."""
+    """What `finetune` was called with; nothing is trained, and the encoder has no sparse attention."""
     seen: dict[str, Any] = {}
 
     def record_call(*args: Any, **named: Any) -> None:
@@ -76,6 +78,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         raise CalledError
 
     monkeypatch.setattr(module, "finetune", record_call)
+    monkeypatch.setattr(attentions_module, "load_config", lambda _: BertConfig())
     return seen
 
 
@@ -90,6 +93,18 @@ def test_one_line_tells_the_result(
     assert "epoch 1 of 1: evaluation loss" in err
     spec = AttentionSpec.from_config(load_classifier(tmp_path / "out").config)
     assert spec == AttentionSpec("sparsegen", -2.0)
+
+
+def test_of_a_learned_pattern_the_line_tells_its_rho(
+    encoder: Path, train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    args = ("--attention", "axis", "--rho-target", "0.3", "--epochs", "2", "--batch-size", "8")
+    assert command(encoder, "--train", train, "--output", output, *args) == 0
+    record = json.loads((output / "finetune.json").read_text(encoding="utf-8"))
+    rho, without = record["rho"], record["rho_without_band"]
+    expected = f"; rho {rho:.4f}, target 0.3000, {without:.4f} without the fixed part\n"
+    assert capsys.readouterr().out.endswith(expected)
 
 
 def test_json_is_the_record_and_nothing_else(
@@ -184,12 +199,12 @@ def test_several_lambdas_make_one_checkpoint_each(
     args = (encoder, "--train", train, "--eval", train, "--output", output, *FAST)
     assert command(*args, "--lambda", "-7,0.5") == 0
     names = ("lambda_-7", "lambda_0.5")
-    assert {path.name for path in output.iterdir()} == set(names)
+    assert {path.name for path in output.iterdir()} == {*names, "sweep.json", "sweep.png"}
     specs = [AttentionSpec.from_config(load_classifier(output / name).config) for name in names]
     assert specs == [AttentionSpec("sparsegen", -7.0), AttentionSpec("sparsegen", 0.5)]
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert table[0][:5] == ["lambda", "accuracy", "f1", "matthews", "loss"]
-    assert [row[0] for row in table[1:3]] == ["-7", "0.5"]
+    assert table[0][:5] == ["attention", "accuracy", "f1", "matthews", "loss"]
+    assert [row[:2] for row in table[1:3]] == [["lambda", "-7"], ["lambda", "0.5"]]
     assert [row[0] for row in table[-2:]] == ["1", "2"]  # ρ and support of the encoder's two layers
     rho = [float(share) for share in table[-1][1::2]]
     assert 0 <= rho[0] < rho[1] < 1
@@ -234,7 +249,7 @@ def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
         (("--dataset-config", "sst2"), "--dataset-config sst2 is for data sets, and "),
         (("--train-split", "train"), "--train-split train is for data sets, and "),
         (("--attention", "softmax", "--lambda", "-4"), "softmax attention takes no lambda"),
-        (("--attention", "sparse"), "'sparse' is not one of"),
+        (("--attention", "sparse"), "attention 'sparse' has no meaning"),
         (("--epochs", "0"), "--epochs is 0; it must be at least 1"),
         (("--epochs", "many"), "valid int"),
         (("--learning-rate", "-1"), "--learning-rate is -1.0; it must be above 0 and finite"),

@@ -15,7 +15,7 @@ import distributed_runs
 import psutil
 import pytest
 import torch
-from distributed_runs import EVALUATION, SEEDS, TRAIN, make_runs
+from distributed_runs import DOCUMENTS, EVALUATION, SEEDS, TRAIN, make_runs
 
 from tiny_training import make_encoder, weights, write_rows
 
@@ -36,13 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_encoder(folder / "without dropout", dropout=0)
     write_rows(folder / TRAIN, 61)
     write_rows(folder / EVALUATION, 75)
+    lines = (f"the film is {'very ' * (n % 4)}{'good' if n % 3 else 'bad'}\na story\n\n" for n in range(30))
+    (folder / DOCUMENTS).write_text("".join(lines), encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Mapping[str, Any]:
     """The records of one process."""
-    return make_runs(folder, folder / "alone", ["plain", *(f"seed {seed}" for seed in SEEDS)])
+    return make_runs(folder, folder / "alone", ["plain", "masked", *(f"seed {seed}" for seed in SEEDS)])
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,26 @@ def test_two_processes_equal_one(
     assert two["layers"] == one["layers"] or [layer["rho"] for layer in two["layers"]] == pytest.approx(
         [layer["rho"] for layer in one["layers"]], abs=1e-3
     )
+
+
+def test_a_pattern_is_learned_together(outcomes: list[Mapping[str, Any]]) -> None:
+    """Its weights have no part in the dense stage; ρ is that of all rows, each counted once."""
+    record = outcomes[0]["records"]["pattern"]
+    assert [epoch["stage"] for epoch in record["epochs"]] == ["dense", "dense", "annealing", "final"]
+    measured = [layer["mask"]["rho"] for layer in record["layers"]]  # by the first process alone
+    assert record["rho"] == pytest.approx(statistics.mean(measured), abs=1e-6)
+    assert record["rho"] == pytest.approx(record["rho_target"], abs=0.02)
+
+
+def test_masked_tokens_are_the_same_and_count_alike_in_two_processes(
+    alone: Mapping[str, Record], outcomes: list[Mapping[str, Any]]
+) -> None:
+    """The means of the two halves of a step are of different numbers of masked tokens."""
+    one, two = alone["masked"], outcomes[0]["records"]["masked"]
+    for figure in ("train_loss", "eval_loss"):
+        assert epochs_of(two, figure) == pytest.approx(epochs_of(one, figure), abs=1e-5)
+    for mine, theirs in zip(epochs_of(one, "metrics"), epochs_of(two, "metrics"), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
 
 
 def test_dropout_differs_by_less_than_seeds_do(

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments
 
+import sparse_export.training.batches as batches_module
+import sparse_export.training.classifier as classifier_module
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
 import tiny_models
@@ -120,8 +122,8 @@ def test_record_tells_how_the_checkpoint_was_made(
     record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     stored = json.loads((tmp_path / "out" / RECORD_NAME).read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(asdict(record)))
-    assert stored["schema_version"] == 2
-    assert stored["options"]["attention"] == {"kind": "sparsegen", "lambd": -4.0}
+    assert stored["schema_version"] == 3
+    assert stored["options"]["attention"] == {"kind": "sparsegen", "lambd": -4.0, "pattern": None}
     assert stored["train"] == {
         "source": str(train),
         "sha256": file_digest(train),
@@ -150,7 +152,7 @@ def test_equal_seeds_give_equal_weights_to_the_bit(encoder: Path, train: Path, t
 def script_figures(monkeypatch: pytest.MonkeyPatch, figures: list[dict[str, float]]) -> None:
     """Make the evaluations after each epoch answer `figures`, whatever the model says."""
     answers = iter(figures)
-    monkeypatch.setattr(trainer_module, "_figures", lambda _: lambda _: next(answers))
+    monkeypatch.setattr(classifier_module, "_figures", lambda _: lambda _: next(answers))
 
 
 def figures_of(metric: str, values: list[float]) -> list[dict[str, float]]:
@@ -244,13 +246,13 @@ def test_pairs_are_encoded_as_pairs(encoder: Path, tmp_path: Path, monkeypatch: 
     rows = "".join(f"the film\tis {('bad', 'good')[n % 2]}\t{n % 2}\n" for n in range(24))
     path.write_text("one\ttwo\ty\n" + rows, encoding="utf-8")
     encoded: list[list[dict[str, Any]]] = []
-    encode = trainer_module.encode
+    encode = classifier_module.encode
 
     def spy(*args: Any) -> list[dict[str, Any]]:
         encoded.append(encode(*args))
         return encoded[-1]
 
-    monkeypatch.setattr(trainer_module, "encode", spy)
+    monkeypatch.setattr(classifier_module, "encode", spy)
     options = replace(FAST, epochs=1, columns=Columns("one", "two", "y"))
     record = finetune(encoder, path, tmp_path / "out", options)
     assert list(record.labels) == ["0", "1"]
@@ -502,7 +504,7 @@ def test_failure_while_saving_leaves_the_old_checkpoint_and_what_was_trained(
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     expect_nothing_written(tmp_path, {train, output, tmp_path / "out.partial"})
 
-    monkeypatch.setattr(trainer_module.ClassifierTrainer, "train", None)  # nothing is left to train
+    monkeypatch.setattr(trainer_module.RunTrainer, "train", None)  # nothing is left to train
     assert finetune(encoder, train, output, changed, force=True, resume=True).options == changed
     assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
     expect_nothing_written(tmp_path, {train, output})
@@ -570,17 +572,49 @@ def test_evaluation_rows_are_taken_longest_first(
 ) -> None:
     lengths: list[int] = []
 
-    class Listening(trainer_module.ClassifierTrainer):
+    class Listening(trainer_module.RunTrainer):
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             loader = super().get_eval_dataloader(eval_dataset)
             lengths.extend(length for batch in loader for length in batch["attention_mask"].sum(1).tolist())
             return loader
 
-    monkeypatch.setattr(trainer_module, "ClassifierTrainer", Listening)
+    monkeypatch.setattr(classifier_module.ClassifierJob, "trainer", Listening)
     finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1), evaluation=evaluation)
     assert len(lengths) == 20
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]
+
+
+def test_the_longest_evaluation_row_decides_how_many_are_taken_at_once(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: set[int] = set()
+
+    class Listening(trainer_module.RunTrainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            loader = super().get_eval_dataloader(eval_dataset)
+            batches = [batch["attention_mask"] for batch in loader]
+            longest = max(batch.shape[1] for batch in batches)
+            sizes.update(len(batch) * longest**2 for batch in batches)
+            return loader
+
+    monkeypatch.setattr(classifier_module.ClassifierJob, "trainer", Listening)
+    whole = finetune(encoder, train, tmp_path / "whole", replace(FAST, epochs=1), evaluation=evaluation)
+    (together,) = sizes
+    sizes.clear()
+    monkeypatch.setattr(batches_module, "_PAIRS_AT_ONCE", together // 3)
+    parts = finetune(encoder, train, tmp_path / "parts", replace(FAST, epochs=1), evaluation=evaluation)
+    assert 0 < max(sizes) <= together // 3
+    assert parts.metrics == whole.metrics
+    assert [layer.rho for layer in parts.layers] == pytest.approx([layer.rho for layer in whole.layers])
+
+
+@pytest.mark.parametrize(
+    ("most", "longest", "rows"),
+    [(64, 24, 64), (64, 256, 64), (64, 257, 63), (64, 512, 16), (8, 512, 8), (64, 2048, 1), (64, 8192, 1)],
+)
+def test_fewer_of_long_rows_are_evaluated_at_once(most: int, longest: int, rows: int) -> None:
+    assert batches_module.rows_within(most, longest) == rows
 
 
 def test_record_property_is_the_best_epochs(encoder: Path, train: Path, tmp_path: Path) -> None:

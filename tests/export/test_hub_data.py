@@ -9,6 +9,8 @@ import datasets
 import pytest
 
 from sparse_export.hub_data import DatasetSplit, read_split
+from sparse_export.pretraining import PretrainOptions
+from sparse_export.pretraining.text import reading_of
 from sparse_export.training import finetune
 from sparse_serve.data import Columns
 from sparse_serve.errors import DataError
@@ -49,6 +51,21 @@ def test_a_folder_of_files_is_read(tmp_path: Path, suffix: str) -> None:
     ]
     assert (rows.data.labels, rows.data.total_rows) == (("0", "1"), 3)
     assert rows.data.source == f"{folder}, split train"
+
+
+def test_texts_are_read_without_labels(tmp_path: Path) -> None:
+    columns = {"sentence": ["one", "two", "", " ", "three", "four"]}
+    folder = make_folder(tmp_path / "data", "parquet", train=columns)
+    for options, expected in (
+        (PretrainOptions(columns=COLUMNS), ["one", "two", "three", "four"]),
+        (PretrainOptions(columns=COLUMNS, nsp=True), ["one\ntwo", "three\nfour"]),
+    ):
+        rows = read_split(DatasetSplit(str(folder)), COLUMNS, None, arrange=reading_of(options).arrange)
+        assert [row.text for row in rows.data.rows] == expected
+        assert (rows.data.labels, rows.data.total_rows) == ((), len(expected))
+    missing = Columns("text")
+    with pytest.raises(DataError, match="has no column 'text'; its columns are sentence: name yours with"):
+        read_split(DatasetSplit(str(folder)), missing, None)
 
 
 def test_class_labels_are_names(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tiny_training import FAST, make_encoder, weights, write_rows
 ROWS = 61
 STEPS = 7  # of an epoch: 55 of the rows in batches of 8, the rest are held out
 RUN = replace(FAST, epochs=4)
+AXIS = replace(RUN, attention=AttentionSpec.parse("axis+local1", None))
 
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
@@ -87,8 +88,11 @@ def states(partial: Path) -> set[int]:
         (replace(RUN, save_steps=3, gradient_accumulation_steps=2), STEPS + 6, 12),
         (replace(RUN, save_steps=STEPS), STEPS + 5, STEPS),
         (replace(RUN, attention=AttentionSpec("softmax")), STEPS + 1, STEPS),
+        (AXIS, STEPS + 1, STEPS),
+        # Between two measurements of ρ, whose last one counts on.
+        (replace(AXIS, epochs=8, save_steps=3), 4 * STEPS + 6, 4 * STEPS + 5),
     ],
-    ids=["epoch", "later", "step", "part", "coinciding", "softmax"],
+    ids=["epoch", "later", "step", "part", "coinciding", "softmax", "dense stage", "sparse stage"],
 )
 def test_a_resumed_run_ends_as_if_never_interrupted(
     encoder: Path,

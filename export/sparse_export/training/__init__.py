@@ -1,30 +1,43 @@
-"""Fine-tuning: an encoder and labelled rows in, a sparse-attention classifier out.
+"""Training: an encoder and rows in, a checkpoint with sparse attention out.
 
-options      what can be set                      sources    rows, read and encoded
-run          one run, from encoder to checkpoint  batches    the order of the rows
-sweep        one run for each of several λ        trainer    Transformers' Trainer, made to classify
-partial      what a run is resumed from           callbacks  progress, saving, stopping
-distributed  several processes as one             records    what is written about a run
+options      what can be set                      sources      rows, read and encoded
+run          one run, from encoder to checkpoint  batches      the order of the rows
+job          what runs differ in                  classifier   the job of a classifier
+attentions   which attentions are named           sweep        one run for each of them
+schedule     the stages of learning a pattern     learning     a model brought along them
+sparsity     how sparse a model attends           calibration  thresholds set to a target
+partial      what a run is resumed from           trainer      Transformers' Trainer, as all jobs use it
+distributed  several processes as one             callbacks    progress, saving, stopping
+records      what is written about a run
+
+The job of a language model is in `sparse_export.pretraining`.
 """
 
+from sparse_export.training.attentions import choose_attentions
 from sparse_export.training.distributed import is_first_process, said_once
-from sparse_export.training.options import FinetuneOptions
-from sparse_export.training.records import RECORD_NAME, FinetuneRecord, LayerSparsity
+from sparse_export.training.options import FinetuneOptions, PatternOptions, TrainingOptions
+from sparse_export.training.records import RECORD_NAME, FinetuneRecord, LayerSparsity, TrainingRecord
 from sparse_export.training.run import finetune
 from sparse_export.training.sources import Source, sources_of
-from sparse_export.training.sweep import sweep, sweep_options, sweep_tables
+from sparse_export.training.sweep import require_fitting, runs_of, sweep, sweep_tables, write_sweep
 
 __all__ = [
     "RECORD_NAME",
     "FinetuneOptions",
     "FinetuneRecord",
     "LayerSparsity",
+    "PatternOptions",
     "Source",
+    "TrainingOptions",
+    "TrainingRecord",
+    "choose_attentions",
     "finetune",
     "is_first_process",
+    "require_fitting",
+    "runs_of",
     "said_once",
     "sources_of",
     "sweep",
-    "sweep_options",
     "sweep_tables",
+    "write_sweep",
 ]

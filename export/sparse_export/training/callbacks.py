@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparse_export.training.batches import FullBatches
-from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.options import LOSS, TrainingOptions
 from sparse_export.training.partial import PartialRun, mark_whole
+from sparse_export.training.schedule import stage_of
 from sparse_serve.errors import CheckpointError
 
 History = Sequence[Mapping[str, float]]
@@ -26,22 +27,30 @@ def evaluations(history: History) -> list[Mapping[str, float]]:
     return [entry for entry in history if "eval_loss" in entry]
 
 
-def is_finished(history: History, options: FinetuneOptions) -> bool:
-    """Tell whether a run with this log has trained all its epochs, or lost its patience."""
+def best_epoch(history: History, options: TrainingOptions) -> int | None:
+    """Return the epoch, from 1, that did best so far, the first of equals; None before any that counts."""
     sign = 1 if options.greater_is_better else -1
-    figures = [sign * entry[f"eval_{options.selection_metric}"] for entry in evaluations(history)]
-    if len(figures) >= options.epochs:
+    figures = {
+        epoch: sign * entry[f"eval_{options.selection_metric}"]
+        for epoch, entry in enumerate(evaluations(history), start=1)
+        if stage_of(options, epoch) == "final"
+    }
+    return max(figures, key=figures.__getitem__, default=None)
+
+
+def is_finished(history: History, options: TrainingOptions) -> bool:
+    """Tell whether a run with this log has trained all its epochs, or lost its patience."""
+    trained = len(evaluations(history))
+    if trained >= options.epochs:
         return True
-    patience = options.early_stopping_patience
-    if patience is None or not figures:
-        return False
-    return len(figures) - 1 - figures.index(max(figures)) >= patience
+    patience, best = options.early_stopping_patience, best_epoch(history, options)
+    return patience is not None and best is not None and trained - best >= patience
 
 
 class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
     """Gives each epoch its order, saves within epochs, and ends the run."""
 
-    def __init__(self, options: FinetuneOptions, batches: FullBatches, run: PartialRun) -> None:
+    def __init__(self, options: TrainingOptions, batches: FullBatches, run: PartialRun) -> None:
         self._options = options
         self._batches = batches
         self._run = run
@@ -78,12 +87,15 @@ class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untype
         metrics: Mapping[str, float],
         **_: Any,
     ) -> None:
-        """End a run that diverged, or is finished."""
+        """Note the best epoch, whose state is kept; end a run that diverged, or is finished."""
         if not math.isfinite(metrics["eval_loss"]):
             raise DivergedError(
                 f"training diverged: the evaluation loss is {metrics['eval_loss']} after epoch "
                 f"{state.epoch:.0f}; lower --learning-rate"
             )
+        best = best_epoch(state.log_history, self._options)
+        if best is not None:
+            state.best_global_step = best * self._batches.steps
         if is_finished(state.log_history, self._options):
             control.should_training_stop = True
 
@@ -91,11 +103,11 @@ class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untype
 class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
     """A bar over the steps and one line per epoch."""
 
-    def __init__(self, console: Console, metric: str) -> None:
+    def __init__(self, console: Console, options: TrainingOptions) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bar: TaskID = self.progress.add_task("training", total=None)
-        self._metric = f"eval_{metric}"
+        self._options = options
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -118,9 +130,13 @@ class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
         **_: Any,
     ) -> None:
         """Print the epoch's figures."""
+        epoch = round(state.epoch)
+        stage = stage_of(self._options, epoch)
+        shown = dict.fromkeys((self._options.shown_metric, *(["rho"] if "eval_rho" in metrics else [])))
+        shown.pop(LOSS, None)
         named = [f"evaluation loss {metrics['eval_loss']:.4f}"]
-        if self._metric != "eval_loss":
-            named.append(f"{self._metric.removeprefix('eval_')} {metrics[self._metric]:.4f}")
+        named += [f"{name} {metrics[f'eval_{name}']:.4f}" for name in shown]
         self.progress.console.print(
-            f"epoch {state.epoch:.0f} of {args.num_train_epochs:.0f}: {', '.join(named)}"
+            f"epoch {epoch} of {self._options.epochs}{'' if stage == 'final' else f' ({stage})'}: "
+            f"{', '.join(named)}"
         )

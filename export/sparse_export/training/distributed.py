@@ -13,7 +13,7 @@ from accelerate.utils import (  # type: ignore[import-untyped]
     gather_object,
 )
 
-from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.options import TrainingOptions
 from sparse_serve.errors import OptionError, SparseServeError
 
 Shared = TypeVar("Shared")
@@ -43,7 +43,7 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def rows_per_pass(options: FinetuneOptions, processes: int) -> int:
+def rows_per_pass(options: TrainingOptions, processes: int) -> int:
     """Return how many rows a process computes at once, so that all make up `options.batch_size`.
 
     Raises:

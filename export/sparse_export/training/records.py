@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from sparse_export.training.distributed import on_cpu
-from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.options import FinetuneOptions, TrainingOptions
+from sparse_export.training.schedule import Stage
 from sparse_serve import __version__
 
 RECORD_NAME = "finetune.json"
@@ -40,21 +41,67 @@ class DataRecord:
 class EpochRecord:
     """Means over one epoch's training rows and over the evaluation rows after it.
 
-    Losses are in nats, and mean squared errors for regression.
+    Losses are in nats, and mean squared errors for regression; the training loss includes what a learned
+    pattern lacks of its ρ target.
+
+    Attributes:
+        epoch: from 1.
+        train_loss: over the training rows.
+        eval_loss: over the evaluation rows.
+        metrics: over the evaluation rows.
+        stage: of a pattern's training: "dense", where the epoch attends to everything, "annealing", or
+            "final". Only a final epoch can be the best.
+        rho: share of pairs that the pattern, as it is served, does not allow (AAA, Eq. 9), a mean over the
+            evaluation rows and layers, and 0 of a dense epoch; None without a pattern.
+        rho_without_band: that of the pattern's learned part alone, without the band and all else that is
+            fixed; None where nothing is learned.
     """
 
     epoch: int
     train_loss: float
     eval_loss: float
     metrics: Mapping[str, float]
+    stage: Stage = "final"
+    rho: float | None = None
+    rho_without_band: float | None = None
+
+
+@dataclass(frozen=True)
+class MaskSparsity:
+    """One layer's pattern as it is served: means over texts.
+
+    Attributes:
+        rho: share of pairs that are not allowed.
+        rho_without_band: that of the learned part alone; None where nothing is learned.
+        rows_on: share of tokens whose row is on, learned or global: they attend to all.
+        columns_on: share of tokens whose column is on: all attend to them.
+        rows_on_count: how many rows of a text are on.
+        columns_on_count: how many columns of a text are on.
+        diagonals: offsets that are on, fixed or learned, each on both sides.
+    """
+
+    rho: float
+    rho_without_band: float | None
+    rows_on: float
+    columns_on: float
+    rows_on_count: float
+    columns_on_count: float
+    diagonals: Sequence[int]
 
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """One layer's attention: `rho`, the share of weights that are zero, and `support`, keys per query."""
+    """One layer's attention.
+
+    Attributes:
+        rho: share of weights that are zero.
+        support: keys per query, with a weight other than zero.
+        mask: of a pattern, what it allows; None without one.
+    """
 
     rho: float
     support: float
+    mask: MaskSparsity | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +118,7 @@ class RunSettings:
     """
 
     encoder: str
-    options: FinetuneOptions
+    options: TrainingOptions
     train: DataRecord
     evaluation: DataRecord
     held_out: bool
@@ -83,15 +130,18 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class FinetuneRecord(RunSettings):
+class TrainingRecord(RunSettings):
     """What made a checkpoint.
 
     Attributes:
-        labels: names of the logits.
+        labels: names of the logits; none of a language model.
         max_length: tokens at which rows were cut.
         epochs: every epoch that was trained.
         best_epoch: the one whose weights the checkpoint has, from 1.
         layers: how sparse each layer attends on the evaluation rows; empty for softmax.
+        rho_target: ρ that a learned pattern was trained towards; None where nothing is learned.
+        rho: that of the best epoch, of a pattern; None without one.
+        rho_without_band: that of the best epoch, of what is learned alone; None where nothing is.
         seconds: of the last start of the run.
         device: what it ran on.
         threads: of each process.
@@ -103,16 +153,26 @@ class FinetuneRecord(RunSettings):
     epochs: Sequence[EpochRecord]
     best_epoch: int
     layers: Sequence[LayerSparsity]
+    rho_target: float | None
+    rho: float | None
+    rho_without_band: float | None
     seconds: float
     device: str
     threads: int
     versions: Mapping[str, str]
-    schema_version: int = 2
+    schema_version: int = 3
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the best epoch."""
         return self.epochs[self.best_epoch - 1].metrics
+
+
+@dataclass(frozen=True)
+class FinetuneRecord(TrainingRecord):
+    """What made a classifier."""
+
+    options: FinetuneOptions
 
 
 def stored_settings(path: Path) -> Mapping[str, Any] | None:

@@ -1,8 +1,7 @@
-"""One run: from an encoder and labelled rows to a checkpoint, with Transformers' `Trainer`."""
+"""One run: from an encoder and rows to a checkpoint, with Transformers' `Trainer`."""
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import pairwise
@@ -14,10 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from transformers import TrainerState
 
-from sparse_export.checkpoint import load_classifier, save_classifier, task_of
+from sparse_export.checkpoint import save_classifier
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
+from sparse_export.training.classifier import ClassifierJob
 from sparse_export.training.distributed import agreed, ending_together, join_processes, shared
-from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.job import Job
+from sparse_export.training.options import FinetuneOptions, TrainingOptions
 from sparse_export.training.partial import (
     PartialRun,
     discard_leftover,
@@ -30,13 +31,14 @@ from sparse_export.training.records import (
     EpochRecord,
     FinetuneRecord,
     RunSettings,
+    TrainingRecord,
     stored_settings,
     versions,
 )
-from sparse_export.training.sources import Source, read_rows
+from sparse_export.training.schedule import stage_of
+from sparse_export.training.sources import Source
 from sparse_export.training.sparsity import layer_sparsity
-from sparse_export.training.trainer import ClassifierTrainer, make_trainer
-from sparse_serve.metrics import METRICS
+from sparse_export.training.trainer import RunTrainer, make_trainer
 
 
 def finetune(
@@ -50,7 +52,36 @@ def finetune(
     resume: bool = False,
     console: Console | None = None,
 ) -> FinetuneRecord:
-    """Fine-tune `encoder` on the rows of `train` and write the best epoch's checkpoint to `output`.
+    """Fine-tune `encoder` into a classifier: `train_checkpoint` with labelled rows.
+
+    The labels of `train`, sorted, become the model's. Arguments, result and errors are those of
+    `train_checkpoint`.
+    """
+    record = train_checkpoint(
+        ClassifierJob(options),
+        encoder,
+        train,
+        output,
+        evaluation=evaluation,
+        force=force,
+        resume=resume,
+        console=console,
+    )
+    return cast(FinetuneRecord, record)
+
+
+def train_checkpoint(
+    job: Job,
+    encoder: str | Path,
+    train: Source,
+    output: Path,
+    *,
+    evaluation: Source | None = None,
+    force: bool = False,
+    resume: bool = False,
+    console: Console | None = None,
+) -> TrainingRecord:
+    """Train on the rows of `train`, from `encoder` on, and write the best epoch's checkpoint to `output`.
 
     The checkpoint is made in `OUTPUT.partial` and renamed into place when it is whole; whatever fails before
     leaves `output` as it was, and an interrupted run there (see `partial`). The epoch that does best on the
@@ -60,10 +91,10 @@ def finetune(
     that all of them see; the first one speaks and writes.
 
     Args:
+        job: what to train.
         encoder: a Transformers folder, or the id of a model on the hub.
-        train: a TSV, CSV or JSONL file, or a data set's split; its labels, sorted, become the model's.
+        train: a file, or a data set's split.
         output: folder to be made; one with files in it is refused unless `force` replaces it.
-        options: how to train.
         evaluation: rows that choose the best epoch; None takes a data set's split "validation", or else holds
             out a tenth of the training rows by the seed.
         force: replace the checkpoint that is at `output`, and discard an interrupted run.
@@ -75,8 +106,8 @@ def finetune(
         The record of the run, in every process.
 
     Raises:
-        OptionError: `options` do not fit the encoder or the number of processes.
-        DataError: rows that cannot be read, or too few labels.
+        OptionError: the job's options do not fit the encoder or the number of processes.
+        DataError: rows that cannot be read, or do not fit the task.
         CheckpointError: the encoder cannot be loaded, `output` cannot be written, training diverged, or the
             run to be resumed had other settings.
     """
@@ -88,7 +119,7 @@ def finetune(
     with agreed():
         if is_first and not resume:
             refuse_occupied(run, force=force, resume=resume)
-        train_rows, eval_rows, held_out = read_rows(train, evaluation, options, console)
+        train_rows, eval_rows, held_out = job.read(train, evaluation, console)
         console.print(
             f"{run.output.name}: {train_rows.record.rows} rows to train on, "
             f"{eval_rows.record.rows} to evaluate on",
@@ -96,13 +127,13 @@ def finetune(
         )
         settings = RunSettings(
             str(encoder),
-            options,
+            job.options,
             train_rows.record,
             eval_rows.record,
             held_out,
             processes.num_processes,
         )
-        done = _finished(run.output, settings) if resume and is_first else None
+        done = _finished(job, settings, run.output) if resume and is_first else None
         if done is not None:
             discard_leftover(run, settings)
     done = shared(done)
@@ -113,29 +144,30 @@ def finetune(
         with agreed():
             if is_first:
                 stack.enter_context(partial_run(run, settings, force=force, resume=resume, console=console))
-            trainer = make_trainer(settings, train_rows.data, eval_rows.data, run, console)
+            training = job.prepare(settings.encoder, train_rows.data, eval_rows.data)
+            trainer = make_trainer(job, settings, training, run, console)
         latest = shared(run.latest_state() if is_first else None)
-        state = _train(trainer, options, run, latest)
+        state = _train(trainer, job.options, run, latest)
         with agreed():
-            record = _write(trainer, state, settings, run, started) if is_first else None
-        return cast(FinetuneRecord, shared(record))
+            record = _write(job, trainer, state, settings, run, started) if is_first else None
+        return cast(TrainingRecord, shared(record))
 
 
-def _finished(output: Path, settings: RunSettings) -> FinetuneRecord | None:
+def _finished(job: Job, settings: RunSettings, output: Path) -> TrainingRecord | None:
     """Return the record of the checkpoint at `output` if a run of these settings made it."""
     stored = stored_settings(output / RECORD_NAME)
-    if stored is None or stored.get("schema_version") != FinetuneRecord.schema_version:
+    if stored is None or stored.get("schema_version") != job.record.schema_version:
         return None
     if settings.differences(stored):
         return None
     try:
-        return TypeAdapter(FinetuneRecord).validate_python(stored)
+        return TypeAdapter(job.record).validate_python(stored)
     except ValidationError:  # damaged
         return None
 
 
 def _train(
-    trainer: ClassifierTrainer, options: FinetuneOptions, run: PartialRun, latest: Path | None
+    trainer: RunTrainer, options: TrainingOptions, run: PartialRun, latest: Path | None
 ) -> TrainerState:
     """Train from the state `latest`, or from the beginning, to the end; return where that was."""
     if latest is not None and is_finished((state := read_state(latest)).log_history, options):
@@ -156,19 +188,30 @@ def _train(
 
 
 def _write(
-    trainer: ClassifierTrainer, state: TrainerState, settings: RunSettings, run: PartialRun, started: float
-) -> FinetuneRecord:
+    job: Job,
+    trainer: RunTrainer,
+    state: TrainerState,
+    settings: RunSettings,
+    run: PartialRun,
+    started: float,
+) -> TrainingRecord:
     """Write the best epoch's checkpoint with its record, and put it into its place."""
     device = trainer.model.device
-    model = load_classifier(run.state_after(state.best_global_step)).to(device)
-    sparse = settings.options.attention.kind != "softmax"
-    record = FinetuneRecord(
+    model = job.load(run.state_after(state.best_global_step)).to(device)
+    options = settings.options
+    sparse = options.attention.kind != "softmax"
+    epochs = _epoch_records(state.log_history, options)
+    best = epochs[round(state.best_global_step / trainer.batches.steps) - 1]
+    record = job.record(
         **{name: getattr(settings, name) for name in asdict(settings)},
-        labels=task_of(model.config).labels,
+        labels=job.labels(model),
         max_length=trainer.max_length,
-        epochs=_epoch_records(state.log_history, METRICS[settings.options.problem_type]),
-        best_epoch=round(state.best_global_step / trainer.batches.steps),
+        epochs=epochs,
+        best_epoch=best.epoch,
         layers=layer_sparsity(model, trainer.eval_dataset, trainer.data_collator) if sparse else [],
+        rho_target=trainer.learning.schedule.rho_target if trainer.learning and options.learns else None,
+        rho=best.rho,
+        rho_without_band=best.rho_without_band,
         seconds=round(time.monotonic() - started, 1),
         device=str(device),
         threads=torch.get_num_threads(),
@@ -182,7 +225,7 @@ def _write(
     return record
 
 
-def _epoch_records(history: History, metrics: Sequence[str]) -> list[EpochRecord]:
+def _epoch_records(history: History, options: TrainingOptions) -> list[EpochRecord]:
     records = []
     start = 0
     for number, entry in enumerate(evaluations(history), start=1):
@@ -192,7 +235,17 @@ def _epoch_records(history: History, metrics: Sequence[str]) -> list[EpochRecord
         steps = [start, *(int(each["step"]) for each in logged)]
         weighted = zip(logged, pairwise(steps), strict=True)
         total = sum(each["loss"] * (to - since) for each, (since, to) in weighted)
-        figures = {name: entry[f"eval_{name}"] for name in metrics}
-        records.append(EpochRecord(number, total / (end - start), entry["eval_loss"], figures))
+        figures = {name: entry[f"eval_{name}"] for name in options.metrics}
+        records.append(
+            EpochRecord(
+                number,
+                total / (end - start),
+                entry["eval_loss"],
+                figures,
+                stage_of(options, number),
+                rho=entry.get("eval_rho"),
+                rho_without_band=entry["eval_rho_without_band"] if options.learns else None,
+            )
+        )
         start = end
     return records

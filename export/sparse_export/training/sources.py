@@ -11,15 +11,19 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from sparse_export.checkpoint import task_of
 from sparse_export.families import input_names
 from sparse_export.hub_data import DatasetSplit, read_split
-from sparse_export.training.options import FinetuneOptions
+from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import DataRecord
-from sparse_serve.data import TextData, hold_out, read_data
+from sparse_serve.data import Arrange, TextData, hold_out, read_data
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import SUFFIXES
+from sparse_serve.records import PLAIN_SUFFIX, SUFFIXES
+from sparse_serve.tasks import ProblemType
 
 HOLD_OUT_SHARE = 0.1
 VALIDATION = "validation"
+
+# The tokenizer's own results take four times the memory of what is kept of them.
+_ROWS_AT_ONCE = 1000
 
 Source = Path | DatasetSplit
 
@@ -57,6 +61,21 @@ def sources_of(
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How the rows of a run are read.
+
+    Attributes:
+        problem_type: what the labels are; None reads none.
+        arrange: makes other records of those of a source; None leaves them as they are.
+        least: how few rows may be held out.
+    """
+
+    problem_type: ProblemType | None
+    arrange: Arrange | None = None
+    least: int = 1
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows and where they came from."""
 
@@ -65,7 +84,7 @@ class Rows:
 
 
 def read_rows(
-    train: Source, evaluation: Source | None, options: FinetuneOptions, console: Console
+    train: Source, evaluation: Source | None, options: TrainingOptions, reading: Reading, console: Console
 ) -> tuple[Rows, Rows, bool]:
     """Read the rows to train on and those that choose the best epoch; tell whether these were held out.
 
@@ -77,12 +96,12 @@ def read_rows(
     """
     if evaluation is None and isinstance(train, DatasetSplit) and not _has_part_of(train, VALIDATION):
         evaluation = train.sibling(VALIDATION)
-    train_rows = _read(train, options, options.max_train_rows)
+    train_rows = _read(train, options, reading, options.max_train_rows)
     held_out = evaluation is None
     if evaluation is not None:
-        eval_rows = _read(evaluation, options)
+        eval_rows = _read(evaluation, options, reading)
     else:
-        kept, held = hold_out(train_rows.data, HOLD_OUT_SHARE, options.seed)
+        kept, held = hold_out(train_rows.data, HOLD_OUT_SHARE, options.seed, reading.least)
         console.print(
             f"no --eval: {len(held.rows)} of {len(train_rows.data.rows)} training rows "
             f"(seed {options.seed}) are held out to choose the best epoch"
@@ -100,28 +119,40 @@ def read_rows(
 def encode(
     tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
 ) -> list[dict[str, Any]]:
-    """One dict per row: token ids (and segment ids), unpadded, and `labels`, the row's target.
+    """One dict per row: as `tokenize` makes it, and `labels`, the row's target.
 
     Raises:
         DataError: a label that the model of this config does not know.
     """
-    encoded = tokenizer(
-        [row.text for row in data.rows],
-        [row.text_pair for row in data.rows] if data.has_pairs else None,
-        padding=False,
-        truncation=True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_token_type_ids="token_type_ids" in input_names(config),
-    )
-    columns = {**encoded, "labels": task_of(config).targets(data).tolist()}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = tokenize(tokenizer, config, data, max_length)
+    targets = task_of(config).targets(data).tolist()
+    return [{**row, "labels": target} for row, target in zip(rows, targets, strict=True)]
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
+) -> list[dict[str, Any]]:
+    """One dict per row: token ids (and segment ids), unpadded."""
+    encoded: list[dict[str, Any]] = []
+    for start in range(0, len(data.rows), _ROWS_AT_ONCE):
+        rows = data.rows[start : start + _ROWS_AT_ONCE]
+        columns = tokenizer(
+            [row.text for row in rows],
+            [row.text_pair for row in rows] if data.has_pairs else None,
+            padding=False,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids="token_type_ids" in input_names(config),
+        )
+        encoded += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return encoded
 
 
 def _source(value: str, config: str | None, split: str) -> Source:
     path = Path(value)
     is_written_as_path = value.startswith((".", "/", "~")) or value.count("/") > 1
-    is_file = path.suffix.lower() in SUFFIXES or path.exists() or is_written_as_path
+    is_file = path.suffix.lower() in (*SUFFIXES, PLAIN_SUFFIX) or path.exists() or is_written_as_path
     return path if is_file and not path.is_dir() else DatasetSplit(value, config, split)
 
 
@@ -130,17 +161,18 @@ def _has_part_of(source: DatasetSplit, split: str) -> bool:
     return not {split, "all"}.isdisjoint(re.findall(r"[\w.]+", source.split))
 
 
-def _read(source: Source, options: FinetuneOptions, max_rows: int | None = None) -> Rows:
+def _read(source: Source, options: TrainingOptions, reading: Reading, max_rows: int | None = None) -> Rows:
     if isinstance(source, Path):
         data = read_data(
             source,
             options.columns,
-            problem_type=options.problem_type,
+            problem_type=reading.problem_type,
             max_rows=max_rows,
             seed=options.seed,
+            arrange=reading.arrange,
         )
         return Rows(data, DataRecord(data.source, file_digest(source), len(data.rows), data.total_rows))
-    split = read_split(source, options.columns, options.problem_type, max_rows, options.seed)
+    split = read_split(source, options.columns, reading.problem_type, max_rows, options.seed, reading.arrange)
     data = split.data
     record = DataRecord(data.source, split.sha256, len(data.rows), data.total_rows, split.revision)
     return Rows(data, record)

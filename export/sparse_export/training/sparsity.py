@@ -1,19 +1,68 @@
 """How sparse a model attends on given rows."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from sparse_export.attention import zero_shares
-from sparse_export.training.records import LayerSparsity
+from sparse_export.axis import LayerMask, layer_patterns, recorded
+from sparse_export.checkpoint import AttentionSpec
+from sparse_export.families import input_names
+from sparse_export.patterns import LayerPattern
+from sparse_export.training.batches import rows_within
+from sparse_export.training.records import LayerSparsity, MaskSparsity
 
 MAX_ROWS = 512
-_BATCH_SIZE = 4  # attention maps of all layers and heads are held at once
+
+Encoded = dict[str, Any]
+Collator = Callable[[Sequence[Encoded]], dict[str, Tensor]]
+
+# The most rows at once: attention maps are held of all layers and heads; masks are the same for all heads.
+_ROWS_WITH_MAPS, _ROWS_WITHOUT = 4, 16
+
+
+def mask_shares(mask: LayerMask, attention_mask: Tensor) -> Tensor:
+    """Measure one layer's mask, as it is served.
+
+    Args:
+        mask: of a forward pass in evaluation.
+        attention_mask: `(B, L)` of the same pass, 1 for tokens and 0 for padding.
+
+    Returns:
+        `(B, 4)` float32: ρ, the share of pairs of tokens that is not allowed (AAA, Eq. 9); ρ of the learned
+        part alone, without fixed rows, columns, diagonals and random keys; the shares of tokens whose row is
+        on, and whose column is on, learned or not. A row without tokens gets zeros.
+    """
+    tokens = attention_mask.bool()
+    lengths = tokens.sum(1)
+    ranks = tokens.cumsum(1) - 1
+    pairs = tokens[:, :, None] & tokens[:, None, :]
+    learned = LayerMask(LayerPattern(), mask.rows, mask.columns, mask.diagonals)
+    first = mask.pattern.is_global(ranks)
+    on = [(first if learned is None else first | learned) & tokens for learned in (mask.rows, mask.columns)]
+    allowed = [(each.pairs(ranks, lengths) & pairs).sum((1, 2)) for each in (mask, learned)]
+    size = lengths.clamp_min(1)
+    shares = [*((lengths**2 - count) / size**2 for count in allowed), *(each.sum(1) / size for each in on)]
+    return torch.stack(shares, dim=1)
+
+
+def mean_rho(model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator) -> float:
+    """Return ρ of a model's pattern as it is served (AAA, Eq. 9): the mean over rows and layers."""
+    was_training = model.training
+    model.eval()
+    rhos = []
+    with torch.inference_mode():
+        for inputs in _batches(model, rows, collator, _ROWS_WITHOUT):
+            rhos.append(_shares(model, inputs, by_maps=False)[:, :, 0])
+    model.train(was_training)
+    return torch.cat(rhos).mean(dtype=torch.float64).item()
 
 
 def layer_sparsity(
-    model: PreTrainedModel, rows: list[dict[str, Any]], collator: DataCollatorWithPadding
+    model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator
 ) -> list[LayerSparsity]:
     """Measure each layer's attention on the first `MAX_ROWS` of `rows`, encoded and unpadded.
 
@@ -21,15 +70,59 @@ def layer_sparsity(
     query is the number of keys with a weight other than zero. Both are means: over heads and queries, then
     over rows.
     """
-    shares, supports = [], []
+    attention = AttentionSpec.from_config(model.config)
+    pattern = attention.pattern
+    # Weights may be zero where attention is allowed.
+    by_maps = attention.lambd is not None
+    shares, lengths = [], []
     with torch.inference_mode():
-        for start in range(0, min(len(rows), MAX_ROWS), _BATCH_SIZE):
-            batch = collator(rows[start : start + _BATCH_SIZE])
-            inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name != "labels"}
-            maps = model(**inputs, output_attentions=True).attentions  # layers × (B, H, L, L)
-            mask = inputs["attention_mask"]
-            share = zero_shares(maps, mask)
-            shares.append(share)
-            supports.append((1 - share) * mask.sum(1, keepdim=True))
-    rho, support = (torch.cat(figures).mean(0).tolist() for figures in (shares, supports))
-    return [LayerSparsity(*figures) for figures in zip(rho, support, strict=True)]
+        for inputs in _batches(
+            model, rows[:MAX_ROWS], collator, _ROWS_WITH_MAPS if by_maps else _ROWS_WITHOUT
+        ):
+            shares.append(_shares(model, inputs, by_maps=by_maps))
+            lengths.append(inputs["attention_mask"].sum(1))
+    measured, count = (
+        torch.cat(shares),
+        torch.cat(lengths)[:, None, None],
+    )  # (rows, layers, 1 or 5), (rows, 1, 1)
+    zero, masks = measured[:, :, :1], measured[:, :, 1:]
+    figures = torch.cat([zero, (1 - zero) * count, masks, masks[:, :, 2:] * count], dim=2).mean(0).tolist()
+    if pattern is None:
+        return [LayerSparsity(*each) for each in figures]
+    layers = []
+    for each, served in zip(figures, layer_patterns(model), strict=True):
+        zeros, support, rho, rho_without_band, rows_on, columns_on, rows_on_count, columns_on_count = each
+        mask = MaskSparsity(
+            rho=rho,
+            rho_without_band=rho_without_band if pattern.learns else None,
+            rows_on=rows_on,
+            columns_on=columns_on,
+            rows_on_count=rows_on_count,
+            columns_on_count=columns_on_count,
+            diagonals=served.diagonals,
+        )
+        layers.append(LayerSparsity(zeros, support, mask))
+    return layers
+
+
+def _batches(
+    model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator, most: int
+) -> Iterator[dict[str, Tensor]]:
+    longest_first = sorted(rows, key=lambda row: -len(row["input_ids"]))
+    while longest_first:
+        size = rows_within(most, len(longest_first[0]["input_ids"]))
+        batch = collator(longest_first[:size])
+        del longest_first[:size]
+        yield {name: batch[name].to(model.device) for name in input_names(model.config)}
+
+
+def _shares(model: PreTrainedModel, inputs: dict[str, Tensor], *, by_maps: bool) -> Tensor:
+    """Return each row's and layer's share of zeros `(B, layers, 1)`; of a pattern also its `mask_shares`."""
+    tokens = inputs["attention_mask"]
+    if AttentionSpec.from_config(model.config).pattern is None:
+        return zero_shares(model(**inputs, output_attentions=True).attentions, tokens)[:, :, None]
+    with recorded(model) as masks:
+        answer = model(**inputs, output_attentions=by_maps)
+    shares = torch.stack([mask_shares(mask, tokens) for mask in masks], dim=1)
+    zeros = zero_shares(answer.attentions, tokens) if by_maps else shares[:, :, 0]
+    return torch.cat([zeros[:, :, None], shares], dim=2)

@@ -1,50 +1,51 @@
-"""Transformers' `Trainer`, made to classify."""
+"""Transformers' `Trainer`, whose batches are all equally large."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import (
-    DataCollatorWithPadding,
-    EvalPrediction,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from sparse_export.checkpoint import cut_length, load_tokenizer, new_classifier
-from sparse_export.training.batches import FullBatches
+from sparse_export.axis import recorded
+from sparse_export.training.batches import FullBatches, rows_within
 from sparse_export.training.callbacks import Report, Steering
 from sparse_export.training.distributed import on_cpu, rows_per_pass
-from sparse_export.training.freezing import freeze
-from sparse_export.training.options import LOSS, FinetuneOptions
+from sparse_export.training.job import Job, Training
+from sparse_export.training.learning import PatternLearning, make_learning, share_of, with_rho
 from sparse_export.training.partial import PartialRun
 from sparse_export.training.records import RunSettings
-from sparse_export.training.sources import encode
-from sparse_serve.data import TextData
-from sparse_serve.metrics import task_metrics
-from sparse_serve.tasks import ProblemType, Task
 
 
-class ClassifierTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
+class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
     """The trainer, in whose batches all steps are means over equally many rows.
 
     Attributes:
         batches: the order of the rows.
         max_length: tokens at which they are cut.
+        learning: how the model's pattern is trained; None without a pattern.
     """
 
-    def __init__(self, batches: FullBatches, max_length: int, report: Report, **arguments: Any) -> None:
+    def __init__(
+        self,
+        batches: FullBatches,
+        max_length: int,
+        report: Report,
+        learning: PatternLearning | None,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
         self.batches = batches
         self.max_length = max_length
+        self.learning = learning
         self._report = report
         self.remove_callback(PrinterCallback)
         self.add_callback(report)
+        if learning is not None:
+            self.add_callback(learning)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return this process's share of the batches."""
@@ -66,6 +67,49 @@ class ClassifierTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyp
         )
         return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make AdamW, with a group of its own for what is learned of a pattern."""
+        is_new = self.optimizer is None
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if is_new and self.learning is not None and self.learning.weights:
+            self.learning.separate(optimizer)
+        return optimizer
+
+    def task_loss(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> tuple[Tensor, Any]:
+        """Return the task's loss, a mean over this process's part of a batch, and the model's outputs."""
+        return super().compute_loss(  # type: ignore[no-any-return]
+            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of the task and, in training, of what the pattern's sparsity lacks."""
+        if self.learning is None or not model.training:
+            loss, outputs = self.task_loss(model, inputs, num_items_in_batch)
+        else:
+            with recorded(self.model) as masks:
+                loss, outputs = self.task_loss(model, inputs, num_items_in_batch)
+            loss = loss + self.learning.cost(masks)
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **more: Any
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Evaluate a batch; with a pattern, ρ stands beside the outputs (see `with_rho`)."""
+        if self.learning is None:
+            return super().prediction_step(model, inputs, *arguments, **more)  # type: ignore[no-any-return]
+        inputs = self._prepare_inputs(inputs)
+        with recorded(self.model) as masks:
+            loss, outputs, targets = super().prediction_step(model, inputs, *arguments, **more)
+        return loss, (outputs, share_of(masks, inputs["attention_mask"])), targets
+
     def train(self, *args: Any, **arguments: Any) -> Any:
         """Train, and show where it is."""
         # The same seed made the same weights everywhere; dropout must differ where rows do.
@@ -75,59 +119,55 @@ class ClassifierTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyp
 
 
 def make_trainer(
-    settings: RunSettings, train: TextData, evaluation: TextData, run: PartialRun, console: Console
-) -> ClassifierTrainer:
-    """Make what trains a run: its model, its encoded rows and how they are trained on.
+    job: Job, settings: RunSettings, training: Training, run: PartialRun, console: Console
+) -> RunTrainer:
+    """Make what trains a run.
 
     Args:
+        job: what is trained.
         settings: of the run.
-        train: rows to train on.
-        evaluation: rows that choose the best epoch.
+        training: its model and rows.
         run: where its states are saved.
         console: where progress is shown.
 
     Raises:
-        OptionError: the options do not fit the encoder or the number of processes.
-        DataError: too few labels, or evaluation rows with others than the training rows.
-        CheckpointError: the encoder cannot be loaded.
+        OptionError: the options do not fit the number of processes, or the pattern the length of the rows.
     """
     options = settings.options
-    arguments = _arguments(options, settings.processes, run.states)
-    task = Task.of(options.problem_type, train)
-    model = new_classifier(
-        settings.encoder, options.attention, task, options.seed, from_scratch=options.from_scratch
-    )
-    if options.freeze_layers is not None:
-        freeze(model, options.freeze_layers)
+    learning = make_learning(options, training, console)
+    figures, reduced = training.figures, training.reduced
+    # One size for all: with several, Accelerate would lose or repeat rows among processes.
+    longest = max(len(row["input_ids"]) for row in training.evaluation)
+    if learning is not None:
+        figures, reduced = with_rho(figures, reduced)
     # Its forward takes any keyword, from which Trainer concludes that the loss is divided by the rows of all
     # parts and processes already. It is the mean of its own part: accumulated parts would add up.
-    model.accepts_loss_kwargs = False
-    tokenizer = load_tokenizer(settings.encoder)
-    max_length = cut_length(model.config, tokenizer, options.max_length)
-    train_set, eval_set = (encode(tokenizer, model.config, data, max_length) for data in (train, evaluation))
-    batches = FullBatches([len(row["input_ids"]) for row in train_set], options.batch_size, options.seed)
-    return ClassifierTrainer(
-        batches,
-        max_length,
-        Report(console, options.selection_metric),
-        model=model,
-        args=arguments,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        train_dataset=train_set,
-        eval_dataset=eval_set,
-        processing_class=tokenizer,
-        compute_metrics=_figures(options.problem_type),
-        callbacks=[Steering(options, batches, run)],
+    training.model.accepts_loss_kwargs = False
+    return job.trainer(
+        training.batches,
+        training.max_length,
+        Report(console, options),
+        learning,
+        model=training.model,
+        args=_arguments(job, settings.processes, run.states, rows_within(job.rows_at_once, longest)),
+        data_collator=training.collator,
+        train_dataset=training.rows,
+        eval_dataset=training.evaluation,
+        processing_class=training.tokenizer,
+        compute_metrics=figures,
+        preprocess_logits_for_metrics=reduced,
+        callbacks=[Steering(options, training.batches, run)],
     )
 
 
-def _arguments(options: FinetuneOptions, processes: int, states: Path) -> TrainingArguments:
+def _arguments(job: Job, processes: int, states: Path, eval_rows: int) -> TrainingArguments:
+    options = job.options
     arguments = TrainingArguments(
         output_dir=str(states),
         num_train_epochs=options.epochs,
         learning_rate=options.learning_rate,
         per_device_train_batch_size=rows_per_pass(options, processes),
-        per_device_eval_batch_size=64,
+        per_device_eval_batch_size=eval_rows,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         weight_decay=options.weight_decay,
         warmup_steps=options.warmup_ratio,  # below 1, Transformers reads a share of all steps
@@ -139,36 +179,14 @@ def _arguments(options: FinetuneOptions, processes: int, states: Path) -> Traini
         logging_nan_inf_filter=False,
         save_strategy="epoch",
         save_total_limit=2,
-        metric_for_best_model=options.selection_metric,
-        greater_is_better=options.greater_is_better,
         report_to="none",
         log_level_replica="passive",
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
+        # What is learned of a pattern has no part in the dense stage.
+        ddp_find_unused_parameters=options.learns and options.dense_stage > 0,
         use_cpu=on_cpu(),
     )
     # Where a process sees several GPUs, Trainer would multiply the batch by their number and share it out.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
-
-
-def _figures(problem_type: ProblemType) -> Callable[[EvalPrediction], dict[str, float]]:
-    """Return what judges the evaluation rows: the loss and, if that is a number, the task's metrics."""
-
-    def figures(prediction: EvalPrediction) -> dict[str, float]:
-        logits, targets = prediction.predictions, prediction.label_ids
-        # Trainer's own loss weighs a short last batch like a full one.
-        loss = _loss(problem_type, torch.from_numpy(logits).double(), torch.from_numpy(targets))
-        metrics = task_metrics(problem_type, logits, targets) if loss.isfinite() else {}
-        return {LOSS: loss.item(), **metrics}
-
-    return figures
-
-
-def _loss(problem_type: ProblemType, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    if problem_type == "single_label_classification":
-        return F.cross_entropy(logits, targets)
-    if problem_type == "multi_label_classification":
-        return F.binary_cross_entropy_with_logits(logits, targets.double())
-    return F.mse_loss(logits[:, 0], targets.double())

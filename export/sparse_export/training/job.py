@@ -1,0 +1,104 @@
+"""What one run does that another does not: its rows, its model, its figures and its record.
+
+The rest is the same for all of them: the folder of the run, resuming, several processes, the trainer.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from rich.console import Console
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFast
+
+from sparse_export.training.batches import FullBatches
+from sparse_export.training.options import TrainingOptions
+from sparse_export.training.records import TrainingRecord
+from sparse_export.training.sources import Rows, Source
+from sparse_serve.data import TextData
+
+if TYPE_CHECKING:
+    from sparse_export.training.trainer import RunTrainer
+
+Encoded = dict[str, Any]
+"""A row's token ids (and segment ids), unpadded, and its targets."""
+
+
+class EncodedRows(Protocol):
+    """Rows by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Encoded: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and the rows that it is trained and judged on.
+
+    Attributes:
+        model: in training mode.
+        tokenizer: which encoded the rows.
+        max_length: tokens at which they were cut.
+        rows: to train on.
+        batches: their order.
+        evaluation: rows that choose the best epoch.
+        collator: makes a batch of rows.
+        figures: the loss over the evaluation rows and, if that is a number, their metrics.
+        reduced: what `figures` keeps of a batch's logits and targets; None for the logits themselves.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    max_length: int
+    rows: EncodedRows
+    batches: FullBatches
+    evaluation: Sequence[Encoded]
+    collator: Callable[[Sequence[Encoded]], dict[str, Tensor]]
+    figures: Callable[[EvalPrediction], dict[str, float]]
+    reduced: Callable[[Any, Any], Tensor] | None = None
+
+
+class Job(ABC):
+    """What is to be trained.
+
+    Attributes:
+        record: what is written about it.
+        trainer: trains it.
+        rows_at_once: the most evaluation rows that a process computes together; of long ones it is fewer.
+        options: how it is trained.
+    """
+
+    record: ClassVar[type[TrainingRecord]]
+    trainer: ClassVar[type["RunTrainer"]]
+    rows_at_once: ClassVar[int] = 64
+
+    options: TrainingOptions
+
+    @abstractmethod
+    def read(self, train: Source, evaluation: Source | None, console: Console) -> tuple[Rows, Rows, bool]:
+        """Read the rows to train on and those that choose the best epoch; tell whether these were held out.
+
+        Raises:
+            DataError: a source that cannot be read.
+        """
+
+    @abstractmethod
+    def prepare(self, encoder: str, train: TextData, evaluation: TextData) -> Training:
+        """Make the model and encode the rows.
+
+        Raises:
+            OptionError: the options do not fit the encoder.
+            DataError: the rows do not fit the task.
+            CheckpointError: the encoder cannot be loaded.
+        """
+
+    @abstractmethod
+    def load(self, folder: Path) -> PreTrainedModel:
+        """Load a trained model, in evaluation mode, from a folder that the run has saved."""
+
+    @abstractmethod
+    def labels(self, model: PreTrainedModel) -> Sequence[str]:
+        """Return the names of the logits; none of a language model."""

@@ -1,0 +1,167 @@
+"""Training a model that attends by a pattern: how the pattern is drawn at each step, and what it costs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast  # type: ignore[import-untyped]
+from rich.console import Console
+from torch import Tensor
+from transformers import (
+    EvalPrediction,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from sparse_export.axis import LayerMask, learned_modules, sampling_of
+from sparse_export.training.calibration import calibrate
+from sparse_export.training.distributed import shared
+from sparse_export.training.job import Training
+from sparse_export.training.options import TrainingOptions
+from sparse_export.training.schedule import PatternSchedule, fixed_rho
+from sparse_export.training.sparsity import mask_shares, mean_rho
+
+# The key of a measured ρ in the trainer's log, and the most rows that are measured.
+_MEASURED = "rho"
+_ROWS_IN_TRAINING = 128
+_ROWS_OF_CALIBRATION = 256
+
+Figures = Callable[[EvalPrediction], dict[str, float]]
+Reduced = Callable[[Any, Any], Tensor]
+
+
+class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
+    """Trains a model's pattern along its schedule.
+
+    What the sparsity loss compares with its target is the ρ that Eq. 9 speaks of: of the pattern as it is
+    served, over a data set. It is measured on a sample of the evaluation rows now and then, and noted in the
+    trainer's log, with which a resumed run goes on. A batch's own ρ would not do: it is that of texts of its
+    own length, under noise.
+
+    Attributes:
+        schedule: of the run.
+        weights: what is learned of the pattern; the optimiser's last group, where there is any.
+    """
+
+    def __init__(self, training: Training, schedule: PatternSchedule) -> None:
+        self.schedule = schedule
+        self._training = training
+        self.weights = [
+            weight for module in learned_modules(training.model) for weight in module.parameters()
+        ]
+        self._moment = schedule.at(0)
+        self._rho = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Take up the last ρ of a run that is resumed."""
+        self._rho = next((each[_MEASURED] for each in reversed(state.log_history) if _MEASURED in each), 0.0)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: torch.optim.Optimizer,
+        **_: Any,
+    ) -> None:
+        """Bring model and optimiser to where the schedule is."""
+        self._moment = moment = self.schedule.at(state.global_step)
+        vars(sampling_of(self._training.model)).update(vars(moment.sampling))
+        if not self.weights:
+            return
+        optimizer.param_groups[-1]["lr"] = moment.learning_rate
+        if moment.settles:
+            self._calibrate()  # what remains of training gets used to it
+        if moment.measures:
+            self._rho = shared(self._measured(_ROWS_IN_TRAINING))
+            state.log_history.append({"step": state.global_step, _MEASURED: self._rho})
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Set the thresholds of a model that may become the best."""
+        if self.weights and self.schedule.is_settled(state.global_step):
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        def measure() -> float:
+            return self._measured(_ROWS_OF_CALIBRATION)
+
+        calibrate(self._training.model, measure, self.schedule.rho_target)
+        # Processes that add up in another order may have come to different thresholds.
+        broadcast([weight.data for weight in self.weights])
+
+    def _measured(self, rows: int) -> float:
+        evaluation = self._training.evaluation
+        sample = evaluation[:: math.ceil(len(evaluation) / rows)]
+        return mean_rho(self._training.model, sample, self._training.collator)
+
+    def separate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the pattern's weights a group of their own, without weight decay."""
+        own = {id(weight) for weight in self.weights}
+        for group in optimizer.param_groups:
+            group["params"] = [weight for weight in group["params"] if id(weight) not in own]
+        optimizer.add_param_group(
+            {"params": self.weights, "lr": self._moment.learning_rate, "weight_decay": 0.0}
+        )
+
+    def cost(self, masks: Sequence[LayerMask]) -> Tensor | float:
+        """Return alpha · max(0, target − ρ) (AAA, Eq. 10), with the gradient of the ρ drawn for a batch."""
+        drawn = [mask.rho for mask in masks if mask.rho is not None]
+        lacking = self._moment.rho_target - self._rho
+        if not drawn or lacking <= 0:
+            return 0.0
+        rho = torch.stack(drawn).mean()
+        return self._moment.alpha * (lacking + rho.detach() - rho)
+
+
+def make_learning(options: TrainingOptions, training: Training, console: Console) -> PatternLearning | None:
+    """Make what trains the pattern of a model on its rows; None without a pattern.
+
+    Raises:
+        OptionError: the pattern is larger than the rows can be.
+    """
+    pattern, model = options.attention.pattern, training.model
+    if pattern is None:
+        return None
+    pattern.require_within(training.max_length)
+    lengths = [len(row["input_ids"]) for row in training.evaluation]
+    reachable = fixed_rho(pattern, lengths, model.config.num_hidden_layers) if pattern.learns else 0.0
+    schedule = PatternSchedule.of(options, training.batches.steps, reachable)
+    if pattern.learns and schedule.rho_target > reachable:
+        console.print(
+            f"warning: --rho-target is {schedule.rho_target:g}, but what is fixed in {pattern.name} leaves "
+            f"at most {reachable:.3f} on these texts: training will switch off all that can be learned"
+        )
+    return PatternLearning(training, schedule)
+
+
+def share_of(masks: Sequence[LayerMask], attention_mask: Tensor) -> Tensor:
+    """Return ρ `(B, 2)` of evaluated rows, with and without what is fixed: means over the layers.
+
+    Without masks, as in the dense stage, it is 0.
+    """
+    if not masks:
+        return torch.zeros(len(attention_mask), 2, device=attention_mask.device)
+    return torch.stack([mask_shares(mask, attention_mask)[:, :2] for mask in masks]).mean(0)
+
+
+def with_rho(figures: Figures, reduced: Reduced | None) -> tuple[Figures, Callable[[Any, Any], Any]]:
+    """Let what judges a task's outputs judge them beside ρ `(B, 2)`, and add `rho` and `rho_without_band`."""
+
+    def judge(prediction: EvalPrediction) -> dict[str, float]:
+        outputs, shares = prediction.predictions
+        rho, rho_without_band = shares.mean(0, dtype="float64").tolist()
+        own = figures(EvalPrediction(outputs, prediction.label_ids))
+        return {**own, "rho": rho, "rho_without_band": rho_without_band}
+
+    def reduce(both: tuple[Any, Tensor], targets: Any) -> tuple[Any, Tensor]:
+        outputs, shares = both
+        return (outputs if reduced is None else reduced(outputs, targets), shares)
+
+    return judge, reduce
