@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("From a checkpoint to an answer", "What it saves")
+PATTERNS = "Attention patterns"
 # What makes the way short enough for a test; the commands stay the README's.
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
@@ -23,11 +24,11 @@ SHORTER = {
 SERVE = "sparse-serve serve model_repository"
 
 
-def blocks(language: str) -> list[str]:
-    """Fenced blocks of the sections that lead from a checkpoint to an answer, in order."""
+def blocks(language: str, titles: tuple[str, ...] = SECTIONS) -> list[str]:
+    """Fenced blocks of the sections that lead from a checkpoint to an answer, or of others, in order."""
     sections = re.split(r"^## ", README, flags=re.MULTILINE)
-    chosen = [text for title in SECTIONS for text in sections if text.startswith(f"{title}\n")]
-    assert len(chosen) == len(SECTIONS)
+    chosen = [text for title in titles for text in sections if text.startswith(f"{title}\n")]
+    assert len(chosen) == len(titles)
     return [code for text in chosen for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
 
 
@@ -121,6 +122,12 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
         "report.html",
         "report.json",
     }
+
+
+def test_a_pattern_is_learned_and_exported(newcomer: Newcomer) -> None:
+    (commands,) = blocks("bash", (PATTERNS,))
+    newcomer.shell(commands)
+    assert (newcomer.folder / "model_repository" / "reviews_aaa" / "manifest.json").is_file()
 
 
 def test_every_command_is_listed() -> None:

@@ -130,8 +130,11 @@ def time_in_turns(variants: dict[Variant, Run]) -> tuple[dict[Variant, float], d
     return best, rounds
 
 
-def session(model: onnx.ModelProto, threads: int, with_library: bool) -> onnxruntime.InferenceSession:
+def session(
+    model: onnx.ModelProto, threads: int, with_library: bool, *, arena: bool = True
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = arena
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # the function's own shapes are unknown, which ORT would say at every run
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

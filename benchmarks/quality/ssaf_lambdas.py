@@ -15,21 +15,19 @@ Writes `NAME_lambdas_runs.csv` (a line per run and swap, with the environment; w
 measured again), `NAME_lambdas_summary.csv` and `NAME_lambdas.png`.
 """
 
-import csv
-import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import matplotlib as mpl
 import numpy as np
-import scipy.stats
 import torch
 import typer
 from matplotlib import pyplot as plt
 from rich.console import Console
+from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention import zero_shares
@@ -37,11 +35,8 @@ from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier,
 from sparse_export.inspection.maps import select_attention
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 from sparse_serve.data import TextData, read_data
-from sparse_serve.digests import file_digest
-from sparse_serve.environment import read_cpu
 
 SOFTMAX = AttentionSpec("softmax")
-Run = Mapping[str, str]
 
 
 def main(  # noqa: PLR0913  one parameter per option
@@ -104,31 +99,6 @@ def main(  # noqa: PLR0913  one parameter per option
     draw(name, lines, results / f"{name}_lambdas.png")
 
 
-def refuse_other_settings(path: Path, runs: Sequence[Run], setting: FinetuneOptions) -> None:
-    """End where the runs that are there already were made in another way than those to come."""
-    for option, wanted in settings(setting).items():
-        for run in runs:
-            if run[option] != wanted:
-                raise SystemExit(
-                    f"{path} has runs with {option} {run[option]}, now {wanted}: choose another --name"
-                )
-
-
-def settings(options: FinetuneOptions) -> dict[str, str]:
-    names = ("max_train_rows", "epochs", "learning_rate", "batch_size", "from_scratch")
-    return {name: str(getattr(options, name) or "") for name in names}
-
-
-def head(path: Path, rows: int | None, folder: Path) -> Path:
-    """The first rows of a file, as a file."""
-    if rows is None:
-        return path
-    part = folder / path.name
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    part.write_text("".join(lines[: rows + 1]), encoding="utf-8")
-    return part
-
-
 def lines_of(
     record: FinetuneRecord,
     checkpoint: Path,
@@ -151,20 +121,8 @@ def lines_of(
             "seed": record.options.seed,
             "accuracy": f"{record.epochs[-1].metrics['accuracy']:.4f}" if attention == trained else "",
             "accuracy_of_checkpoint": f"{seen.accuracy:.4f}",
-            "best_epoch": record.best_epoch,
-            "seconds": record.seconds,
-            "rows": record.train.rows,
-            "dev_rows": record.evaluation.rows,
-            **settings(record.options),
             **layers,
-            "cpu": read_cpu().model,
-            "device": record.device,
-            "threads": record.threads,
-            "system": f"{platform.system()} {platform.machine()}",
-            **record.versions,
-            "encoder_sha256": file_digest(encoder / "model.safetensors"),
-            "train_sha256": record.train.sha256,
-            "dev_sha256": record.evaluation.sha256,
+            **provenance(record, encoder),
         }
         yield {column: str(value) for column, value in line.items()}
 
@@ -232,18 +190,6 @@ def summary(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
         }
 
 
-def interval(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, str]:
-    margin = np.nan
-    if len(values) > 1:
-        margin = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    figures = {
-        name: values.mean(),
-        f"{name}_low": values.mean() - margin,
-        f"{name}_high": values.mean() + margin,
-    }
-    return {column: f"{figure:.4f}" for column, figure in figures.items()}
-
-
 def draw(name: str, lines: Sequence[Run], path: Path) -> None:
     """Accuracy against λ, trained and swapped, and the keys that a query keeps in each layer."""
     mpl.use("Agg")
@@ -271,21 +217,6 @@ def draw(name: str, lines: Sequence[Run], path: Path) -> None:
     )
     right.legend()
     figure.savefig(path, dpi=100)
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write_csv(path: Path, lines: Sequence[Run]) -> None:
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ def _named(text: str, lambd: float | None, seed: int) -> Attentions:
 
 def _expand(text: str) -> tuple[list[str], list[Curve]]:
     """Return the names that a name with alternatives stands for, and the curves on which they are."""
+    if not all(text.split("+")):
+        return [text], []  # which its parser refuses
     terms = [_sizes_of(term) for term in text.split("+")]
     # Along the abscissa goes what has most sizes.
     widest = max(range(len(terms)), key=lambda index: len(terms[index][1]))

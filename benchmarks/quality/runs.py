@@ -1,0 +1,93 @@
+"""What the quality benchmarks write: a line per run, kept from start to start, and means with intervals."""
+
+import csv
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from sparse_export.training import FinetuneOptions, FinetuneRecord
+from sparse_serve.digests import file_digest
+from sparse_serve.environment import read_cpu
+
+Run = Mapping[str, str]
+
+_SETTINGS = ("max_train_rows", "epochs", "learning_rate", "batch_size", "from_scratch")
+
+
+def settings(options: FinetuneOptions) -> dict[str, str]:
+    """What all runs of one file have in common."""
+    return {name: str(getattr(options, name) or "") for name in _SETTINGS}
+
+
+def refuse_other_settings(path: Path, runs: Sequence[Run], setting: FinetuneOptions) -> None:
+    """End where the runs that are there already were made in another way than those to come."""
+    for option, wanted in settings(setting).items():
+        for run in runs:
+            if run[option] != wanted:
+                raise SystemExit(
+                    f"{path} has runs with {option} {run[option]}, now {wanted}: choose another --name"
+                )
+
+
+def head(path: Path, rows: int | None, folder: Path) -> Path:
+    """The first rows of a file, as a file."""
+    if rows is None:
+        return path
+    part = folder / path.name
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    part.write_text("".join(lines[: rows + 1]), encoding="utf-8")
+    return part
+
+
+def provenance(record: FinetuneRecord, encoder: Path) -> dict[str, str]:
+    """How a run was made, and on what."""
+    columns = {
+        "best_epoch": record.best_epoch,
+        "seconds": record.seconds,
+        "rows": record.train.rows,
+        "dev_rows": record.evaluation.rows,
+        **settings(record.options),
+        "cpu": read_cpu().model,
+        "device": record.device,
+        "threads": record.threads,
+        "system": f"{platform.system()} {platform.machine()}",
+        **record.versions,
+        "encoder_sha256": file_digest(encoder / "model.safetensors"),
+        "train_sha256": record.train.sha256,
+        "dev_sha256": record.evaluation.sha256,
+    }
+    return {column: str(value) for column, value in columns.items()}
+
+
+def interval(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, str]:
+    """The mean of a figure over seeds and its 95 % interval (Student's t)."""
+    margin = np.nan
+    if len(values) > 1:
+        margin = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    figures = {
+        name: values.mean(),
+        f"{name}_low": values.mean() - margin,
+        f"{name}_high": values.mean() + margin,
+    }
+    return {column: f"{figure:.4f}" for column, figure in figures.items()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a file, none where it is not there yet."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: Path, lines: Sequence[Run]) -> None:
+    """Write lines, with a column for every name that any of them has."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
