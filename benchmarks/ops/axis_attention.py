@@ -131,8 +131,9 @@ def kinds(checkpoint: Path | None, texts: Path | None) -> Iterator[list[Problem]
 def drawn(length: int, draw: int) -> Problem:
     """Rows and columns at the density of trained models."""
     rng = np.random.default_rng(draw)
-    rows, columns = (rng.random(length) < share for share in (0.01, 0.02))
-    rows[rng.integers(length)] = columns[rng.integers(length)] = True
+    rows, columns = np.zeros((2, length), np.bool_)
+    for on, share in ((rows, 0.01), (columns, 0.02)):
+        on[rng.choice(length, max(1, round(share * length)), replace=False)] = True
     return Problem("aaa", length, rows, columns, draw=draw)
 
 

@@ -5,9 +5,9 @@
 FOLDER holds `train.tsv` and `dev.tsv` as for `ssaf_lambdas.py`. Every attention is fine-tuned from the same
 encoder, rows and seeds, for the same epochs; in the first of them all attend to everything, which is how a
 pattern that is learned has to start. `axis` (adaptive axis attention) is trained to the ρ that the pattern
-`--like` has on the dev rows, by the defaults of `sparse-serve finetune`. Figures are the last epoch's on dev,
-with the mask that is served, so no choice was made on the rows they are measured on. The dev texts, not their
-labels, steer ρ in training.
+`--like` has on the dev rows, by the defaults of `sparse-serve finetune`. Metrics are the last epoch's on dev,
+with the mask that is served, so no choice was made on the rows they are measured on; ρ, rows and columns are
+the kept checkpoint's, over the first 512 dev rows. The dev texts, not their labels, steer ρ in training.
 
 Writes `NAME_patterns_runs.csv` (a line per run, with the environment; what is there already is not measured
 again), `NAME_patterns_summary.csv` and `NAME_patterns.png`.
@@ -88,6 +88,9 @@ def main(  # noqa: PLR0913  one parameter per option
     with tempfile.TemporaryDirectory() as scratch:
         dev = head(data / "dev.tsv", dev_rows, Path(scratch))
         target = round(rho_of(like, encoder, dev), 3)
+        for run in runs:
+            if (run["rho_target"] or f"{target:g}") != f"{target:g}" or run["dev_rows"] != str(rows_of(dev)):
+                raise SystemExit(f"{runs_file} has runs on other rows or to another ρ: choose another --name")
         for seed in seeds.split(","):
             for attention in (spec_of(text, lambd) for text in attentions.split(",")):
                 if (shown(attention), seed) in {(run["attention"], run["seed"]) for run in runs}:
@@ -118,6 +121,11 @@ def main(  # noqa: PLR0913  one parameter per option
     lines = list(summary(runs, metric))
     write_csv(results / f"{name}_patterns_summary.csv", lines)
     draw(name, lines, metric, results / f"{name}_patterns.png")
+
+
+def rows_of(path: Path) -> int:
+    """How many rows a file has."""
+    return len(read_data(path).rows)
 
 
 def rho_of(pattern: str, encoder: Path, dev: Path) -> float:
