@@ -122,8 +122,8 @@ inline void Multiply(const float* query, const Element* const* keys, int64_t cou
   for (; d + kLanes <= head_size; d += kLanes) AddProducts<1>(query, keys, count, d, products, stride);
   if (d == head_size) return;
   for (int64_t t = 0; t < count; ++t) {
-    const Floats last = Load(query + d) * LoadPartial(keys[t] + d, head_size - d);
-    products[t * stride] = d == 0 ? last : products[t * stride] + last;
+    const Floats sum = d == 0 ? Floats{} : products[t * stride];
+    products[t * stride] = MulAdd(Load(query + d), LoadPartial(keys[t] + d, head_size - d), sum);
   }
 }
 
