@@ -309,7 +309,7 @@ def test_the_record_tells_how_sparse_each_layer_is(
         learns = options.learns
         assert figures == pytest.approx((shares[0], shares[1] * learns, *shares[2:]), abs=1e-5)
         assert (each.rho_without_band is None) == (not learns)
-        assert each.rows == pytest.approx(sum(map(float, _on(mask.rows, inputs, mask))) / len(texts))
+        assert each.rows_on_count == pytest.approx(sum(map(float, _on(mask.rows, inputs, mask))) / len(texts))
     assert record.rho == pytest.approx(sum(each.rho for each in described if each) / LAYERS, abs=1e-5)
     assert (record.rho_target is None, record.rho_without_band is None) == (not options.learns,) * 2
 

@@ -208,7 +208,7 @@ def test_names_come_back(
         ("axis2", "no meaning at 'axis2'"),
         ("local99999999", "no meaning at 'local99999999'"),
         ("local²", "no meaning"),
-        ("softmax+local2", "no meaning at 'softmax'"),
+        ("softmax+local2", "softmax is not joined to a pattern"),
         ("local2+local3", "contradicts itself: 'local2' and 'local3'"),
         ("local2+local2", "contradicts itself"),
         ("axis+axis", "contradicts itself"),
