@@ -52,16 +52,7 @@ def main(
 ) -> None:
     """Time every variant on every case and write one CSV line for each."""
     torch.set_num_threads(threads)
-    cpu = read_cpu()
-    environment = {
-        "threads": threads,
-        "cpu": cpu.model,
-        "cores": cpu.cores,
-        "instruction_set": instruction_set(library_path()),
-        "onnxruntime": onnxruntime.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    environment = environment_of(threads)
     lines: list[dict[str, Any]] = []
     for case in BENCHMARK_CASES:
         support = mean_support(case)
@@ -104,6 +95,20 @@ def main(
         writer = csv.DictWriter(file, lines[0])
         writer.writeheader()
         writer.writerows(lines)
+
+
+def environment_of(threads: int) -> dict[str, Any]:
+    """What the figures depend on besides the problem."""
+    cpu = read_cpu()
+    return {
+        "threads": threads,
+        "cpu": cpu.model,
+        "cores": cpu.cores,
+        "instruction_set": instruction_set(library_path()),
+        "onnxruntime": onnxruntime.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def time_in_turns(variants: dict[Variant, Run]) -> tuple[dict[Variant, float], dict[Variant, int]]:

@@ -27,10 +27,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import torch
 import typer
-from attention import OPSET, Run, fused_softmax, ort_value, session, time_in_turns
+from attention import OPSET, Run, environment_of, fused_softmax, ort_value, session, time_in_turns
 from onnx import TensorProto, helper
 
 from sparse_export.axis import recorded
@@ -38,8 +37,7 @@ from sparse_export.checkpoint import load_classifier, load_tokenizer
 from sparse_export.functions import attach_functions
 from sparse_export.patterns import LayerPattern, Pattern
 from sparse_serve.data import read_data
-from sparse_serve.environment import read_cpu
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, library_path
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
@@ -87,16 +85,7 @@ def main(
     """Time both on every problem and write one CSV line for each kind and length."""
     torch.set_num_threads(threads)
     os.environ |= MALLOC  # for the processes that measure memory
-    cpu = read_cpu()
-    environment = {
-        "threads": threads,
-        "cpu": cpu.model,
-        "cores": cpu.cores,
-        "instruction_set": instruction_set(library_path()),
-        "onnxruntime": onnxruntime.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    environment = environment_of(threads)
     lines: list[dict[str, Any]] = []
     for kind in kinds(checkpoint, texts):
         line = measure(kind, threads) | environment

@@ -87,6 +87,10 @@ class LayerMask:
             off = off * (1 - self._on_diagonals(ranks))
         return 1 - off
 
+    def without_fixed(self) -> "LayerMask":
+        """Return what the learned part allows by itself, without the fixed one."""
+        return LayerMask(LayerPattern(), self.rows, self.columns, self.diagonals)
+
     def _on_diagonals(self, ranks: Tensor) -> Tensor:
         assert self.diagonals is not None
         distance = (ranks[:, :, None] - ranks[:, None, :]).abs()

@@ -189,6 +189,5 @@ def _share_forbidden(layer: LayerMask, mask: Tensor) -> Tensor:
 
 def _share_on(layer: LayerMask, learned: Tensor | None, mask: Tensor) -> Tensor:
     tokens = mask != 0
-    on = layer.pattern.is_global(tokens.cumsum(1) - 1)
-    on = on if learned is None else on | learned
+    on = layer.pattern.on(tokens.cumsum(1) - 1, learned)
     return (on & tokens).sum(1) / tokens.sum(1).clamp_min(1)

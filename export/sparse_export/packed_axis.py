@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention import axis_attention
-from sparse_export.patterns import random_keys
 from sparse_export.symbolic import Axes, AxisSettings, HeadSettings, HiddenFirst
 
 
@@ -78,11 +77,8 @@ def attend_axis_hidden_first(
     """
     heads, pattern = settings.heads, settings.pattern
     rank = hidden.ranks[hidden.rows]
-    distance = (rank[:, None] - hidden.ranks[None, :]).abs()
     pairs = axes.rows[hidden.rows][:, None] | axes.columns[None, :]
-    pairs = pairs | torch.isin(distance, torch.tensor(pattern.diagonals, device=distance.device))
-    drawn = random_keys(pattern.seed, rank, pattern.random_keys, hidden.own.sum(1))
-    pairs = pairs | (drawn[:, :, None] == hidden.ranks).any(1)
+    pairs = pairs | pattern.off_axes(rank, hidden.ranks, hidden.own.sum(1))
     q, k, v = (_split(x, heads) for x in (query[hidden.rows], key, value))
     attended, _ = axis_attention(q, k, v, pairs & hidden.own, heads.lambd, heads.scale)
     return output.index_copy(0, hidden.rows, attended.transpose(0, 1).reshape(-1, output.shape[1]))

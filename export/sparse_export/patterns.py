@@ -87,16 +87,32 @@ class LayerPattern:
         Returns:
             `(B, L, L)` bool, `[sequence, query, key]`, also for places that hold no token.
         """
-        query, key = ranks[:, :, None], ranks[:, None, :]
-        first = self.is_global(ranks)
-        on_rows = first if rows is None else first | rows
-        on_columns = first if columns is None else first | columns
-        pairs = on_rows[:, :, None] | on_columns[:, None, :]
+        axes = self.on(ranks, rows)[:, :, None] | self.on(ranks, columns)[:, None, :]
+        return axes | self.off_axes(ranks, ranks, lengths[:, None])
+
+    def off_axes(self, queries: Tensor, keys: Tensor, lengths: Tensor) -> Tensor:
+        """Return the pairs that diagonals and random keys allow, whatever rows and columns are on.
+
+        Args:
+            queries: `(…, Q)` int64, numbers of the queries within their sequences.
+            keys: `(…, K)` int64, those of the keys.
+            lengths: int64, broadcastable to `queries`: N of each query's sequence.
+
+        Returns:
+            `(…, Q, K)` bool.
+        """
+        query, key = queries[..., :, None], keys[..., None, :]
+        pairs = torch.zeros_like(query == key)
         if self.diagonals:
             pairs = pairs | self._on_diagonals((query - key).abs())
-        for drawn in random_keys(self.seed, ranks, self.random_keys, lengths[:, None]).unbind(-1):
-            pairs = pairs | (drawn[:, :, None] == key)
+        for drawn in random_keys(self.seed, queries, self.random_keys, lengths).unbind(-1):
+            pairs = pairs | (drawn[..., :, None] == key)
         return pairs
+
+    def on(self, ranks: Tensor, learned: Tensor | None) -> Tensor:
+        """Return bool of the shape of `ranks`: whose row, or column, is on, globally or as it was learned."""
+        is_global = self.is_global(ranks)
+        return is_global if learned is None else is_global | learned
 
     def is_global(self, ranks: Tensor) -> Tensor:
         """Return bool of the shape of `ranks`: whose row and column are on wherever they stand.
@@ -114,9 +130,7 @@ class LayerPattern:
             columns: `(N,)` bool, further columns that are on.
         """
         ranks = torch.arange(length)
-        first = self.is_global(ranks)
-        off_rows = ~(first if rows is None else first | rows)
-        off_columns = ~(first if columns is None else first | columns)
+        off_rows, off_columns = ~self.on(ranks, rows), ~self.on(ranks, columns)
         others = ranks[off_rows]
         pairs = length**2 - len(others) * int(off_columns.sum())
         for offset in {each for each in self.diagonals if each < length}:

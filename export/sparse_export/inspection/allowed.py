@@ -1,7 +1,7 @@
 """Which pairs of a text's tokens a pattern lets attend, and through what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sparse_export.axis import LayerMask
-from sparse_export.patterns import LayerPattern
 
 Flags = npt.NDArray[np.bool_]
 
@@ -52,12 +51,12 @@ def allowed_pairs(masks: Sequence[LayerMask], length: int) -> AllowedPairs:
         length: L.
     """
     learns = any(each is not None for mask in masks for each in (mask.rows, mask.diagonals))
-    without_band = [replace(mask, pattern=LayerPattern()) for mask in masks]
+    without_band = [mask.without_fixed() for mask in masks]
     return AllowedPairs(
         pairs=_pairs(masks, length),
         learned=_pairs(without_band, length) if learns else None,
-        rows=_on([mask.rows for mask in masks], masks, length),
-        columns=_on([mask.columns for mask in masks], masks, length),
+        rows=_on(masks, [mask.rows for mask in masks], length),
+        columns=_on(masks, [mask.columns for mask in masks], length),
         diagonals=tuple(tuple(_diagonals(mask, length)) for mask in masks),
     )
 
@@ -68,11 +67,10 @@ def _pairs(masks: Sequence[LayerMask], length: int) -> Flags:
     return pairs
 
 
-def _on(learned: Sequence[Tensor | None], masks: Sequence[LayerMask], length: int) -> Flags:
-    on: Flags = torch.stack([mask.pattern.is_global(torch.arange(length)) for mask in masks]).numpy()
-    for layer, each in enumerate(learned):
-        if each is not None:
-            on[layer] |= each[0].numpy()
+def _on(masks: Sequence[LayerMask], learned: Sequence[Tensor | None], length: int) -> Flags:
+    ranks = torch.arange(length)[None]
+    layers = zip(masks, learned, strict=True)
+    on: Flags = torch.cat([mask.pattern.on(ranks, each) for mask, each in layers]).numpy()
     return on
 
 

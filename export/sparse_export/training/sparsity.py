@@ -11,7 +11,6 @@ from sparse_export.attention import zero_shares
 from sparse_export.axis import LayerMask, layer_patterns, recorded
 from sparse_export.checkpoint import AttentionSpec
 from sparse_export.families import input_names
-from sparse_export.patterns import LayerPattern
 from sparse_export.training.batches import rows_within
 from sparse_export.training.records import LayerSparsity, MaskSparsity
 
@@ -40,10 +39,8 @@ def mask_shares(mask: LayerMask, attention_mask: Tensor) -> Tensor:
     lengths = tokens.sum(1)
     ranks = tokens.cumsum(1) - 1
     pairs = tokens[:, :, None] & tokens[:, None, :]
-    learned = LayerMask(LayerPattern(), mask.rows, mask.columns, mask.diagonals)
-    first = mask.pattern.is_global(ranks)
-    on = [(first if learned is None else first | learned) & tokens for learned in (mask.rows, mask.columns)]
-    allowed = [(each.pairs(ranks, lengths) & pairs).sum((1, 2)) for each in (mask, learned)]
+    on = [mask.pattern.on(ranks, learned) & tokens for learned in (mask.rows, mask.columns)]
+    allowed = [(each.pairs(ranks, lengths) & pairs).sum((1, 2)) for each in (mask, mask.without_fixed())]
     size = lengths.clamp_min(1)
     shares = [*((lengths**2 - count) / size**2 for count in allowed), *(each.sum(1) / size for each in on)]
     return torch.stack(shares, dim=1)
