@@ -19,8 +19,8 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from sparse_export.axis import AxisLayer, attach, learned_modules
-from sparse_export.checkpoint import AttentionSpec
+from sparse_export.encoders.axis import AxisLayer, attach, learned_modules
+from sparse_export.encoders.checkpoint import AttentionSpec
 
 LABELS = ("negative", "neutral", "positive")
 LAYERS, HEADS, POSITIONS = 2, 4, 160

@@ -25,7 +25,7 @@ import torch
 import typer
 from onnx import TensorProto, helper
 
-from sparse_export.functions import attach_functions
+from sparse_export.graph.functions import attach_functions
 from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, library_path
 

@@ -32,10 +32,10 @@ import typer
 from attention import OPSET, Run, environment_of, fused_softmax, ort_value, session, time_in_turns
 from onnx import TensorProto, helper
 
-from sparse_export.axis import recorded
-from sparse_export.checkpoint import load_classifier, load_tokenizer
-from sparse_export.functions import attach_functions
-from sparse_export.patterns import LayerPattern, Pattern
+from sparse_export.attention.patterns import LayerPattern, Pattern
+from sparse_export.encoders.axis import recorded
+from sparse_export.encoders.checkpoint import load_classifier, load_tokenizer
+from sparse_export.graph.functions import attach_functions
 from sparse_serve.data import read_data
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 

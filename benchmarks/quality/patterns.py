@@ -28,8 +28,8 @@ from rich.console import Console
 from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
 from transformers.utils import logging as transformers_logging
 
-from sparse_export.checkpoint import AttentionSpec, load_tokenizer
-from sparse_export.patterns import Pattern
+from sparse_export.attention.patterns import Pattern
+from sparse_export.encoders.checkpoint import AttentionSpec, load_tokenizer
 from sparse_export.training import FinetuneOptions, FinetuneRecord, PatternOptions, finetune
 from sparse_export.training.schedule import fixed_rho
 from sparse_serve.data import read_data

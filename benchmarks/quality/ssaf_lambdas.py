@@ -30,8 +30,14 @@ from rich.console import Console
 from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
 from transformers.utils import logging as transformers_logging
 
-from sparse_export.attention import zero_shares
-from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer, task_of
+from sparse_export.attention.implementations import zero_shares
+from sparse_export.encoders.checkpoint import (
+    AttentionSpec,
+    cut_length,
+    load_classifier,
+    load_tokenizer,
+    task_of,
+)
 from sparse_export.inspection.maps import select_attention
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 from sparse_serve.data import TextData, read_data

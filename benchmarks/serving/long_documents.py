@@ -20,8 +20,8 @@ import typer
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.axis import AxisLayer
-from sparse_export.checkpoint import AttentionSpec, load_tokenizer, new_classifier, save_classifier
+from sparse_export.encoders.axis import AxisLayer
+from sparse_export.encoders.checkpoint import AttentionSpec, load_tokenizer, new_classifier, save_classifier
 from sparse_serve.data import read_texts
 from sparse_serve.tasks import Task
 

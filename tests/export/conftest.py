@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier, save_classifier
-from sparse_export.exporting import Exported, ExportOptions, export_checkpoint
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, save_classifier
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from tiny_models import LAMBD, make_model, make_tokenizer
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sparse_export.checkpoint import AttentionSpec, save_classifier
+from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
 from tiny_models import make_model, make_tokenizer
 
 

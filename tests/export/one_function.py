@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from cases import Element
 from casts import between_casts
-from sparse_export.functions import attach_functions
+from sparse_export.graph.functions import attach_functions
 from sparse_serve.op_library import DOMAIN
 
 Array = npt.NDArray[Any]

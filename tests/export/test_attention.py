@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.attention import sparsegen_attention, zero_share
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.sparsegen import sparsegen_lin
+from sparse_export.attention.implementations import sparsegen_attention, zero_share
+from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.encoders.checkpoint import AttentionSpec
 from tiny_models import HEADS, LAMBD, LAYERS, make_model
 
 

@@ -12,16 +12,16 @@ from matplotlib import image
 from transformers import BertConfig
 
 import sparse_export.training.attentions as module
-from sparse_export.axis import AdaptiveDiagonals, layer_patterns, learned_modules
-from sparse_export.checkpoint import (
+from sparse_export.attention.patterns import Pattern
+from sparse_export.cli.finetune import finetune_command
+from sparse_export.encoders.axis import AdaptiveDiagonals, layer_patterns, learned_modules
+from sparse_export.encoders.checkpoint import (
     AttentionSpec,
     load_classifier,
     load_tokenizer,
     new_classifier,
     save_classifier,
 )
-from sparse_export.cli_finetune import finetune_command
-from sparse_export.patterns import Pattern
 from sparse_export.training import FinetuneOptions, PatternOptions, choose_attentions, finetune, runs_of
 from sparse_serve.cli_options import CONTEXT, run
 from sparse_serve.errors import OptionError

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sparse_export.attention import axis_attention
-from sparse_export.axis import (
+from sparse_export.attention.implementations import axis_attention
+from sparse_export.attention.patterns import LayerPattern, random_keys
+from sparse_export.encoders.axis import (
     LayerMask,
     Sampling,
     forced,
@@ -23,9 +24,8 @@ from sparse_export.axis import (
     recorded,
     sampling_of,
 )
-from sparse_export.checkpoint import AttentionSpec, load_classifier, new_classifier, save_classifier
-from sparse_export.families import layers_of
-from sparse_export.patterns import LayerPattern, random_keys
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, new_classifier, save_classifier
+from sparse_export.encoders.families import layers_of
 from sparse_serve.errors import CheckpointError
 from sparse_serve.tasks import Task
 from tiny_models import (

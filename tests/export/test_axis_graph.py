@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_share
-from sparse_export.axis import layer_patterns, recorded
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.executions import run_graph, run_torch
-from sparse_export.families import input_names
-from sparse_export.functions import GRAPH_DOMAIN
-from sparse_export.graph import GraphTarget, export_graph
+from sparse_export.attention.implementations import zero_share
+from sparse_export.encoders.axis import layer_patterns, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import input_names
+from sparse_export.graph.export import GraphTarget, export_graph
+from sparse_export.graph.functions import GRAPH_DOMAIN
+from sparse_export.parity.executions import run_graph, run_torch
 from sparse_serve.op_library import DOMAIN, library_path
 from tiny_models import LAMBD, LAYERS, make_model, masks, token_ids
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, BertConfig, BertModel, PreTrainedModel
 
-from sparse_export.checkpoint import (
+from sparse_export.encoders.checkpoint import (
     AttentionSpec,
     load_classifier,
     load_tokenizer,
@@ -19,7 +19,7 @@ from sparse_export.checkpoint import (
     save_classifier,
     task_of,
 )
-from sparse_export.families import max_tokens
+from sparse_export.encoders.families import max_tokens
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Task
 from tiny_models import FAMILIES, LAMBD, POSITIONS, make_model, make_tokenizer

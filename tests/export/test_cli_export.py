@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sparse_export.checkpoint import AttentionSpec, save_classifier
 from sparse_export.cli import app
-from sparse_export.cli_export import _summary
-from sparse_export.exporting import Exported
-from sparse_export.parity import Agreement, MaskFlips, ParityReport
+from sparse_export.cli.export import _summary
+from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.entry import Exported
+from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
 from sparse_serve.cli_options import run
 from sparse_serve.repository.entries import read_entry
 from tiny_models import POSITIONS, make_model, make_tokenizer

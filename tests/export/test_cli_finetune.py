@@ -17,11 +17,11 @@ from transformers import BertConfig
 
 import sparse_export.training as module
 import sparse_export.training.attentions as attentions_module
-from sparse_export.checkpoint import AttentionSpec, load_classifier
-from sparse_export.cli_finetune import finetune_command
-from sparse_export.cli_options import load_model_side
-from sparse_export.hub_data import DatasetSplit
+from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli.options import load_model_side
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
 from sparse_export.training import FinetuneOptions
+from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.cli_options import CONTEXT, run
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
@@ -327,14 +327,14 @@ def test_only_training_needs_what_only_training_uses(monkeypatch: pytest.MonkeyP
 
 
 def test_the_module_loads_without_torch() -> None:
-    code = "import sys, sparse_export.cli_finetune; sys.exit(bool({'torch', 'datasets'} & {*sys.modules}))"
+    code = "import sys, sparse_export.cli.finetune; sys.exit(bool({'torch', 'datasets'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 PROGRAM = """
 import typer
-from sparse_export.cli_finetune import finetune_command
-from sparse_export.cli_options import load_model_side
+from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli.options import load_model_side
 from sparse_serve.cli_options import CONTEXT, run
 app = typer.Typer()
 app.command("finetune", context_settings=CONTEXT)(finetune_command)

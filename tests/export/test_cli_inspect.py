@@ -13,8 +13,8 @@ from inspecting import save_checkpoint
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.cli_inspect import inspect_command
+from sparse_export.cli.inspect import inspect_command
+from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_serve.cli_options import CONTEXT, run
 from tiny_models import LABELS, LAYERS
@@ -229,6 +229,6 @@ def test_a_picture_that_cannot_be_replaced(checkpoint: Path, capsys: pytest.Capt
 
 def test_the_command_loads_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "matplotlib", "plotly")
-    code = f"import sys, sparse_export.cli_inspect; print(sorted(set({heavy}) & set(sys.modules)))"
+    code = f"import sys, sparse_export.cli.inspect; print(sorted(set({heavy}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

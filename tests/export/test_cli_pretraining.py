@@ -9,10 +9,10 @@ import pytest
 import typer
 
 import sparse_export.pretraining as module
-from sparse_export.checkpoint import AttentionSpec, load_classifier
-from sparse_export.cli_finetune import finetune_command
-from sparse_export.hub_data import DatasetSplit
+from sparse_export.cli.finetune import finetune_command
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
 from sparse_export.pretraining import PretrainOptions
+from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.cli_options import CONTEXT, run
 from sparse_serve.data import Columns
 from tiny_training import make_encoder, write_rows

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-import sparse_export.exporting as module
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.exporting import BASELINES, Exported, ExportOptions, export_checkpoint
+import sparse_export.entry as module
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
 from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError

@@ -16,7 +16,7 @@ import sparse_export.training.classifier as classifier_module
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
 import tiny_models
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
 from sparse_export.training import RECORD_NAME, FinetuneRecord, finetune
 from sparse_export.training.callbacks import Steering
 from sparse_serve.data import Columns

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny_models
-from sparse_export.checkpoint import AttentionSpec, new_classifier, save_classifier
+from sparse_export.encoders.checkpoint import AttentionSpec, new_classifier, save_classifier
 from sparse_export.training.freezing import freeze
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import Task

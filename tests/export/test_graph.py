@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier
-from sparse_export.functions import GRAPH_DOMAIN
-from sparse_export.graph import GraphKind, GraphTarget, export_graph
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
+from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
+from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_serve.op_library import DOMAIN, library_path
 from tiny_models import LAMBD, LAYERS, make_model, masks, token_ids
 

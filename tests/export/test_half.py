@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
-from sparse_export.exporting import BASELINES, Exported, ExportOptions, export_checkpoint
-from sparse_export.families import input_names
-from sparse_export.graph import GraphKind, GraphTarget, export_graph
-from sparse_export.parity import DEFAULT_ATOL
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.encoders.families import input_names
+from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
+from sparse_export.parity.gate import DEFAULT_ATOL
 from sparse_serve.client import Classifier
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path

@@ -8,10 +8,10 @@ from typing import Any
 import datasets
 import pytest
 
-from sparse_export.hub_data import DatasetSplit, read_split
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.pretraining.text import reading_of
 from sparse_export.training import finetune
+from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_serve.data import Columns
 from sparse_serve.errors import DataError
 from tiny_training import FAST, make_encoder

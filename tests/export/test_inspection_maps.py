@@ -10,16 +10,16 @@ import pytest
 import torch
 from inspecting import save_checkpoint
 
-from sparse_export.attention import zero_share
-from sparse_export.axis import LayerMask
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
-from sparse_export.exporting import Exported
+from sparse_export.attention.implementations import zero_share
+from sparse_export.attention.patterns import LayerPattern
+from sparse_export.encoders.axis import LayerMask
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.entry import Exported
 from sparse_export.inspection.allowed import allowed_pairs
 from sparse_export.inspection.inspecting import InspectedText, InspectOptions, Inspector
 from sparse_export.inspection.maps import attention_maps, received, select_attention
 from sparse_export.inspection.summary import TokenAt, ranges, summarize
 from sparse_export.inspection.tokens import tokenize
-from sparse_export.patterns import LayerPattern
 from sparse_serve.errors import CheckpointError, OptionError
 from tiny_models import FAMILIES, HEADS, LABELS, LAMBD, LAYERS, POSITIONS
 

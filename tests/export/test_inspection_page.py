@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from inspecting import save_checkpoint
 
-from sparse_export.checkpoint import AttentionSpec
+from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_export.inspection import page as module
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.page import Page, quantize

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from sparse_export.axis import learned_modules
-from sparse_export.checkpoint import AttentionSpec, save_classifier
+from sparse_export.attention.patterns import Pattern
+from sparse_export.encoders.axis import learned_modules
+from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.picture import draw, write_picture
-from sparse_export.patterns import Pattern
 from tiny_models import POSITIONS, make_model, make_tokenizer
 
 

@@ -14,10 +14,10 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import sparse_export.training.classifier as classifier_module
 import sparse_export.training.trainer as trainer_module
-from sparse_export.attention import zero_shares
-from sparse_export.axis import LayerMask, recorded
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
-from sparse_export.patterns import LayerPattern, Pattern
+from sparse_export.attention.implementations import zero_shares
+from sparse_export.attention.patterns import LayerPattern, Pattern
+from sparse_export.encoders.axis import LayerMask, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, finetune
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.callbacks import Steering

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cases import ATTENTION_CASES, AttentionCase
-from sparse_export.attention import sparsegen_attention, zero_share
-from sparse_export.axis import LayerMask, recorded
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.families import input_names
-from sparse_export.packed import PackedClassifier, Packing, packed_attention
-from sparse_export.symbolic import HeadSettings
+from sparse_export.attention.implementations import sparsegen_attention, zero_share
+from sparse_export.encoders.axis import LayerMask, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import input_names
+from sparse_export.graph.nodes import HeadSettings
+from sparse_export.graph.packed import PackedClassifier, Packing, packed_attention
 from tiny_models import FAMILIES, LAMBD, LAYERS, make_model, masks, token_ids
 
 Pair = tuple[PreTrainedModel, PackedClassifier]

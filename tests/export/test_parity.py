@@ -10,12 +10,12 @@ import torch
 from onnx import numpy_helper
 from transformers import PreTrainedModel
 
-from sparse_export.axis import AxisLayer, learned_modules, recorded
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
-from sparse_export.examples import Examples, batches, encode_examples
-from sparse_export.executions import run_torch
-from sparse_export.graph import GraphTarget, export_graph
-from sparse_export.parity import DEFAULT_ATOL, MaskFlips, ParityReport, check_parity
+from sparse_export.encoders.axis import AxisLayer, learned_modules, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.graph.export import GraphTarget, export_graph
+from sparse_export.parity.examples import Examples, batches, encode_examples
+from sparse_export.parity.executions import run_torch
+from sparse_export.parity.gate import DEFAULT_ATOL, MaskFlips, ParityReport, check_parity
 from sparse_serve.errors import GateError
 from sparse_serve.op_library import library_path
 from tiny_models import LAYERS, make_model, make_tokenizer

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BertConfig
 
-from sparse_export.attention import zero_shares
-from sparse_export.axis import forced
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.patterns import LayerPattern, Pattern, random_keys
+from sparse_export.attention.implementations import zero_shares
+from sparse_export.attention.patterns import LayerPattern, Pattern, random_keys
+from sparse_export.encoders.axis import forced
+from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_serve.errors import CheckpointError, OptionError
 from tiny_models import LAYERS, make_model
 

@@ -19,8 +19,8 @@ from transformers import (
 
 import sparse_export.training.trainer as trainer_module
 import tiny_models
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
-from sparse_export.positions import sinusoidal_table
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.encoders.positions import sinusoidal_table
 from sparse_export.pretraining import PretrainOptions, PretrainRecord, pretrain
 from sparse_export.pretraining.masking import IGNORED, Masking
 from sparse_export.pretraining.sentences import encode_pairs

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
-from sparse_export.checkpoint import AttentionSpec
+from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
 from sparse_export.training.callbacks import Steering
 from sparse_serve.errors import CheckpointError, SparseServeError

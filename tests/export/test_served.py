@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.attention import zero_share
-from sparse_export.checkpoint import load_tokenizer
-from sparse_export.exporting import Exported
+from sparse_export.attention.implementations import zero_share
+from sparse_export.encoders.checkpoint import load_tokenizer
+from sparse_export.entry import Exported
 from sparse_serve.client import Classifier
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions

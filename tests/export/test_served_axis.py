@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
-from sparse_export.executions import run_torch
-from sparse_export.exporting import Exported, ExportOptions, export_checkpoint
-from sparse_export.families import input_names
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.encoders.families import input_names
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.parity.executions import run_torch
 from sparse_export.training.records import RECORD_NAME
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import AXES, METRICS_PARAMETER, parameters, read_config

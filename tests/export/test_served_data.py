@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.stats import pearsonr
 
-from sparse_export.checkpoint import AttentionSpec, load_classifier, load_tokenizer
-from sparse_export.exporting import ExportOptions, export_checkpoint
+from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_export.training import FinetuneOptions, finetune
 from sparse_serve.client import Classifier, Prediction, Protocol
 from sparse_serve.data import TextData, read_data

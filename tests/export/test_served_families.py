@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec, save_classifier
-from sparse_export.exporting import Exported, ExportOptions, export_checkpoint
+from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_serve.client import Classifier
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad

@@ -13,14 +13,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.checkpoint import (
+from sparse_export.encoders.checkpoint import (
     AttentionSpec,
     load_classifier,
     load_tokenizer,
     new_classifier,
     save_classifier,
 )
-from sparse_export.exporting import ExportOptions, export_checkpoint
+from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_serve.client import Classifier, Prediction
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import LAMBDAS
-from sparse_export.sparsegen import sparsegen_lin
+from sparse_export.attention.sparsegen import sparsegen_lin
 
 SCORES = arrays.arrays(
     np.float64,

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from axis_cases import AxisCase
 from cases import AttentionCase, Element
 from casts import between_casts
-from sparse_export.functions import attach_functions
+from sparse_export.graph.functions import attach_functions
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
 
 Array = npt.NDArray[Any]

@@ -25,7 +25,7 @@ from reference import AxisExpected, allowed_pairs, axis_attention, random_key
 
 from axis_cases import AXIS_CASES, LOCAL2, MIXED, AxisCase
 from cases import LAMBDAS, AttentionCase
-from sparse_export.patterns import LayerPattern, Pattern
+from sparse_export.attention.patterns import LayerPattern, Pattern
 
 NORMALIZERS = ("softmax", "sparsegen")
 TOLERANCE = 1e-5

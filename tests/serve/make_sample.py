@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from sparse_export.checkpoint import AttentionSpec, save_classifier
 from sparse_export.cli import main
+from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparse_export.axis import LayerMask
+from sparse_export.encoders.axis import LayerMask
 
 Flags = npt.NDArray[np.bool_]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer
+from sparse_export.encoders.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer
 from sparse_export.inspection.maps import AttentionMaps, attention_maps, select_attention
 from sparse_export.inspection.tokens import TokenizedText, tokenize
 from sparse_serve.errors import CheckpointError, OptionError

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_shares
-from sparse_export.axis import LayerMask, recorded
-from sparse_export.checkpoint import AttentionSpec, task_of
+from sparse_export.attention.implementations import zero_shares
+from sparse_export.encoders.axis import LayerMask, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec, task_of
 from sparse_export.inspection.allowed import AllowedPairs, allowed_pairs
 from sparse_export.inspection.tokens import TokenizedText
 from sparse_serve.tasks import Task

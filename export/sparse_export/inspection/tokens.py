@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.families import input_names
+from sparse_export.encoders.families import input_names
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sparse_export.checkpoint import cut_length, load_tokenizer
+from sparse_export.encoders.checkpoint import cut_length, load_tokenizer
 from sparse_export.pretraining.judging import figures, reduced
 from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
 from sparse_export.pretraining.models import load_language_model, new_language_model

@@ -11,7 +11,7 @@ from transformers import (
     set_seed,
 )
 
-from sparse_export.checkpoint import (
+from sparse_export.encoders.checkpoint import (
     AttentionSpec,
     Heads,
     load_config,
@@ -19,8 +19,8 @@ from sparse_export.checkpoint import (
     random_model,
     require_finite,
 )
-from sparse_export.families import input_names, joins_neighbours
-from sparse_export.positions import fix_positions, is_sinusoidal, remember
+from sparse_export.encoders.families import input_names, joins_neighbours
+from sparse_export.encoders.positions import fix_positions, is_sinusoidal, remember
 from sparse_export.pretraining.options import PretrainOptions
 from sparse_serve.errors import CheckpointError, OptionError
 

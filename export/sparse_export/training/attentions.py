@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparse_export.axis import AdaptiveDiagonals, learned_modules
-from sparse_export.checkpoint import AttentionSpec, load_config, load_model
-from sparse_export.patterns import Pattern
+from sparse_export.attention.patterns import Pattern
+from sparse_export.encoders.axis import AdaptiveDiagonals, learned_modules
+from sparse_export.encoders.checkpoint import AttentionSpec, load_config, load_model
 from sparse_serve.errors import OptionError
 
 DEFAULT_LAMBD = -4.0

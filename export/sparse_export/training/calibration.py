@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.axis import AxisLayer, learned_modules
+from sparse_export.encoders.axis import AxisLayer, learned_modules
 
 # How far thresholds may move, and how near to the target is near enough.
 _REACH = 8.0

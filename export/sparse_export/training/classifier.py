@@ -10,8 +10,14 @@ from rich.console import Console
 from torch.nn import functional as F
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedModel
 
-from sparse_export.checkpoint import cut_length, load_classifier, load_tokenizer, new_classifier, task_of
-from sparse_export.positions import fix_positions
+from sparse_export.encoders.checkpoint import (
+    cut_length,
+    load_classifier,
+    load_tokenizer,
+    new_classifier,
+    task_of,
+)
+from sparse_export.encoders.positions import fix_positions
 from sparse_export.training.batches import FullBatches
 from sparse_export.training.freezing import freeze
 from sparse_export.training.job import Job, Training

@@ -2,8 +2,8 @@
 
 from transformers import PreTrainedModel
 
-from sparse_export.axis import learned_modules
-from sparse_export.families import layers_of
+from sparse_export.encoders.axis import learned_modules
+from sparse_export.encoders.families import layers_of
 from sparse_serve.errors import OptionError
 
 

@@ -16,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from sparse_export.axis import LayerMask, learned_modules, sampling_of
+from sparse_export.encoders.axis import LayerMask, learned_modules, sampling_of
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
 from sparse_export.training.job import Training

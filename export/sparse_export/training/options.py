@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from sparse_export.checkpoint import AttentionSpec
+from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_export.training.attentions import DEFAULT_LAMBD
 from sparse_serve.data import Columns
 from sparse_serve.errors import OptionError

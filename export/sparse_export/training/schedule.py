@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sparse_export.axis import Sampling
-from sparse_export.patterns import Pattern
+from sparse_export.attention.patterns import Pattern
+from sparse_export.encoders.axis import Sampling
 from sparse_export.training.options import PatternOptions, TrainingOptions
 
 Stage = Literal["dense", "annealing", "final"]

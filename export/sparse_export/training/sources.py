@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from sparse_export.checkpoint import task_of
-from sparse_export.families import input_names
-from sparse_export.hub_data import DatasetSplit, read_split
+from sparse_export.encoders.checkpoint import task_of
+from sparse_export.encoders.families import input_names
+from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import DataRecord
 from sparse_serve.data import Arrange, TextData, hold_out, read_data

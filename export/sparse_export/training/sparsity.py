@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_shares
-from sparse_export.axis import LayerMask, layer_patterns, recorded
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.families import input_names
+from sparse_export.attention.implementations import zero_shares
+from sparse_export.encoders.axis import LayerMask, layer_patterns, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import input_names
 from sparse_export.training.batches import rows_within
 from sparse_export.training.records import LayerSparsity, MaskSparsity
 

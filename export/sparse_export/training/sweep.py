@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from sparse_export.checkpoint import cut_length, load_config, load_tokenizer
+from sparse_export.encoders.checkpoint import cut_length, load_config, load_tokenizer
 from sparse_export.training.attentions import Attentions
 from sparse_export.training.distributed import agreed, join_processes
 from sparse_export.training.options import LOSS, PatternOptions, TrainingOptions

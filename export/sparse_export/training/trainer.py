@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from sparse_export.axis import recorded
+from sparse_export.encoders.axis import recorded
 from sparse_export.training.batches import FullBatches, rows_within
 from sparse_export.training.callbacks import Report, Steering
 from sparse_export.training.distributed import on_cpu, rows_per_pass

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sparse_export.families import layers_of, max_tokens
-from sparse_export.patterns import LayerPattern, Pattern
-from sparse_export.symbolic import axis_mask_node
+from sparse_export.attention.patterns import LayerPattern, Pattern
+from sparse_export.encoders.families import layers_of, max_tokens
+from sparse_export.graph.nodes import axis_mask_node
 from sparse_serve.errors import OptionError
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import task_of
-from sparse_export.examples import Batch, Examples, batches
-from sparse_export.executions import Answer, TorchAnswer, run_graph, run_torch
+from sparse_export.encoders.checkpoint import task_of
+from sparse_export.parity.examples import Batch, Examples, batches
+from sparse_export.parity.executions import Answer, TorchAnswer, run_graph, run_torch
 from sparse_serve.errors import GateError
 from sparse_serve.metrics import answers, headline, task_metrics
 from sparse_serve.repository.config import AXES

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from sparse_export.cli_options import Json, ending_cleanly, load_model_side
-from sparse_export.cli_patterns import (
+from sparse_export.cli.options import Json, ending_cleanly, load_model_side
+from sparse_export.cli.patterns import (
     Alpha,
     AlphaScheduleOption,
     Attention,

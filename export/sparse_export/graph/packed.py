@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from sparse_export.axis import LayerMask, layer_patterns
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.families import family_of, joins_neighbours, position_ids
-from sparse_export.packed_axis import attend_axis_hidden_first, packed_axis_attention
-from sparse_export.patterns import LayerPattern
-from sparse_export.sparsegen import sparsegen_lin
-from sparse_export.symbolic import (
+from sparse_export.attention.patterns import LayerPattern
+from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.encoders.axis import LayerMask, layer_patterns
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import family_of, joins_neighbours, position_ids
+from sparse_export.graph.nodes import (
     Axes,
     AxisSettings,
     HeadSettings,
@@ -35,6 +34,7 @@ from sparse_export.symbolic import (
     hidden_first_node,
     packed_attention_node,
 )
+from sparse_export.graph.packed_axis import attend_axis_hidden_first, packed_axis_attention
 
 
 def packed_attention(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.symbolic import multi_head_attention_node, sparsegen_lin_node
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.graph.nodes import multi_head_attention_node, sparsegen_lin_node
 
 PaddedKind = Literal["eager", "fused", "unfused"]
 

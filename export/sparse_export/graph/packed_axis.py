@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparse_export.attention import axis_attention
-from sparse_export.symbolic import Axes, AxisSettings, HeadSettings, HiddenFirst
+from sparse_export.attention.implementations import axis_attention
+from sparse_export.graph.nodes import Axes, AxisSettings, HeadSettings, HiddenFirst
 
 
 def packed_axis_attention(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from sparse_export.families import input_names
+from sparse_export.encoders.families import input_names
 
 Encoding = dict[str, list[int]]
 # Arrays `(B, L)` int64 by the name of the input.

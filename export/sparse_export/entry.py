@@ -17,11 +17,17 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.axis import layer_patterns
-from sparse_export.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer, task_of
-from sparse_export.examples import Examples, builtin_examples, encode_examples
-from sparse_export.graph import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
-from sparse_export.parity import DEFAULT_ATOL, ParityReport, check_parity, twin_difference
+from sparse_export.encoders.axis import layer_patterns
+from sparse_export.encoders.checkpoint import (
+    AttentionSpec,
+    cut_length,
+    load_classifier,
+    load_tokenizer,
+    task_of,
+)
+from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
+from sparse_export.parity.examples import Examples, builtin_examples, encode_examples
+from sparse_export.parity.gate import DEFAULT_ATOL, ParityReport, check_parity, twin_difference
 from sparse_serve import __version__
 from sparse_serve.data import Columns, read_data, read_texts
 from sparse_serve.digests import file_digest

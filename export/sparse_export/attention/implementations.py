@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import sdpa_mask
 
-from sparse_export.axis import LayerMask
-from sparse_export.sparsegen import sparsegen_lin
+from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.encoders.axis import LayerMask
 
 # How far a score that is not allowed may count above the largest allowed one, in training.
 _MOST_ABOVE = 2.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sparse_export.families import max_tokens
+from sparse_export.encoders.families import max_tokens
 
 _CONFIG_KEY = "sinusoidal_positions"
 _DISTILBERT_KEY = "sinusoidal_pos_embds"

@@ -19,12 +19,12 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sparse_export.attention import zero_share
-from sparse_export.axis import AxisLayer, LayerMask, forced, recorded
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.examples import Batch
-from sparse_export.families import layers_of
-from sparse_export.packed import Packing
+from sparse_export.attention.implementations import zero_share
+from sparse_export.encoders.axis import AxisLayer, LayerMask, forced, recorded
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import layers_of
+from sparse_export.graph.packed import Packing
+from sparse_export.parity.examples import Batch
 from sparse_serve.errors import CheckpointError
 from sparse_serve.op_library import DOMAIN
 

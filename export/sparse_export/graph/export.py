@@ -14,11 +14,11 @@ from onnx import ModelProto, helper
 from torch import nn
 from transformers import PreTrainedModel
 
-from sparse_export.checkpoint import AttentionSpec
-from sparse_export.families import input_names
-from sparse_export.functions import attach_functions
-from sparse_export.packed import PackedClassifier
-from sparse_export.padded import PaddedClassifier
+from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.encoders.families import input_names
+from sparse_export.graph.functions import attach_functions
+from sparse_export.graph.packed import PackedClassifier
+from sparse_export.graph.padded import PaddedClassifier
 from sparse_serve.repository.config import AXES
 from sparse_serve.repository.manifest import Dtype
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sparse_export.cli_options import Json, ending_cleanly, load_model_side
+from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.data import TEXT_PAIR, Columns
 from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
-    from sparse_export.exporting import Exported
-    from sparse_export.parity import MaskFlips, ParityReport
+    from sparse_export.entry import Exported
+    from sparse_export.parity.gate import MaskFlips, ParityReport
 
 
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
@@ -117,8 +117,8 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     every text (exit status 3 otherwise), and appears whole or not at all.
     """
     load_model_side(verbose=verbose)
-    from sparse_export.checkpoint import AttentionSpec  # noqa: PLC0415
-    from sparse_export.exporting import ExportOptions, export_checkpoint  # noqa: PLC0415
+    from sparse_export.encoders.checkpoint import AttentionSpec  # noqa: PLC0415
+    from sparse_export.entry import ExportOptions, export_checkpoint  # noqa: PLC0415
 
     options = ExportOptions(
         checkpoint=checkpoint,

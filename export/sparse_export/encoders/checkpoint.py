@@ -23,11 +23,11 @@ from transformers import (
     set_seed,
 )
 
-import sparse_export.attention  # noqa: F401  registers "sparsegen" and "axis"
-from sparse_export.axis import AdaptiveDiagonals, AxisLayer, attach, learned_modules
-from sparse_export.families import family_of, max_tokens, silence_padding
-from sparse_export.patterns import Pattern
-from sparse_export.sparsegen import check_lambd
+import sparse_export.attention.implementations  # noqa: F401  registers "sparsegen" and "axis"
+from sparse_export.attention.patterns import Pattern
+from sparse_export.attention.sparsegen import check_lambd
+from sparse_export.encoders.axis import AdaptiveDiagonals, AxisLayer, attach, learned_modules
+from sparse_export.encoders.families import family_of, max_tokens, silence_padding
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import ProblemType, Task
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_export.functions import GRAPH_DOMAIN
-from sparse_export.patterns import LayerPattern
+from sparse_export.attention.patterns import LayerPattern
+from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 

@@ -5,9 +5,9 @@ Importing this module loads no torch, so that the command works on a machine tha
 
 import typer
 
-from sparse_export.cli_export import export_command
-from sparse_export.cli_finetune import finetune_command
-from sparse_export.cli_inspect import inspect_command
+from sparse_export.cli.export import export_command
+from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli.inspect import inspect_command
 from sparse_serve.cli import app as serving
 from sparse_serve.cli_options import CONTEXT, Version, run
 

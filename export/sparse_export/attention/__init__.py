@@ -1,0 +1,1 @@
+"""The mathematics of sparse attention: sparsegen-lin, patterns, and how they are learned. No ONNX here."""

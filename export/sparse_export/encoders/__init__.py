@@ -1,0 +1,1 @@
+"""Encoders: their families, what is added to them, and checkpoints of them."""

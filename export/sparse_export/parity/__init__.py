@@ -1,0 +1,1 @@
+"""The gate in front of the repository: the exported graph against the torch model."""
