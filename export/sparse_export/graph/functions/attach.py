@@ -1,0 +1,105 @@
+"""Giving a model the functions of what it calls."""
+
+from collections.abc import Iterable
+from typing import get_args
+
+from onnx import FunctionProto, ModelProto, NodeProto, helper
+
+from sparse_export.graph.functions.axis_attention import AXIS_ATTENTION
+from sparse_export.graph.functions.axis_mask import AXIS_MASK
+from sparse_export.graph.functions.axis_pairs import AXIS_PAIRS
+from sparse_export.graph.functions.function import GRAPH_DOMAIN, Normalizer
+from sparse_export.graph.functions.hidden_first import (
+    AXIS_HIDDEN_FIRST,
+    SOFTMAX_HIDDEN_FIRST,
+    SPARSEGEN_HIDDEN_FIRST,
+)
+from sparse_export.graph.functions.random_hash import RANDOM_HASH
+from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION
+from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
+from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION
+from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
+
+_FUNCTIONS = {
+    (function.domain, function.name): function
+    for function in (
+        SPARSEGEN_LIN,
+        SPARSEGEN_ATTENTION,
+        SOFTMAX_ATTENTION,
+        AXIS_MASK,
+        AXIS_ATTENTION,
+        SPARSEGEN_HIDDEN_FIRST,
+        SOFTMAX_HIDDEN_FIRST,
+        AXIS_HIDDEN_FIRST,
+        AXIS_PAIRS,
+        RANDOM_HASH,
+        SOFTMAX_OR_ZERO,
+    )
+}
+# The nodes whose function depends on their normalizer.
+_OF_NORMALIZER = frozenset(key for key, function in _FUNCTIONS.items() if not isinstance(function.texts, str))
+
+
+def op_function(op_type: str, opset: int, normalizer: Normalizer = "softmax") -> FunctionProto:
+    """Return the standard-operator definition of a custom op, by its name in domain `ai.sparse_serve`.
+
+    `normalizer` is that of the nodes: a function cannot choose by an attribute.
+    """
+    return _FUNCTIONS[DOMAIN, op_type].parse(opset, normalizer)
+
+
+def attach_functions(model: ModelProto, opset: int) -> None:
+    """Add to `model` the functions of every op of ours it uses, nested ones included, and their domains.
+
+    A node of `AxisAttention` may leave its second output out; the model says so by an empty name afterwards,
+    as ONNX Runtime refuses a function with more outputs than its node.
+
+    Raises:
+        ValueError: nodes of axis attention in one model differ in `normalizer`, or it is unknown.
+    """
+    normalizer = _normalizer_of(model)
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, "AxisAttention") and len(node.output) == 1:
+            node.output.append("")
+    pending = _ours(model.graph.node)
+    attached: dict[tuple[str, str], FunctionProto] = {}
+    while pending:
+        key = pending.pop()
+        if key not in attached:
+            attached[key] = _FUNCTIONS[key].parse(opset, normalizer)
+            pending += _ours(attached[key].node)
+    del model.functions[:]
+    model.functions.extend(attached[key] for key in sorted(attached))
+    other = [entry for entry in model.opset_import if entry.domain not in (DOMAIN, GRAPH_DOMAIN)]
+    del model.opset_import[:]
+    model.opset_import.extend(other)
+    for domain in sorted({domain for domain, _ in attached}):
+        model.opset_import.append(helper.make_opsetid(domain, OPSET_VERSION))
+
+
+def _normalizer_of(model: ModelProto) -> Normalizer:
+    known: tuple[Normalizer, ...] = get_args(Normalizer)
+    found = {
+        next((a.s.decode() for a in node.attribute if a.name == "normalizer"), "softmax")
+        for node in model.graph.node
+        if (node.domain, node.op_type) in _OF_NORMALIZER
+    } or {"softmax"}
+    if len(found) > 1 or not found <= set(known):
+        raise ValueError(
+            f"the model's nodes of axis attention have normalizers {sorted(found)}; accepted: one of "
+            f"{sorted(known)} for all of them"
+        )
+    return next(normalizer for normalizer in known if normalizer in found)
+
+
+def _ours(nodes: Iterable[NodeProto]) -> list[tuple[str, str]]:
+    """Return domain and name of every op of ours that the nodes, their subgraphs included, call."""
+    found = []
+    graphs = [nodes]
+    while graphs:
+        for node in graphs.pop():
+            if node.domain in (DOMAIN, GRAPH_DOMAIN):
+                found.append((node.domain, node.op_type))
+            graphs += [attribute.g.node for attribute in node.attribute if attribute.HasField("g")]
+    return found
