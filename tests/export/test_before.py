@@ -1,0 +1,59 @@
+"""Checkpoints made before the model side was rebuilt answer as they did (see `before/make_before.py`)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from seeded_weights import logits_of, of_hex, seeded_weights, stock_model, write_weights
+from torch import Tensor
+
+from sparse_export.encoders.checkpoint import load_classifier
+from sparse_export.encoders.families import input_names
+
+BEFORE = Path(__file__).parent / "before"
+VARIANTS = sorted(path.stem for path in BEFORE.glob("*.json") if path.stem != "inputs")
+# Where the processor rounds another way than the one that wrote the logits down.
+TOLERANCE = 1e-5
+
+
+def read(variant: str) -> dict[str, Any]:
+    before: dict[str, Any] = json.loads((BEFORE / f"{variant}.json").read_text(encoding="utf-8"))
+    return before
+
+
+def write_checkpoint(before: dict[str, Any], folder: Path) -> Path:
+    """The checkpoint as it was saved: the config word for word, and its weights."""
+    (folder / "config.json").write_text(json.dumps(before["config"]), encoding="utf-8")
+    write_weights(folder, seeded_weights(before["shapes"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, Tensor]:
+    return {name: torch.tensor(rows) for name, rows in read("inputs").items()}
+
+
+def test_every_variant_is_there() -> None:
+    families = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "camembert", "mobilebert")
+    assert {f"{family}-{kind}" for family in families for kind in ("softmax", "sparsegen", "axis")} < set(
+        VARIANTS
+    )
+    assert len(VARIANTS) == 34
+
+
+@pytest.mark.usefixtures("single_threaded")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor], tmp_path: Path) -> None:
+    before = read(variant)
+    folder = write_checkpoint(before, tmp_path)
+    model, stock = load_classifier(folder), stock_model(folder)
+    tokens = {name: inputs[name] for name in input_names(model.config) if name != "attention_mask"}
+    for mask, expected in before["logits"].items():
+        batch = tokens | {"attention_mask": inputs[mask]}
+        rounds_alike = torch.equal(logits_of(stock, batch).flatten(), of_hex(before["stock"][mask]))
+        tolerance = 0 if rounds_alike else TOLERANCE
+        torch.testing.assert_close(
+            logits_of(model, batch).flatten(), of_hex(expected), rtol=tolerance, atol=tolerance
+        )
