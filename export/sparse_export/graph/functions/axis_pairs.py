@@ -66,4 +66,7 @@ AXIS_PAIRS = Function(GRAPH_DOMAIN, "AxisPairs", _TEXT)
 
 PAIRS_ATTRIBUTES = ", diagonals: ints = [], random_keys: int = 0, seed: int = 0"
 # Inside another function that has those attributes.
-PAIRS_OF = f"{GRAPH_DOMAIN}.AxisPairs <diagonals: ints = @diagonals, random_keys: int = @random_keys, seed: int = @seed>"
+PAIRS_OF = (
+    f"{GRAPH_DOMAIN}.AxisPairs "
+    "<diagonals: ints = @diagonals, random_keys: int = @random_keys, seed: int = @seed>"
+)
