@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 import torch
 from distributed_runs import DOCUMENTS, EVALUATION, SEEDS, TRAIN, make_runs
 
+from sparse_export.training.distributed import one_line
+from sparse_serve.errors import DataError
 from tiny_training import make_encoder, weights, write_rows
 
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -52,7 +55,11 @@ def outcomes(folder: Path) -> list[Mapping[str, Any]]:
     """What each of two processes made of the same."""
     ended = subprocess.run(
         [*LAUNCHER, distributed_runs.__file__, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -153,16 +160,11 @@ def start(folder: Path, output: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def is_waiting(process: psutil.Process) -> bool:
-    """Whether a process has computed nothing for a while."""
-    before = process.cpu_times()
-    time.sleep(0.5)
-    return bool(process.cpu_times() == before)
-
-
-def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_end(
-    folder: Path, tmp_path: Path, outcomes: list[Mapping[str, Any]]
+@pytest.mark.parametrize("dies", ["first process", "second process", "launcher"])
+def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
+    folder: Path, tmp_path: Path, outcomes: list[Mapping[str, Any]], dies: str
 ) -> None:
+    """Nobody can tell whether a process sees that the other is gone before the launcher ends it."""
     output = tmp_path / "killed"
     launcher = start(folder, output)
     assert launcher.stderr is not None
@@ -170,22 +172,26 @@ def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_end(
         for line in launcher.stderr:
             if line.startswith("epoch 2 "):
                 break
-        first, second = sorted(
+        processes = sorted(
             psutil.Process(launcher.pid).children(), key=lambda child: child.environ().get("RANK", "")
         )
-        # Killed while the other waits for it: elsewhere the launcher may be the first to end that one.
-        second.suspend()
-        while not is_waiting(first):
-            pass
-        second.kill()
+        if dies == "launcher":
+            launcher.terminate()
+        else:
+            processes[dies == "second process"].kill()
         out, said = launcher.communicate(timeout=120)
     assert launcher.returncode != 0
     assert not out
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    (error,) = errors
-    assert error.startswith("error: another of the 2 processes has ended, so training cannot go on: see")
-    assert f"{output}.partial holds the run so far: the same command with --resume continues it" in said
+    (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+    reasons = (
+        "another of the 2 processes has ended, so training cannot go on",
+        "the launcher has ended this run of 2 processes",
+    )
+    assert error.removeprefix("error: ").startswith(reasons)
     assert [path.name for path in tmp_path.iterdir()] == ["killed.partial"]
+    if dies != "second process":
+        return
+    assert f"{output}.partial holds the run so far: the same command with --resume continues it" in said
 
     with start(folder, output, "--resume", "--json") as launcher:
         out, said = launcher.communicate(timeout=300)
@@ -195,3 +201,37 @@ def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_end(
     assert resumed == whole
     found, expected = weights(output), weights(folder / "together" / "uninterrupted")
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@contextmanager
+def ended_while() -> Iterator[None]:
+    """Ends the block as the launcher's signal does, while an exception is on its way."""
+    try:
+        yield
+    finally:
+        sys.exit(128 + signal.SIGTERM)
+
+
+def test_a_process_that_is_ended_while_it_says_why_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(DataError, match="mine"), one_line(), ended_while():
+            raise DataError("mine")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_process_that_has_given_the_word_to_another_is_ended_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended, one_line(), ended_while():
+        sys.exit(1)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_one_process_is_ended_in_silence() -> None:
+    with pytest.raises(SystemExit), one_line():
+        sys.exit(128 + signal.SIGTERM)

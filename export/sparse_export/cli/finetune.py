@@ -212,54 +212,57 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
         load_model_side(verbose=verbose, training=True)
         from sparse_export import training  # noqa: PLC0415
 
-        with training.said_once():
-            make_options, train_with = _job(task, nsp, positions, label_column)
-            attentions = training.choose_attentions(encoder, attention, _numbers(lambd), pattern_from, seed)
-            learning = _learning(
-                rho_target=rho_target,
-                alpha=alpha,
-                alpha_schedule=None if alpha_schedule is None else alpha_schedule.value,
-                temperature=temperature,
-                final_temperature=final_temperature,
-                pattern_learning_rate=pattern_learning_rate,
+        with training.one_line():
+            with training.said_once():
+                make_options, train_with = _job(task, nsp, positions, label_column)
+                attentions = training.choose_attentions(
+                    encoder, attention, _numbers(lambd), pattern_from, seed
+                )
+                learning = _learning(
+                    rho_target=rho_target,
+                    alpha=alpha,
+                    alpha_schedule=None if alpha_schedule is None else alpha_schedule.value,
+                    temperature=temperature,
+                    final_temperature=final_temperature,
+                    pattern_learning_rate=pattern_learning_rate,
+                )
+                make_options = partial(
+                    make_options,
+                    metric=metric,
+                    from_scratch=from_scratch,
+                    freeze_layers=freeze_layers,
+                    epochs=epochs,
+                    learning_rate=learning_rate,
+                    batch_size=batch_size,
+                    gradient_accumulation_steps=gradient_accumulation_steps,
+                    weight_decay=weight_decay,
+                    warmup_ratio=warmup_ratio,
+                    max_length=max_length,
+                    early_stopping_patience=early_stopping_patience,
+                    save_steps=save_steps,
+                    seed=seed,
+                    max_train_rows=max_train_rows,
+                    columns=Columns(text_column, text_pair_column, label_column),
+                )
+                train_rows, eval_rows = training.sources_of(
+                    train, evaluation, dataset_config, train_split, eval_split
+                )
+                runs = training.runs_of(make_options, attentions, learning, dense_epochs)
+                training.require_fitting(runs, encoder)
+            run = partial(
+                train_with,
+                encoder,
+                train_rows,
+                evaluation=eval_rows,
+                force=force,
+                resume=resume,
+                console=Console(stderr=True, soft_wrap=True),
             )
-            make_options = partial(
-                make_options,
-                metric=metric,
-                from_scratch=from_scratch,
-                freeze_layers=freeze_layers,
-                epochs=epochs,
-                learning_rate=learning_rate,
-                batch_size=batch_size,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                weight_decay=weight_decay,
-                warmup_ratio=warmup_ratio,
-                max_length=max_length,
-                early_stopping_patience=early_stopping_patience,
-                save_steps=save_steps,
-                seed=seed,
-                max_train_rows=max_train_rows,
-                columns=Columns(text_column, text_pair_column, label_column),
-            )
-            train_rows, eval_rows = training.sources_of(
-                train, evaluation, dataset_config, train_split, eval_split
-            )
-            runs = training.runs_of(make_options, attentions, learning, dense_epochs)
-            training.require_fitting(runs, encoder)
-        run = partial(
-            train_with,
-            encoder,
-            train_rows,
-            evaluation=eval_rows,
-            force=force,
-            resume=resume,
-            console=Console(stderr=True, soft_wrap=True),
-        )
-        records = training.sweep(runs, run, output, force=force, resume=resume)
-        if training.is_first_process():
-            if len(records) > 1:
-                training.write_sweep(records, attentions, output)
-            _show(records, output, as_json=as_json)
+            records = training.sweep(runs, run, output, force=force, resume=resume)
+            if training.is_first_process():
+                if len(records) > 1:
+                    training.write_sweep(records, attentions, output)
+                _show(records, output, as_json=as_json)
 
 
 def _job(

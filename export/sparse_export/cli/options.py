@@ -48,8 +48,14 @@ def load_model_side(*, verbose: bool, training: bool = False) -> None:
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
     """End on SIGTERM as on Ctrl-C: by an exception, so that scratch folders are removed."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        # Unless a process that has to say why it ends has come to ignore it.
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, previous)

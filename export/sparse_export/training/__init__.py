@@ -14,7 +14,7 @@ The job of a language model is in `sparse_export.pretraining`.
 """
 
 from sparse_export.training.attentions import choose_attentions
-from sparse_export.training.distributed import is_first_process, said_once
+from sparse_export.training.distributed import is_first_process, one_line, said_once
 from sparse_export.training.options import FinetuneOptions, PatternOptions, TrainingOptions
 from sparse_export.training.records import RECORD_NAME, FinetuneRecord, LayerSparsity, TrainingRecord
 from sparse_export.training.run import finetune
@@ -33,6 +33,7 @@ __all__ = [
     "choose_attentions",
     "finetune",
     "is_first_process",
+    "one_line",
     "require_fitting",
     "runs_of",
     "said_once",

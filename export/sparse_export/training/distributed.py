@@ -2,8 +2,10 @@
 
 import atexit
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -17,6 +19,12 @@ from sparse_export.training.options import TrainingOptions
 from sparse_serve.errors import OptionError, SparseServeError
 
 Shared = TypeVar("Shared")
+
+ENDED_BY_LAUNCHER = 128 + signal.SIGTERM
+"""The exit status of a process that SIGTERM ends."""
+
+# How long the launcher's store is waited for. It may be gone.
+_STORE_ANSWERS = timedelta(seconds=5)
 
 
 def on_cpu() -> bool:
@@ -66,13 +74,71 @@ def shared(value: Shared) -> Shared:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Raise an error that all processes make alike, before they have joined, in the first one alone."""
+    """Raise an error that all processes make alike, before they have joined, in one of them alone."""
     try:
         yield
     except SparseServeError as error:
-        if is_first_process():
+        if _is_first_to_say():
             raise
         raise SystemExit(error.exit_status) from error
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Have what ends a run of several processes be said by one of them, whichever it is that is left.
+
+    The launcher ends all processes (SIGTERM, here `SystemExit`) as soon as one has ended. That may come
+    before a process has seen for itself that another is gone, and while it is about to say what is wrong.
+
+    Raises:
+        SparseServeError: what is to be said.
+    """
+    try:
+        yield
+    except SparseServeError:
+        _finish_undisturbed()
+        raise
+    except SystemExit as ended:
+        if ended.code != ENDED_BY_LAUNCHER or _world_size() == 1 or isinstance(ended.__context__, SystemExit):
+            raise
+        about_to_say = isinstance(ended.__context__, SparseServeError)
+        if not (about_to_say or _is_first_to_say()):
+            raise
+        _finish_undisturbed()
+        if about_to_say:
+            raise ended.__context__ from None  # type: ignore[misc]  # checked above
+        raise SparseServeError(
+            f"the launcher has ended this run of {_world_size()} processes: it was told to, or one of them "
+            "has ended: see what that one said, or what the launcher says of it"
+        ) from None
+
+
+def _world_size() -> int:
+    """Return how many processes the launcher says there are; known before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _is_first_to_say() -> bool:
+    """Tell whether this process is the one to say what ends all of them: the first that asks.
+
+    The launcher's store knows, which outlives any of the processes.
+    """
+    if _world_size() == 1:
+        return True
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = torch.distributed.TCPStore(address, port, is_master=False, timeout=_STORE_ANSWERS)
+        start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+        first = store.compare_set(f"sparse_serve/says_the_error/{start}", "", rank)
+    except (KeyError, RuntimeError):  # no such store, or not yet, or no more
+        return is_first_process()
+    return bool(first.decode() == rank)
+
+
+def _finish_undisturbed() -> None:
+    """Ignore the launcher's signal while the error is on its way out."""
+    if _world_size() > 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
@@ -104,13 +170,13 @@ def ending_together() -> Iterator[None]:
     try:
         yield
     except SparseServeError as error:  # follows from figures that all processes share
-        if state.is_main_process:
+        if _is_first_to_say():
             raise
         raise SystemExit(error.exit_status) from error
     except RuntimeError as error:
         if state.num_processes == 1 or not _is_lost_connection(error):
             raise
-        if state.is_main_process:
+        if _is_first_to_say():
             raise SparseServeError(
                 f"another of the {state.num_processes} processes has ended, so training cannot go on: see "
                 "what it said, or what the launcher says of it"
