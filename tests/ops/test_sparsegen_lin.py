@@ -13,7 +13,7 @@ from one_op import bits, library_under_test, run_op
 from reference import Array, sparsegen_lin
 
 from cases import LAMBDAS
-from sparse_export import sparsegen
+from sparse_export.attention import sparsegen
 
 SHAPES = [(1,), (9,), (3, 5, 7), (2, 3, 64, 64), (40, 300), (5, 70, 3), (2, 1, 513), (17, 1), (1, 3000)]
 
