@@ -144,7 +144,7 @@ class AxisExpected:
     most_support: Array
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def axis_attention(case: AxisCase) -> AxisExpected:
     """Return dense attention in torch, masked to the allowed pairs; sparsegen by entmax's sparsemax."""
     attention = case.attention

@@ -51,7 +51,7 @@ NAMED = (
 KNOWN_KEYS = [[90, 56, 65], [67, 32, 59], [81, 2, 11], [23, 40, 80], [70, 43, 33], [1, 62, 30]]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def by_function(case: AxisCase) -> list[Array]:
     return run_function("AxisAttention", axis_inputs(case), case.attention.element, **axis_attributes(case))
 
