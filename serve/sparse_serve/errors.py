@@ -3,6 +3,7 @@
     SparseServeError            1
     ├── OptionError             2   an option out of its range
     ├── GateError               3   parity or quality gate not met
+    ├── TaskError               1   what a model is said to answer: unknown here, or malformed
     ├── DataError               1   a data file: missing columns, bad labels, unreadable
     ├── CheckpointError         1   a checkpoint that cannot be loaded or exported
     ├── RepositoryError         1   a model repository or one of its entries
@@ -32,6 +33,10 @@ class GateError(SparseServeError):
     """A parity or quality gate was not met; nothing was written."""
 
     exit_status: ClassVar[int] = 3
+
+
+class TaskError(SparseServeError):
+    """A task is unknown, its description or tokenizer is malformed, or a text is none that it answers."""
 
 
 class DataError(SparseServeError):

@@ -1,0 +1,80 @@
+"""Embeddings: a vector for each text, from the states of an encoder without a head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy.typing as npt
+
+from sparse_serve.errors import DataError
+from sparse_serve.rows import RowFormat, TextRows
+from sparse_serve.tasks.encoding import EncodedText
+from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
+
+if TYPE_CHECKING:
+    from sparse_serve.data import TextData
+
+LAYERS = ("last", "second-to-last", "sum-last-four", "concat-last-four", "weighted-all")
+POOLINGS = ("first", "mean")
+
+
+def refuse_label(value: object) -> float:
+    """Refuse any label of a row.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError("an embedding has no label: its texts are read without")
+
+
+@dataclass(frozen=True)
+class Embedding(Task):
+    """A vector of `size` numbers.
+
+    Attributes:
+        size: how many numbers.
+        layers: whose states are read, one of `LAYERS`.
+        pooling: what of them makes the vector, one of `POOLINGS`: the first token's, or the mean of all.
+        normalize: whether vectors have length 1.
+    """
+
+    type: ClassVar[str] = "embedding"
+    option: ClassVar[str] = "embedding"
+    graph_output: ClassVar[str] = "embedding"
+    rows: ClassVar[RowFormat] = TextRows(refuse_label)
+
+    size: int = 0
+    layers: str = "last"
+    pooling: str = "mean"
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError(f"{self.type} has no labels, got {list(self.labels)}")
+        require_integer(self, "size", self.size, 1)
+        require_boolean(self, "normalize", self.normalize)
+        for name, known in (("layers", LAYERS), ("pooling", POOLINGS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{self.type}: {name} is {getattr(self, name)!r}; choose one of {', '.join(known)}"
+                )
+
+    @classmethod
+    def of(cls, data: "TextData") -> Self:
+        """Refuse: an embedding is read from an encoder as it is."""
+        raise DataError("an embedding is not trained: export the encoder with --task embedding")
+
+    @property
+    def width(self) -> int:
+        """The vector's size."""
+        return self.size
+
+    @property
+    def outputs(self) -> tuple[OutputTensor, ...]:
+        """The `embedding`."""
+        return (OutputTensor("embedding", "FP32", (self.size,)),)
+
+    def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Read vectors `(N, size)`."""
+        return {"embedding": output}

@@ -1,0 +1,185 @@
+"""What is common to all tasks."""
+
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from sparse_serve.errors import DataError
+from sparse_serve.rows import RowFormat
+from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
+
+if TYPE_CHECKING:
+    from sparse_serve.data import TextData
+
+
+class OutputTensor(NamedTuple):
+    """A tensor that the public model answers; `dims` without the batch axis, `is_labelled` by `labels`."""
+
+    name: str
+    datatype: Literal["FP32", "INT32", "BYTES"]
+    dims: tuple[int, ...]
+    is_labelled: bool = False
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a model answers, in numbers and to a client.
+
+    A subclass is a frozen dataclass; its fields are what checkpoint, manifest and server store of it.
+
+    Attributes:
+        type: names the task in what is stored; with Transformers' `problem_type` where that has one.
+        option: names it on the command line.
+        graph_output: what `NAME_model` answers, `[-1, width]`, with `by_token` `[-1, -1, width]`.
+        text_pair: whether rows have a second text: they may, must, or cannot.
+        rows: the kind of rows that a data file has.
+        metrics: how good answers are; the first is the headline.
+        labels: names of what is answered, in the order of the last axis of `graph_output`.
+
+    Raises:
+        ValueError: a setting is out of range, or `labels` are too few, no lines of text, or not different.
+    """
+
+    type: ClassVar[str]
+    option: ClassVar[str]
+    graph_output: ClassVar[str] = "logits"
+    by_token: ClassVar[bool] = False
+    text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
+    rows: ClassVar[RowFormat]
+    metrics: ClassVar[tuple[str, ...]] = ()
+    fewest_labels: ClassVar[int] = 0
+
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < self.fewest_labels:
+            raise ValueError(
+                f"{self.type} needs {self.fewest_labels} or more labels, got {list(self.labels)}"
+            )
+        for label in self.labels:
+            if not is_line(label):
+                raise ValueError(f"label {label!r} is not one line of text")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"the labels {reprlib.repr(list(self.labels))} are not all different")
+
+    @classmethod
+    @abstractmethod
+    def of(cls, data: "TextData") -> Self:
+        """Return the task that a training file poses.
+
+        Raises:
+            DataError: the file has too few labels.
+        """
+
+    @property
+    def width(self) -> int:
+        """How many numbers `graph_output` has on its last axis."""
+        return len(self.labels)
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[OutputTensor, ...]:
+        """What the public model answers, besides `token_count`, `truncated` and `rho`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description that `read_task` reads: type, labels where it has any, settings."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        labels = list(own.pop("labels"))
+        return {"type": self.type, **({"labels": labels} if labels else {}), **own}
+
+    @classmethod
+    def of_json(cls, description: Mapping[str, Any]) -> Self:
+        """Return the task that `to_json` describes.
+
+        Raises:
+            ValueError: a setting is unknown or malformed.
+        """
+        settings = {key: value for key, value in description.items() if key != "type"}
+        unknown = settings.keys() - {each.name for each in fields(cls)}
+        if unknown:
+            raise ValueError(
+                f"{cls.type} has no setting {', '.join(sorted(map(repr, unknown)))}: upgrade sparse-serve"
+            )
+        labels = settings.pop("labels", ())
+        if not isinstance(labels, Sequence) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels are {reprlib.repr(labels)}; a list of names is needed")
+        return cls(labels=tuple(labels), **settings)
+
+    def encode(
+        self, tokenizer: Tokenizer, texts: Sequence[str], pairs: Pairs, max_length: int
+    ) -> list[EncodedText]:
+        """Return texts, or pairs, as rows of the graph of at most `max_length` tokens."""
+        return encode_cut(tokenizer, texts, pairs, max_length)
+
+    @abstractmethod
+    def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of `outputs`, one row for each of the N texts.
+
+        Args:
+            encoded: N texts.
+            output: `graph_output` for all their windows, one after another: `(W, width)`, with `by_token`
+                `(W, L, width)`, L at least as long as the longest window.
+        """
+
+    def targets(self, data: "TextData") -> npt.NDArray[Any]:
+        """Return what the model should answer to the N rows of `data`: here their labels `(N,)`, as objects.
+
+        Raises:
+            DataError: a label that the model does not know, with its line and value.
+        """
+        targets = np.empty(len(data.rows), dtype=np.object_)
+        targets[:] = [row.label for row in data.rows]
+        return targets
+
+    def evaluate(self, columns: Columns, targets: npt.NDArray[Any]) -> dict[str, float]:
+        """Return each of `metrics` for what was answered to N texts.
+
+        Args:
+            columns: as `answer` gives them.
+            targets: as `targets` gives them.
+
+        Raises:
+            DataError: the task has no metric.
+            ValueError: the shapes disagree or there are no rows.
+        """
+        raise DataError(f"{self.type.replace('_', ' ')} has no metric: leave out the labelled file")
+
+    @property
+    def headline(self) -> str | None:
+        """The metric by which checkpoints are chosen and models compared; None where there is none."""
+        return next(iter(self.metrics), None)
+
+
+def require_integer(task: Task, name: str, value: object, least: int) -> None:
+    """Refuse a setting that is no whole number of at least `least`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{task.type}: {name} is {value!r}; a whole number of at least {least} is needed")
+
+
+def require_boolean(task: Task, name: str, value: object) -> None:
+    """Refuse a setting that is neither true nor false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{task.type}: {name} is {value!r}; true or false is needed")
+
+
+def is_line(text: str) -> bool:
+    """Tell whether a text can be a line of `labels.txt`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
+        return False
+    return text.splitlines() == [text]
