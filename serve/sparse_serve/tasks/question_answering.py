@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import TaskError
-from sparse_serve.rows import QuestionRows, RowFormat
+from sparse_serve.rows import QUESTION_ROWS, RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_windows, text_column
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
@@ -43,7 +43,7 @@ class QuestionAnswering(Task):
     option: ClassVar[str] = "question-answering"
     by_token: ClassVar[bool] = True
     text_pair = "required"
-    rows: ClassVar[RowFormat] = QuestionRows()
+    rows: ClassVar[RowFormat] = QUESTION_ROWS
     metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
 
     max_answer_tokens: int = 30
@@ -130,9 +130,10 @@ class QuestionAnswering(Task):
 
     def evaluate(self, columns: Columns, targets: npt.NDArray[Any]) -> dict[str, float]:
         """Return F1 and exact match in [0, 1] as the official SQuAD scripts count them."""
-        from sparse_serve.metrics import question_answering_metrics  # noqa: PLC0415
+        from sparse_serve.metrics import squad_metrics  # noqa: PLC0415
 
-        return question_answering_metrics([each.decode() for each in columns["answer"][:, 0]], targets)
+        found = [answer.decode() for answer in columns["answer"][:, 0]]
+        return squad_metrics(found, [[span.text for span in spans] for spans in targets])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat
+from sparse_serve.rows import TEXT_ROWS, Label, RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Task(ABC):
     graph_output: ClassVar[str] = "logits"
     by_token: ClassVar[bool] = False
     text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
-    rows: ClassVar[RowFormat]
+    rows: ClassVar[RowFormat] = TEXT_ROWS
     metrics: ClassVar[tuple[str, ...]] = ()
     fewest_labels: ClassVar[int] = 0
 
@@ -76,6 +76,15 @@ class Task(ABC):
         Raises:
             DataError: the file has too few labels.
         """
+
+    @classmethod
+    def parse_label(cls, value: object) -> Label:
+        """Read a row's label from what its column holds: text, or in JSONL any JSON value.
+
+        Raises:
+            ValueError: it is none, or rows of this task have no such column.
+        """
+        raise ValueError(f"{cls.type.replace('_', ' ')} reads no label from one column")
 
     @property
     def width(self) -> int:
