@@ -1,7 +1,8 @@
-"""Texts: from TSV, CSV and JSONL files (formats: `sparse_serve.records`), and plain lines.
+"""Texts: from files (formats: `sparse_serve.records`), data sets, and plain lines.
 
-Empty texts are valid where they are labelled; where labels are asked for, none may be missing. What a label
-is depends on the task (`sparse_serve.tasks`). In a file of pairs every row has a second text.
+Empty texts are valid where they are labelled; where labels are asked for, none may be missing. What a row is,
+and its label, depends on the task (`sparse_serve.rows`, `sparse_serve.tasks`). In a file of pairs every row
+has a second text.
 """
 
 import random
@@ -9,13 +10,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from sparse_serve.errors import DataError
-from sparse_serve.records import Record, iter_records, text_of
-from sparse_serve.tasks import Label, ProblemType, names_of, parse_label, sorted_labels
+from sparse_serve.records import PLAIN, TABLES, Record, iter_records
+from sparse_serve.rows import TEXT_PAIR, Columns, Label, Row, RowFormat, missing_label, names_of
+from sparse_serve.tasks import TASKS, sorted_labels
 
-TEXT_PAIR = "text_b"
+__all__ = [
+    "TEXT_PAIR",
+    "Arrange",
+    "Columns",
+    "Label",
+    "Records",
+    "Row",
+    "TextData",
+    "hold_out",
+    "read_data",
+    "read_texts",
+    "sample_records",
+]
 
 Records = Iterable[tuple[int, Record]]
 """(line, record) pairs, lines ascending."""
@@ -25,47 +38,20 @@ Arrange = Callable[[str, Records], Records]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Names of the columns to read.
-
-    `text_pair=None` takes `text_b` where the file has it and reads single texts where it has not; a name
-    that is given must exist.
-    """
-
-    text: str = "text_a"
-    text_pair: str | None = None
-    label: str = "label"
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The columns of texts that every record must have."""
-        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
-
-
-class Row(NamedTuple):
-    """One text; `line` is where it starts in its file, `text_pair` is empty for a single text.
-
-    `label` is empty where no labels were asked for.
-    """
-
-    line: int
-    text: str
-    text_pair: str
-    label: Label
-
-
-@dataclass(frozen=True)
 class TextData:
     """Rows of one source, a file's path or a data set's name, in its order.
 
     `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
-    sorted: by value where all are whole numbers, else by name; regression has none, nor has plain text.
+    sorted: by value where all are whole numbers, else by name; of tagged words they are the tags. Regression
+    has none, nor have questions and plain text. With `whole_contexts`, rows of one second text stay together
+    when some are held out.
     """
 
     source: str
     rows: tuple[Row, ...]
     labels: tuple[str, ...]
     total_rows: int
+    whole_contexts: bool = False
 
     @property
     def has_pairs(self) -> bool:
@@ -77,27 +63,29 @@ def read_data(
     path: Path,
     columns: Columns | None = None,
     *,
-    problem_type: ProblemType | None = "single_label_classification",
+    task: str | None = "single_label_classification",
     max_rows: int | None = None,
     seed: int = 0,
     arrange: Arrange | None = None,
 ) -> TextData:
     """Read a file, or a sample of `max_rows` of its rows: `sample_records` of its records.
 
-    Without labels (`problem_type` None) also plain text (.txt): each line is a row.
+    What the file may be depends on the task (`RowFormat.formats`); without labels (`task` None) it is also
+    plain text (.txt), of which each line is a row.
 
     Raises:
         DataError: the file is missing, unreadable, empty, of an unknown format, lacks a column, or has a
             malformed row; row errors name the line.
         ValueError: `max_rows` is below 1.
     """
-    columns = columns or Columns()
-    records = iter_records(path, columns.required, plain=problem_type is None)
+    kind = _kind(task)
+    columns = columns or kind.columns
+    records = iter_records(path, columns.required, {**TABLES, **PLAIN} if task is None else kind.formats)
     return sample_records(
         str(path),
         records if arrange is None else arrange(str(path), records),
         columns,
-        problem_type=problem_type,
+        task=task,
         max_rows=max_rows,
         seed=seed,
     )
@@ -108,7 +96,7 @@ def sample_records(
     records: Records,
     columns: Columns,
     *,
-    problem_type: ProblemType | None = "single_label_classification",
+    task: str | None = "single_label_classification",
     max_rows: int | None = None,
     seed: int = 0,
 ) -> TextData:
@@ -121,55 +109,64 @@ def sample_records(
         source: the name that messages give the records.
         records: with the required columns.
         columns: names of the columns.
-        problem_type: what the labels are; None reads none.
+        task: what the labels are, a `Task.type`; None reads texts without labels.
         max_rows: size of the sample; None for all.
         seed: seeds the sample.
 
     Raises:
-        DataError: there are no records, or one has no text or no label of this problem type.
+        DataError: there are no records, or one has no text or no label of this task.
         ValueError: `max_rows` is below 1.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; give at least 1")
+    kind = _kind(task)
     rng = random.Random(seed)
     rows: list[Row] = []
     labels: set[str] = set()
     count = 0
-    for count, row in enumerate(_iter_rows(source, records, columns, problem_type), start=1):
-        if problem_type is not None:
-            labels.update(names_of(row.label))
+    for count, row in enumerate(_iter_rows(source, records, columns, task), start=1):
+        labels.update(names_of(row.label) if task is not None else ())
         if max_rows is None or count <= max_rows:
             rows.append(row)
         elif (slot := rng.randrange(count)) < max_rows:
             rows[slot] = row
     if not count:
-        needed = "one text" if problem_type is None else "one labelled text"
-        raise DataError(f"data file {source} has no rows; it needs {needed} per line")
-    return TextData(source, tuple(sorted(rows)), sorted_labels(labels), count)
+        needed = "one text" if task is None else "one labelled text"
+        raise DataError(f"data file {source} has no rows; it needs {needed} or more")
+    return TextData(source, tuple(sorted(rows)), sorted_labels(labels), count, kind.whole_contexts)
 
 
-def _iter_rows(
-    source: str, records: Records, columns: Columns, problem_type: ProblemType | None
-) -> Iterator[Row]:
+def _kind(task: str | None) -> RowFormat:
+    """Return the rows of a task; texts without labels are those of classification."""
+    return TASKS[task or "single_label_classification"].rows
+
+
+def _iter_rows(source: str, records: Records, columns: Columns, task: str | None) -> Iterator[Row]:
     """Yield the rows of records, read as they are asked for; errors as in `sample_records`."""
-    pair_column = columns.text_pair or TEXT_PAIR
+    kind = _kind(task)
     first_line: dict[bool, int] = {}  # by whether the row has a second text
+    unlabelled: tuple[int, Record] | None = None
+    is_labelled = task is None
     for line, record in records:
-        text = text_of(source, line, record, columns.text)
-        has_pair = record.get(pair_column) not in (None, "")
-        text_pair = text_of(source, line, record, pair_column) if has_pair else ""
-        first_line.setdefault(has_pair, line)
-        if len(first_line) == 2:
+        row = kind.row(source, line, record, columns, labelled=task is not None)
+        first_line.setdefault(bool(row.text_pair), line)
+        if len(first_line) == 2 and not kind.whole_contexts:
             raise DataError(
-                f"{source}, line {first_line[False]}: the second text ('{pair_column}') is missing, but line "
-                f"{first_line[True]} has one; give every row a pair, or none"
+                f"{source}, line {first_line[False]}: the second text ('{columns.text_pair or TEXT_PAIR}') "
+                f"is missing, but line {first_line[True]} has one; give every row a pair, or none"
             )
-        label = "" if problem_type is None else _label(source, line, record, columns.label, problem_type)
-        yield Row(line, text, text_pair, label)
+        is_labelled = is_labelled or kind.has_label(record, columns)
+        unlabelled = unlabelled or (line, record)
+        yield row
+    if not is_labelled and unlabelled is not None:
+        raise missing_label(source, *unlabelled, columns)
 
 
 def hold_out(data: TextData, share: float, seed: int, least: int = 1) -> tuple[TextData, TextData]:
     """Split off a random `share` of the rows: the rest, and the part held out; `least` or more in both.
+
+    Of questions whole contexts are held out, as many as give that share: what is learned of a context is no
+    measure of what is known of another.
 
     Raises:
         DataError: there are fewer rows than that takes.
@@ -180,10 +177,35 @@ def hold_out(data: TextData, share: float, seed: int, least: int = 1) -> tuple[T
             f"data file {data.source} has {size} row{'s' if size > 1 else ''}; holding some out for "
             f"evaluation needs {2 * least} or more"
         )
-    held = set(random.Random(seed).sample(range(size), min(size - least, max(least, round(size * share)))))
+    wanted = min(size - least, max(least, round(size * share)))
+    rng = random.Random(seed)
+    held = set(_of_contexts(data, wanted, rng) if data.whole_contexts else rng.sample(range(size), wanted))
     kept_rows = tuple(row for number, row in enumerate(data.rows) if number not in held)
     held_rows = tuple(data.rows[number] for number in sorted(held))
     return replace(data, rows=kept_rows), replace(data, rows=held_rows)
+
+
+def _of_contexts(data: TextData, wanted: int, rng: random.Random) -> list[int]:
+    """Return the numbers of the rows of contexts drawn at random, until there are as many as `wanted`.
+
+    Raises:
+        DataError: all rows are of one context.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, row in enumerate(data.rows):
+        groups.setdefault(row.text_pair, []).append(number)
+    if len(groups) < 2:
+        raise DataError(
+            f"data file {data.source} has questions on one context only; holding some out for evaluation "
+            "needs two contexts or more: give other rows with --eval"
+        )
+    held: list[int] = []
+    # The last one is never drawn, so that some rows are left.
+    for context in rng.sample(list(groups), len(groups) - 1):
+        if len(held) >= wanted:
+            break
+        held += groups[context]
+    return held
 
 
 def read_texts(path: Path | None) -> tuple[str, ...]:
@@ -207,15 +229,3 @@ def read_texts(path: Path | None) -> tuple[str, ...]:
     if not texts:
         raise DataError(f"texts file {path} holds no text; it needs one text per line")
     return texts
-
-
-def _label(source: str, line: int, record: Record, column: str, problem_type: ProblemType) -> Label:
-    if column not in record:
-        raise DataError(
-            f"{source}, line {line}: there is no column '{column}'; the columns are {', '.join(record)}: "
-            "name yours with --label-column"
-        )
-    try:
-        return parse_label(problem_type, record[column])
-    except ValueError as error:
-        raise DataError(f"{source}, line {line}: {error}") from None
