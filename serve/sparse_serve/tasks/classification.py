@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import names_of
+from sparse_serve.rows import RowFormat, TextRows, names_of
 from sparse_serve.tasks.encoding import Columns, EncodedText, softmax, text_column
 from sparse_serve.tasks.labels import json_array, label_index, name_in
 from sparse_serve.tasks.task import OutputTensor, Task
@@ -21,12 +21,39 @@ if TYPE_CHECKING:
 _FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
+def parse_name(value: object) -> str:
+    """Read a row's label from what a data file holds: text, or in JSONL any JSON value.
+
+    Raises:
+        ValueError: it is neither a name nor a whole number.
+    """
+    if value is None or value == "":
+        raise ValueError("the label is missing")
+    name = name_in(value)
+    if isinstance(value, float) or (name is not None and _FRACTION.fullmatch(name)):
+        raise ValueError(
+            f"the label is {reprlib.repr(value)}; a label is a name or a whole number: "
+            "other numbers are for --task regression"
+        )
+    if isinstance(value, list) or (isinstance(value, str) and json_array(value) is not None):
+        raise ValueError(
+            f"the label is {reprlib.repr(value)}; a label is a name or a whole number: "
+            "arrays of labels are for --task multi-label"
+        )
+    if name is None:
+        raise ValueError(
+            f'the label is {reprlib.repr(value)}; a label is a name or a whole number, such as "true" or 1'
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class Classification(Task):
     """Which of `labels` a text has; a row's label is a name or a whole number."""
 
     type: ClassVar[str] = "single_label_classification"
     option: ClassVar[str] = "classification"
+    rows: ClassVar[RowFormat] = TextRows(parse_name)
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "matthews")
     fewest_labels: ClassVar[int] = 2
 
@@ -49,32 +76,6 @@ class Classification(Task):
         """Read logits `(N, C)`; of equal ones the first label's is the largest."""
         best = text_column([self.labels[index] for index in output.argmax(axis=1)])
         return {"scores": softmax(output), "label": best, "logits": output}
-
-    @classmethod
-    def parse_label(cls, value: object) -> str:
-        """Read a row's label from what a data file holds: text, or in JSONL any JSON value.
-
-        Raises:
-            ValueError: it is neither a name nor a whole number.
-        """
-        if value is None or value == "":
-            raise ValueError("the label is missing")
-        name = name_in(value)
-        if isinstance(value, float) or (name is not None and _FRACTION.fullmatch(name)):
-            raise ValueError(
-                f"the label is {reprlib.repr(value)}; a label is a name or a whole number: "
-                "other numbers are for --task regression"
-            )
-        if isinstance(value, list) or (isinstance(value, str) and json_array(value) is not None):
-            raise ValueError(
-                f"the label is {reprlib.repr(value)}; a label is a name or a whole number: "
-                "arrays of labels are for --task multi-label"
-            )
-        if name is None:
-            raise ValueError(
-                f'the label is {reprlib.repr(value)}; a label is a name or a whole number, such as "true" or 1'
-            )
-        return name
 
     def targets(self, data: "TextData") -> npt.NDArray[np.int64]:
         """Return the index of each row's label, `(N,)` int64; see `labels.label_index`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
+from sparse_serve.rows import RowFormat, TextRows
 from sparse_serve.tasks.encoding import EncodedText
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 
 LAYERS = ("last", "second-to-last", "sum-last-four", "concat-last-four", "weighted-all")
 POOLINGS = ("first", "mean")
+
+
+def refuse_label(value: object) -> float:
+    """Refuse any label of a row.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError("an embedding has no label: its texts are read without")
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Embedding(Task):
     type: ClassVar[str] = "embedding"
     option: ClassVar[str] = "embedding"
     graph_output: ClassVar[str] = "embedding"
+    rows: ClassVar[RowFormat] = TextRows(refuse_label)
 
     size: int = 0
     layers: str = "last"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import names_of
+from sparse_serve.rows import RowFormat, TextRows, names_of
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText, text_column
 from sparse_serve.tasks.labels import json_array, label_index, name_in
@@ -22,12 +22,31 @@ if TYPE_CHECKING:
 THRESHOLD = 0.5
 
 
+def parse_names(value: object) -> tuple[str, ...]:
+    """Read a row's label from what a data file holds: a JSON array of names.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if value is None or value == "":
+        raise ValueError("the label is missing")
+    array = json_array(value) if isinstance(value, str) else value
+    names = [name_in(each) for each in array] if isinstance(array, list) else [None]
+    if None in names:
+        raise ValueError(
+            f"the label is {reprlib.repr(value)}; a multi-label row has a JSON array of names, such as "
+            '["comedy", "drama"], or [] for none'
+        )
+    return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
 @dataclass(frozen=True)
 class MultiLabel(Task):
     """Which of `labels` a text has, none and all included; a row's label is a JSON array of names."""
 
     type: ClassVar[str] = "multi_label_classification"
     option: ClassVar[str] = "multi-label"
+    rows: ClassVar[RowFormat] = TextRows(parse_names)
     metrics: ClassVar[tuple[str, ...]] = ("f1", "f1_macro", "accuracy")
     fewest_labels: ClassVar[int] = 1
 
@@ -52,24 +71,6 @@ class MultiLabel(Task):
         ]
         labels = text_column([json.dumps(names, ensure_ascii=False) for names in chosen])
         return {"scores": scores, "label": labels, "logits": output}
-
-    @classmethod
-    def parse_label(cls, value: object) -> tuple[str, ...]:
-        """Read a row's label from what a data file holds: a JSON array of names.
-
-        Raises:
-            ValueError: it is none.
-        """
-        if value is None or value == "":
-            raise ValueError("the label is missing")
-        array = json_array(value) if isinstance(value, str) else value
-        names = [name_in(each) for each in array] if isinstance(array, list) else [None]
-        if None in names:
-            raise ValueError(
-                f"the label is {reprlib.repr(value)}; a multi-label row has a JSON array of names, such as "
-                '["comedy", "drama"], or [] for none'
-            )
-        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
         """Return `(N, C)` float32: 1 where the row has the label, else 0; see `labels.label_index`."""

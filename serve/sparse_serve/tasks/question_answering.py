@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import TaskError
-from sparse_serve.rows import QUESTION_ROWS, RowFormat
+from sparse_serve.rows import QuestionRows, RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_windows, text_column
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
@@ -43,7 +43,7 @@ class QuestionAnswering(Task):
     option: ClassVar[str] = "question-answering"
     by_token: ClassVar[bool] = True
     text_pair = "required"
-    rows: ClassVar[RowFormat] = QUESTION_ROWS
+    rows: ClassVar[RowFormat] = QuestionRows()
     metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
 
     max_answer_tokens: int = 30

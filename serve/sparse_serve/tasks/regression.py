@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
+from sparse_serve.rows import RowFormat, TextRows
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText, text_column
 from sparse_serve.tasks.task import OutputTensor, Task
@@ -23,12 +24,34 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+def parse_number(value: object) -> float:
+    """Read a row's label from what a data file holds: text, or in JSONL any JSON value.
+
+    Raises:
+        ValueError: it is no finite number.
+    """
+    if value is None or value == "":
+        raise ValueError("the label is missing")
+    number = math.nan
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        number = float(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value) if abs(value) <= _LARGEST else math.inf
+    if not abs(number) <= _LARGEST:
+        raise ValueError(
+            f"the label is {reprlib.repr(value)}; regression needs a finite number, such as 4.6: "
+            "names are for --task classification"
+        )
+    return number
+
+
 @dataclass(frozen=True)
 class Regression(Task):
     """The values that `labels` name; a row's label is a finite number."""
 
     type: ClassVar[str] = "regression"
     option: ClassVar[str] = "regression"
+    rows: ClassVar[RowFormat] = TextRows(parse_number)
     metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
     fewest_labels: ClassVar[int] = 1
 
@@ -48,27 +71,6 @@ class Regression(Task):
         """Read values `(N, C)`; as text they are one number, or a JSON array of several."""
         texts = [str(row[0]) if len(row) == 1 else json.dumps(row.tolist()) for row in output]
         return {"scores": output, "label": text_column(texts), "logits": output}
-
-    @classmethod
-    def parse_label(cls, value: object) -> float:
-        """Read a row's label from what a data file holds: text, or in JSONL any JSON value.
-
-        Raises:
-            ValueError: it is no finite number.
-        """
-        if value is None or value == "":
-            raise ValueError("the label is missing")
-        number = math.nan
-        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-            number = float(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            number = float(value) if abs(value) <= _LARGEST else math.inf
-        if not abs(number) <= _LARGEST:
-            raise ValueError(
-                f"the label is {reprlib.repr(value)}; regression needs a finite number, such as 4.6: "
-                "names are for --task classification"
-            )
-        return number
 
     def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
         """Return each row's value, `(N,)` float32.

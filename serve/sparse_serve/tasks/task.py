@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import TEXT_ROWS, Label, RowFormat
+from sparse_serve.rows import RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Task(ABC):
     graph_output: ClassVar[str] = "logits"
     by_token: ClassVar[bool] = False
     text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
-    rows: ClassVar[RowFormat] = TEXT_ROWS
+    rows: ClassVar[RowFormat]
     metrics: ClassVar[tuple[str, ...]] = ()
     fewest_labels: ClassVar[int] = 0
 
@@ -76,15 +76,6 @@ class Task(ABC):
         Raises:
             DataError: the file has too few labels.
         """
-
-    @classmethod
-    def parse_label(cls, value: object) -> Label:
-        """Read a row's label from what its column holds: text, or in JSONL any JSON value.
-
-        Raises:
-            ValueError: it is none, or rows of this task have no such column.
-        """
-        raise ValueError(f"{cls.type.replace('_', ' ')} reads no label from one column")
 
     @property
     def width(self) -> int:
@@ -135,6 +126,11 @@ class Task(ABC):
             output: `graph_output` for all their windows, one after another: `(W, width)`, with `by_token`
                 `(W, L, width)`, L at least as long as the longest window.
         """
+
+    def asked(self, data: "TextData") -> tuple[list[str], list[str] | None]:
+        """Return what a model is asked so as to `evaluate` it on the rows of `data`: texts, second texts."""
+        texts = [row.text for row in data.rows]
+        return texts, [row.text_pair for row in data.rows] if data.has_pairs else None
 
     def targets(self, data: "TextData") -> npt.NDArray[Any]:
         """Return what the model should answer to the N rows of `data`: here their labels `(N,)`, as objects.

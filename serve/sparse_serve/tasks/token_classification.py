@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import DataError, TaskError
-from sparse_serve.rows import TAGGED_ROWS, RowFormat, TaggedWords
+from sparse_serve.rows import RowFormat, Tag, TaggedRows
 from sparse_serve.tags import OUTSIDE, chunks, split_tag
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut, softmax, text_column
 from sparse_serve.tasks.labels import label_index, sorted_labels
@@ -33,7 +33,7 @@ class TokenClassification(Task):
     option: ClassVar[str] = "token-classification"
     by_token: ClassVar[bool] = True
     text_pair = "refused"
-    rows: ClassVar[RowFormat] = TAGGED_ROWS
+    rows: ClassVar[RowFormat] = TaggedRows()
     metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
     fewest_labels: ClassVar[int] = 1
 
@@ -95,13 +95,14 @@ class TokenClassification(Task):
         ]
 
     def targets(self, data: "TextData") -> npt.NDArray[np.object_]:
-        """Return each row's `TaggedWords`, `(N,)`, tagged by the model's names (`labels.label_index`)."""
+        """Return each row's tags, `(N,)` of tuples of `Tag`, by the model's names (`labels.label_index`)."""
         index = label_index(self.labels, data)
         targets = np.empty(len(data.rows), dtype=np.object_)
         for number, row in enumerate(data.rows):
-            if isinstance(row.label, TaggedWords):
-                tags = tuple(self.labels[index[tag]] for tag in row.label.tags)
-                targets[number] = row.label._replace(tags=tags)
+            tags = row.label if isinstance(row.label, tuple) else ()
+            targets[number] = tuple(
+                tag._replace(name=self.labels[index[tag.name]]) for tag in tags if isinstance(tag, Tag)
+            )
         return targets
 
     def evaluate(self, columns: Columns, targets: npt.NDArray[Any]) -> dict[str, float]:
@@ -114,10 +115,10 @@ class TokenClassification(Task):
         ]
         wanted = [
             {
-                (label, tagged.spans[first][0], tagged.spans[after - 1][1])
-                for label, first, after in chunks(tagged.tags)
+                (label, tags[first].start, tags[after - 1].end)
+                for label, first, after in chunks([tag.name for tag in tags])
             }
-            for tagged in targets
+            for tags in targets
         ]
         return entity_metrics(found, wanted)
 
