@@ -6,7 +6,7 @@
     regression                    a finite number                    the logit itself
     question_answering            answers in the context, or none    the best span of the context
     token_classification          a tag for each word                the entities of the text
-    embedding                     (none)                             a vector
+    embedding                     how alike two texts are            a vector
 
 `sparse_export.tasks` has a file of the same name for each, with what it adds to an encoder. A new task is two
 files of one name and a line in `TASKS`. Triton's Python stub imports this package: the standard library,

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat, TextRows
-from sparse_serve.tasks.encoding import EncodedText
+from sparse_serve.tasks.encoding import Columns, EncodedText
+from sparse_serve.tasks.regression import parse_number
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
 if TYPE_CHECKING:
@@ -18,18 +20,9 @@ LAYERS = ("last", "second-to-last", "sum-last-four", "concat-last-four", "weight
 POOLINGS = ("first", "mean")
 
 
-def refuse_label(value: object) -> float:
-    """Refuse any label of a row.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError("an embedding has no label: its texts are read without")
-
-
 @dataclass(frozen=True)
 class Embedding(Task):
-    """A vector of `size` numbers.
+    """A vector of `size` numbers; a row's label says how alike its two texts are.
 
     Attributes:
         size: how many numbers.
@@ -41,7 +34,8 @@ class Embedding(Task):
     type: ClassVar[str] = "embedding"
     option: ClassVar[str] = "embedding"
     graph_output: ClassVar[str] = "embedding"
-    rows: ClassVar[RowFormat] = TextRows(refuse_label)
+    rows: ClassVar[RowFormat] = TextRows(parse_number)
+    metrics: ClassVar[tuple[str, ...]] = ("spearman", "pearson")
 
     size: int = 0
     layers: str = "last"
@@ -78,3 +72,27 @@ class Embedding(Task):
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Read vectors `(N, size)`."""
         return {"embedding": output}
+
+    def asked(self, data: "TextData") -> tuple[list[str], None]:
+        """Return the first texts of all rows, and then the second ones, each to be embedded by itself.
+
+        Raises:
+            DataError: the rows are single texts.
+        """
+        if not data.has_pairs:
+            raise DataError(
+                f"{data.source} has single texts; embeddings are judged on pairs and how alike they are: "
+                "name the second text with --text-pair-column"
+            )
+        return [row.text for row in data.rows] + [row.text_pair for row in data.rows], None
+
+    def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
+        """Return how alike each row's texts are, `(N,)` float32."""
+        return np.array([row.label for row in data.rows], dtype=np.float32)
+
+    def evaluate(self, columns: Columns, targets: npt.NDArray[Any]) -> dict[str, float]:
+        """Return `metrics.similarity_metrics` of what was answered to the texts of `asked`."""
+        from sparse_serve.metrics import similarity_metrics  # noqa: PLC0415
+
+        first, second = np.split(columns["embedding"], 2)
+        return similarity_metrics(first, second, targets)

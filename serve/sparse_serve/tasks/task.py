@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
 
@@ -52,7 +51,7 @@ class Task(ABC):
     by_token: ClassVar[bool] = False
     text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
     rows: ClassVar[RowFormat]
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]]
     fewest_labels: ClassVar[int] = 0
 
     labels: tuple[str, ...] = ()
@@ -142,23 +141,22 @@ class Task(ABC):
         targets[:] = [row.label for row in data.rows]
         return targets
 
+    @abstractmethod
     def evaluate(self, columns: Columns, targets: npt.NDArray[Any]) -> dict[str, float]:
-        """Return each of `metrics` for what was answered to N texts.
+        """Return each of `metrics` for what was answered to the texts that `asked` gives.
 
         Args:
             columns: as `answer` gives them.
             targets: as `targets` gives them.
 
         Raises:
-            DataError: the task has no metric.
             ValueError: the shapes disagree or there are no rows.
         """
-        raise DataError(f"{self.type.replace('_', ' ')} has no metric: leave out the labelled file")
 
     @property
-    def headline(self) -> str | None:
-        """The metric by which checkpoints are chosen and models compared; None where there is none."""
-        return next(iter(self.metrics), None)
+    def headline(self) -> str:
+        """The metric by which checkpoints are chosen and models compared; larger is better."""
+        return self.metrics[0]
 
 
 def require_integer(task: Task, name: str, value: object, least: int) -> None:
