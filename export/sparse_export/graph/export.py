@@ -1,6 +1,5 @@
-"""From a torch classifier to its ONNX graph."""
+"""From a torch model to its ONNX graph."""
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -11,16 +10,16 @@ from typing import Literal
 import onnx
 import torch
 from onnx import ModelProto, helper
-from torch import nn
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec
-from sparse_export.encoders.families import input_names
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.spec import store_attention
 from sparse_export.graph.functions import attach_functions
-from sparse_export.graph.packed import PackedClassifier
-from sparse_export.graph.padded import PaddedClassifier
-from sparse_serve.repository.config import AXES
-from sparse_serve.repository.manifest import Dtype
+from sparse_export.graph.inputs import BATCH, SEQUENCE, GraphInput, graph_inputs
+from sparse_export.graph.packed import PackedModel
+from sparse_export.graph.padded import PaddedModel
+from sparse_export.graph.precision import FP32, Precision
+from sparse_export.tasks import model_head
 
 GraphKind = Literal["packed", "packed_dense", "padded_fused", "padded_eager", "unfused"]
 MIN_OPSET, DEFAULT_OPSET = 18, 20
@@ -34,12 +33,11 @@ class GraphTarget:
 
     Attributes:
         opset: version of the standard ONNX operators.
-        ir_version: version of the ONNX file format.
-        dtype: type of the weights and of the tensors between the operators.
+        precision: of the weights and of what is computed on.
     """
 
     opset: int = DEFAULT_OPSET
-    dtype: Dtype = "fp32"
+    precision: Precision = FP32
 
     @property
     def ir_version(self) -> int:
@@ -48,36 +46,36 @@ class GraphTarget:
 
 
 def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -> ModelProto:
-    """Trace a classifier into an ONNX model with dynamic batch and sequence dimensions.
+    """Trace a model into an ONNX graph with dynamic batch and sequence dimensions.
 
     Args:
-        model: a classifier from `checkpoint.load_classifier`; it is not changed.
+        model: as `checkpoint.load_checkpoint` gives it, with a task; it is not changed.
         kind: "packed" is the model itself on packed rows; "packed_dense" the same graph with softmax;
             "padded_fused" and "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention
-            and with N² scores; "unfused" the padded model with its own normaliser.
-        target: opset, file format and type of the weights.
+            and with N² scores; "unfused" the padded model with its own normalizer.
+        target: opset, file format and precision.
 
     Returns:
-        Inputs `families.input_names`, `(batch, sequence)` int64 each; outputs `logits` `(batch, C)` float32
-        and, of packed graphs, `rho` `(batch, layers)` float32, with a pattern `rows_on` and `columns_on` of
-        the same shape too (see `packed.PackedClassifier`).
+        Inputs `inputs.graph_inputs`, int64 each; the task's `graph_output`, `(batch, width)` float32 or by
+        token `(batch, sequence, width)`, and, of packed graphs, measures of the attention, `(batch, layers)`
+        float32 (see `packed.PackedModel`).
 
     Raises:
-        ValueError: "unfused" of a model that has no sparsegen-lin over all keys to show.
+        ValueError: the model has no task; "unfused" of a model that has no sparsegen-lin over all keys to
+            show.
     """
-    example = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
-    names = input_names(model.config)
-    inputs = (example, (example != 0).to(torch.int64), torch.zeros_like(example))[: len(names)]
+    inputs = graph_inputs(model.config)
+    wrapped = _wrap(model, kind, target.precision)
     with warnings.catch_warnings(), _quiet("torch.onnx", "torch.export", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _wrap(model, kind, target.dtype),
-            inputs,
+            wrapped,
+            tuple(_example(each) for each in inputs),
             dynamo=True,
             verbose=False,
-            input_names=list(names),
-            output_names=_output_names(model, kind),
-            dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in names},
+            input_names=[each.name for each in inputs],
+            output_names=wrapped.output_names,
+            dynamic_shapes={each.name: each.free_axes for each in inputs},
             opset_version=target.opset,
         )
     if program is None:
@@ -92,25 +90,25 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
     return proto
 
 
-def _output_names(model: PreTrainedModel, kind: GraphKind) -> list[str]:
-    measures = ["rho"] if kind.startswith("packed") else []
-    if kind == "packed" and AttentionSpec.from_config(model.config).kind == "axis":
-        measures += AXES
-    return ["logits", *measures]
+def _example(graph_input: GraphInput) -> torch.Tensor:
+    """Return what is traced with: two rows of five tokens, the second of which is padded."""
+    example = graph_input.example({BATCH: 2, SEQUENCE: 5})
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
+    if graph_input.name == "input_ids":
+        return ids
+    return (ids != 0).to(torch.int64) if graph_input.name == "attention_mask" else example
 
 
-def _wrap(model: PreTrainedModel, kind: GraphKind, dtype: Dtype) -> nn.Module:
-    if dtype == "fp16":
-        twin = copy.deepcopy(model).half()
-    else:
-        # Parameters are shared with the original; the config, which names the attention, is the copy's own.
-        memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        twin = copy.deepcopy(model, memo)
+def _wrap(model: PreTrainedModel, kind: GraphKind, precision: Precision) -> PackedModel | PaddedModel:
+    head = model_head(model)
+    twin = precision.copy_of(model)
     if kind not in ("packed", "unfused"):
-        AttentionSpec().store(twin.config)
+        store_attention(twin.config, AttentionSpec())
     if kind.startswith("packed"):
-        return PackedClassifier(twin).eval()
-    return PaddedClassifier(twin, kind.removeprefix("padded_")).eval()  # type: ignore[arg-type]
+        wrapped: PackedModel | PaddedModel = PackedModel(twin, head)
+    else:
+        wrapped = PaddedModel(twin, head, kind.removeprefix("padded_"))  # type: ignore[arg-type]
+    return wrapped.eval()
 
 
 def _strip_provenance(model: ModelProto) -> None:
@@ -124,9 +122,12 @@ def _strip_provenance(model: ModelProto) -> None:
 
 
 def _name_dimensions(model: ModelProto) -> None:
-    """Call the batch dimension of every output "batch", as the inputs do, whatever the exporter derived."""
+    """Call the free dimensions of every output as the inputs do, whatever the exporter derived."""
     for output in model.graph.output:
-        output.type.tensor_type.shape.dim[0].dim_param = "batch"
+        dims = output.type.tensor_type.shape.dim
+        dims[0].dim_param = BATCH
+        if len(dims) == 3:
+            dims[1].dim_param = SEQUENCE
 
 
 @contextmanager

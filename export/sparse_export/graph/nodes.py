@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparse_export.attention.patterns import LayerPattern
 from sparse_export.graph.functions import GRAPH_DOMAIN
+from sparse_export.graph.packing import Axes, HiddenFirst
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 
@@ -55,34 +56,6 @@ class AxisSettings:
                 else {}
             ),
         }
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The rows and columns of a packed batch that are on.
-
-    Attributes:
-        rows: `(T + R,)` bool.
-        columns: `(T + R,)` bool.
-    """
-
-    rows: Tensor
-    columns: Tensor
-
-
-@dataclass(frozen=True)
-class HiddenFirst:
-    """Queries that are no keys: first tokens that the mask hides (see `packed`).
-
-    Attributes:
-        rows: `(R,)` int64, their positions T … T + R − 1.
-        own: `(R, T + R)` bool, the tokens of the same sequence.
-        ranks: `(T + R,)` int64, each token's number within its sequence, and −1 for them.
-    """
-
-    rows: Tensor
-    own: Tensor
-    ranks: Tensor
 
 
 def packed_attention_node(

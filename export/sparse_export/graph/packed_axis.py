@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention.implementations import axis_attention
-from sparse_export.graph.nodes import Axes, AxisSettings, HeadSettings, HiddenFirst
+from sparse_export.graph.nodes import AxisSettings, HeadSettings
+from sparse_export.graph.packing import Axes, HiddenFirst
 
 
 def packed_axis_attention(

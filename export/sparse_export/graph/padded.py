@@ -1,4 +1,4 @@
-"""The padded forward passes: what a classifier's graph looks like without packing.
+"""The padded forward passes: what a model's graph looks like without packing.
 
 `eager` is Transformers' own graph, N² scores and softmax; `fused` has ONNX Runtime's `MultiHeadAttention`
 in their place; `unfused` is the sparse model with its N² scores and a `SparsegenLin` node, the eager sparse
@@ -12,32 +12,40 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import attention_of
 from sparse_export.graph.nodes import multi_head_attention_node, sparsegen_lin_node
+from sparse_export.tasks import Head
 
 PaddedKind = Literal["eager", "fused", "unfused"]
 
 
-class PaddedClassifier(nn.Module):
-    """A Transformers classifier, computed on padded rows; for export only."""
+class PaddedModel(nn.Module):
+    """A Transformers model with the head of a task, computed on padded rows; for export only."""
 
-    def __init__(self, model: PreTrainedModel, kind: PaddedKind) -> None:
+    def __init__(self, model: PreTrainedModel, head: Head, kind: PaddedKind) -> None:
         super().__init__()
-        attention = AttentionSpec.from_config(model.config)
-        if kind == "unfused" and attention.kind != "sparsegen":
+        attention = attention_of(model.config)
+        if kind == "unfused" and (attention.pattern is not None or attention.lambd is None):
             raise ValueError(
                 f"the unfused graph shows sparsegen-lin over all keys, this model's is {attention.name}"
             )
         self.model = model
+        self.head = head
         self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_{kind}")
+
+    @property
+    def output_names(self) -> list[str]:
+        """The name of what `forward` returns."""
+        return [self.head.task.graph_output]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Return logits `(B, C)` float32; inputs `(B, L)` int64."""
+        """Return the head's answer, float32 (`Head.answer_padded`); inputs `(B, L)` int64."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)
-        return cast(Tensor, outputs.logits.float())
+        layers = {"output_hidden_states": True} if self.head.reads_layers else {}
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments, **layers)
+        return self.head.answer_padded(outputs, attention_mask)
 
 
 def _attend_fused(
@@ -67,7 +75,7 @@ def _attend_unfused(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """`AttentionInterface` signature; `attention_mask` is bool, broadcastable to the scores."""
-    lambd = cast(float, AttentionSpec.from_config(module.config).lambd)
+    lambd = cast(float, attention_of(module.config).lambd)
     scores = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
