@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     BertTokenizerFast,
     CamembertTokenizer,
     DistilBertTokenizerFast,
@@ -19,10 +18,16 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from sparse_export.encoders.axis import AxisLayer, attach, learned_modules
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.axis import AxisLayer
+from sparse_export.encoders.extensions import attach_extensions
+from sparse_export.encoders.patterned import pattern_modules
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.tasks import head_of
+from sparse_serve.tasks import Classification, Task
 
 LABELS = ("negative", "neutral", "positive")
+CLASSES = Classification(LABELS)
 LAYERS, HEADS, POSITIONS = 2, 4, 160
 LAMBD = -1.0
 ROWS, LENGTH = 7, 14
@@ -97,26 +102,25 @@ _TOKENIZERS: dict[str, Callable[[Path], PreTrainedTokenizerFast]] = {
 }
 
 
-def make_model(attention: AttentionSpec, family: str = "bert") -> PreTrainedModel:
-    """An untrained classifier that attends as told, with weights far from zero."""
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=96,
-        problem_type="single_label_classification",
-        id2label=dict(enumerate(LABELS)),
-        label2id={label: index for index, label in enumerate(LABELS)},
-        **_FAMILY_SIZES[family],
-    )
-    attention.store(config)
+def make_model(
+    attention: AttentionSpec, family: str = "bert", task: Task = CLASSES, **sizes: int
+) -> PreTrainedModel:
+    """An untrained model that attends and answers as told, with weights far from zero.
+
+    `sizes` are entries of its config.
+    """
+    config = AutoConfig.for_model(family, vocab_size=96, **_FAMILY_SIZES[family] | sizes)
+    head = head_of(task)
+    head.configure(config)
+    ModelSpec(attention).with_task(task).store(config)
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    model: PreTrainedModel = head.models[type(config)]._from_config(config)
     with torch.no_grad():
         # Biases and norms begin at 0 and 1, where leaving one out would not show.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    if attention.pattern is not None:
-        attach(model, attention.pattern)
+    attach_extensions(model, ModelSpec.of(config))
     _learn_something(model)
     return model
 
@@ -124,7 +128,7 @@ def make_model(attention: AttentionSpec, family: str = "bert") -> PreTrainedMode
 @torch.no_grad()
 def _learn_something(model: PreTrainedModel) -> None:
     """Have some rows, columns and diagonals of a pattern on in every layer, and some off."""
-    for module in learned_modules(model):
+    for module in pattern_modules(model):
         if isinstance(module, AxisLayer):
             module.weight.normal_(std=0.3)
             module.bias.fill_(-1.0)

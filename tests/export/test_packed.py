@@ -12,18 +12,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cases import ATTENTION_CASES, AttentionCase
-from sparse_export.attention.implementations import sparsegen_attention, zero_share
-from sparse_export.encoders.axis import LayerMask, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.implementations import sparsegen_attention
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import zero_share
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.patterned import recorded
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.nodes import HeadSettings
-from sparse_export.graph.packed import PackedClassifier, Packing, packed_attention
+from sparse_export.graph.packed import PackedModel, packed_attention
+from sparse_export.graph.packing import Packing
+from sparse_export.tasks import model_head
 from tiny_models import FAMILIES, LAMBD, LAYERS, make_model, masks, token_ids
 
-Pair = tuple[PreTrainedModel, PackedClassifier]
+Pair = tuple[PreTrainedModel, PackedModel]
 
 KINDS = {
-    "sparsegen": AttentionSpec("sparsegen", LAMBD),
+    "sparsegen": AttentionSpec(LAMBD),
     "softmax": AttentionSpec(),
     "axis": AttentionSpec.parse("axis", None),
     "axis_sparsegen": AttentionSpec.parse("axis+local1+global1+random1", LAMBD, seed=3),
@@ -34,7 +39,7 @@ def make_pair(attention: AttentionSpec, family: str) -> Pair:
     """A padded model and the packed one on the same weights, both in float64."""
     model = make_model(attention, family).eval().double()
     model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
-    return model, PackedClassifier(copy.deepcopy(model)).eval()
+    return model, PackedModel(copy.deepcopy(model), model_head(model)).eval()
 
 
 @pytest.fixture(scope="module", params=product(FAMILIES, KINDS), ids=lambda param: f"{param[0]}-{param[1]}")
@@ -71,7 +76,7 @@ def assert_equal(pair: Pair, inputs: dict[str, Tensor]) -> None:
 
 def masks_of(model: PreTrainedModel) -> AbstractContextManager[list[LayerMask]]:
     """The masks of the layers of the passes that are run meanwhile; none where there is no pattern."""
-    has_pattern = AttentionSpec.from_config(model.config).pattern is not None
+    has_pattern = ModelSpec.of(model.config).attention.pattern is not None
     return recorded(model) if has_pattern else nullcontext([])
 
 
