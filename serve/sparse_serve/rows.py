@@ -222,10 +222,13 @@ def _answers(record: Record, columns: Columns) -> tuple[Span, ...]:
     nested = record.get(ANSWERS)
     if texts is None and starts is None and isinstance(nested, dict):
         texts, starts = nested.get("text"), nested.get("answer_start")
-    if isinstance(texts, list) != isinstance(starts, list) and texts not in (None, "", []):
-        raise ValueError("the answers are a list and their starts are none; give two lists, or one of each")
-    text_list = texts if isinstance(texts, list) else [] if texts in (None, "") else [texts]
-    start_list = starts if isinstance(starts, list) else [] if texts in (None, "", []) else [starts]
+    if texts in (None, "", []):
+        return ()
+    if isinstance(texts, list) != isinstance(starts, list):
+        have = f"{len(texts)} answers" if isinstance(texts, list) else f"the answer {short(texts)}"
+        their = "a list of starts" if isinstance(starts, list) else f"the start {short(starts)}"
+        raise ValueError(f"{have} but {their}; give two lists, or one of each")
+    text_list, start_list = (each if isinstance(each, list) else [each] for each in (texts, starts))
     if len(text_list) != len(start_list):
         raise ValueError(f"{len(text_list)} answers but {len(start_list)} starts; give each answer one")
     return tuple(_answer(text, start) for text, start in zip(text_list, start_list, strict=True))

@@ -8,9 +8,11 @@ import pytest
 
 from sparse_serve.data import Columns, TextData, hold_out, read_data, read_texts, sample_records
 from sparse_serve.errors import DataError
-from sparse_serve.tasks import Label
+from sparse_serve.rows import Label, Span, Tag
 
-SST2 = Path(__file__).parents[2].parent / "shared" / "data" / "sst2"
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+SST2 = DATA / "sst2"
+QA, TAGS = "question_answering", "token_classification"
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -166,7 +168,7 @@ def test_numbers_are_labels_of_a_regression(tmp_path: Path) -> None:
     tsv = write(tmp_path / "a.tsv", "text_a\tlabel\n" + "".join(f"x\t{cell}\n" for cell in cells))
     jsonl = write(tmp_path / "a.jsonl", "".join(f'{{"text_a": "x", "label": {n}}}\n' for n in values))
     for path in (tsv, jsonl):
-        data = read_data(path, problem_type="regression")
+        data = read_data(path, task="regression")
         assert [row.label for row in data.rows] == values
         assert data.labels == ()
 
@@ -178,7 +180,7 @@ def test_arrays_are_labels_of_a_multi_label_task(tmp_path: Path) -> None:
     arrays = "".join(f'{{"text_a": "x", "label": {row}}}\n' for row in rows)
     strings = "".join(json.dumps({"text_a": "x", "label": row}) + "\n" for row in rows)
     for name, content in (("a.tsv", tsv), ("a.csv", csv), ("a.jsonl", arrays), ("b.jsonl", strings)):
-        data = read_data(write(tmp_path / name, content), problem_type="multi_label_classification")
+        data = read_data(write(tmp_path / name, content), task="multi_label_classification")
         assert [row.label for row in data.rows] == [("b", "a"), (), ("10 %", "é"), ("a",)]
         assert data.labels == ("10 %", "a", "b", "é")
 
@@ -264,3 +266,218 @@ def test_a_bad_file_of_texts_is_refused(tmp_path: Path, content: bytes | None, m
 def test_real_data_reads_whole() -> None:
     data = read_data(SST2 / "dev.tsv")
     assert (len(data.rows), data.labels, data.has_pairs) == (872, ("0", "1"), False)
+
+
+CONTEXT = "Denver 🏈 won.\r\nThe Broncos, cafe\u0301, were glad."
+
+
+def question(**changes: object) -> dict[str, object]:
+    return {"question": "Who?", "context": CONTEXT, "answer": "Broncos", "answer_start": 19} | changes
+
+
+def test_questions_of_all_formats_are_the_same(tmp_path: Path) -> None:
+    context, tail = "The Denver Broncos won.", "\tThe Denver Broncos won.\t"
+    tsv = f"question\tcontext\tanswer_start\tanswer\nWho?{tail}4\tDenver\nWhen?{tail}\t\n"
+    rows: list[dict[str, object]] = [
+        {"question": "Who?", "context": context, "answer": ["Denver"], "answer_start": [4]},
+        {"question": "When?", "context": context, "answer": [], "answer_start": []},
+    ]
+    hub: list[dict[str, object]] = [
+        {"question": "Who?", "context": context, "answers": {"text": ["Denver"], "answer_start": [4]}},
+        {"question": "When?", "context": context, "answers": {"text": [], "answer_start": []}},
+    ]
+    absent = [rows[0], {"question": "When?", "context": context}]
+    null = [rows[0], {"question": "When?", "context": context, "answer": None, "answer_start": None}]
+    qas = [
+        {"id": "1", "question": "Who?", "answers": [{"text": "Denver", "answer_start": 4}]},
+        {"id": "2", "question": "When?", "answers": [], "is_impossible": True},
+    ]
+    squad = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": qas}]}]})
+    files = [("a.tsv", tsv), ("a.csv", tsv.replace("\t", ",")), ("a.json", squad)]
+    files += [
+        (f"{number}.jsonl", "\n".join(map(json.dumps, each)))
+        for number, each in enumerate((rows, hub, absent, null))
+    ]
+    for name, content in files:
+        data = read_data(write(tmp_path / name, content), task=QA)
+        assert texts(data) == [("Who?", context, (Span(4, "Denver"),)), ("When?", context, ())], name
+        assert data.labels == ()
+        assert data.has_pairs
+
+
+def test_answers_begin_at_code_points(tmp_path: Path) -> None:
+    starts = [(0, "Denver"), (7, "🏈"), (19, "Broncos"), (28, "cafe\u0301"), (12, ".\r\nThe")]
+    row = question(answer=[text for _, text in starts], answer_start=[start for start, _ in starts])
+    data = read_data(write(tmp_path / "a.jsonl", json.dumps(row)), task=QA)
+    assert data.rows[0].label == tuple(Span(start, text) for start, text in starts)
+    csv = f'question,context,answer_start,answer\r\nWho?,"{CONTEXT}", 19 ,Broncos\r\n'
+    assert read_data(write(tmp_path / "a.csv", csv), task=QA).rows[0][1:] == (
+        "Who?",
+        CONTEXT,
+        (Span(19, "Broncos"),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"answer_start": 20},
+            "the answer is 'Broncos', but at 20 the context has 'roncos,'; starts count char",
+        ),
+        ({"answer_start": -1}, "answer 'Broncos' at -1 to 6 is outside of its context of 45 characters"),
+        ({"answer_start": 45}, "answer 'Broncos' at 45 to 52 is outside"),
+        ({"answer_start": 10**30}, "is outside of its context"),
+        ({"answer_start": None}, "the start of answer 'Broncos' is None; a whole number is needed"),
+        ({"answer_start": True}, "the start of answer 'Broncos' is True; a whole number"),
+        ({"answer_start": 20.0}, "is 20.0; a whole number"),
+        ({"answer_start": float("nan")}, "is nan; a whole number"),
+        ({"answer_start": "1" * 5000}, "a whole number is needed"),
+        ({"answer_start": "²"}, "a whole number is needed"),
+        ({"answer_start": "-20"}, "a whole number is needed"),
+        ({"answer_start": [20, 20], "answer": ["Broncos"]}, "1 answers but 2 starts"),
+        (
+            {"answer_start": 20, "answer": ["Broncos"]},
+            "1 answers but the start 20; give two lists, or one of each",
+        ),
+        ({"answer_start": [20]}, "the answer 'Broncos' but a list of starts; give two lists, or one of each"),
+        ({"answer_start": [20], "answer": [""]}, "the answer is ''; a text is needed"),
+        ({"answer_start": [20], "answer": [7]}, "the answer is 7; a text is needed"),
+        ({"answer": {"text": "x"}}, "the answer is {'text': 'x'}; a text is needed"),
+        ({"id": 7, "answer_start": 0}, "line 1 (id 7): the answer is 'Broncos', but"),
+        ({"context": 3}, "column 'context' holds 3; a text is needed"),
+        ({"question": None}, "column 'question' holds None"),
+        ({"context": "\ud83d"}, "holds half a surrogate pair"),
+    ],
+)
+def test_an_answer_that_is_not_where_it_is_said_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps(question(**changes)))
+    with pytest.raises(DataError) as caught:
+        read_data(path, task=QA)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_questions_are_named_by_number_and_id(tmp_path: Path) -> None:
+    qas = [
+        {"id": "a1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]},
+        {"id": "a2", "question": "?", "answers": [{"text": "x", "answer_start": 1}]},
+    ]
+    content = json.dumps({"data": [{"paragraphs": [{"context": "xy", "qas": qas}]}]})
+    path = write(tmp_path / "a.json", content)
+    with pytest.raises(
+        DataError, match=r"a.json, question 2 \(id 'a2'\): the answer is 'x', but at 1 .* has 'y'"
+    ):
+        read_data(path, task=QA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "question\tcontext\nWho?\tHe.\n"),
+        ("a.jsonl", '{"question": "Who?", "context": "He."}\n'),
+        ("a.json", '{"data": [{"paragraphs": [{"context": "He.", "qas": [{"question": "Who?"}]}]}]}'),
+    ],
+)
+def test_a_file_without_any_answers_is_no_labelled_one(tmp_path: Path, name: str, content: str) -> None:
+    with pytest.raises(
+        DataError, match=r"(line|question) \d: there is no column 'answer'; the columns are question, context"
+    ):
+        read_data(write(tmp_path / name, content), task=QA)
+
+
+def test_columns_of_questions_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "q\tc\tfrom\ta\nWho?\tHe.\t0\tHe\n")
+    data = read_data(path, Columns("q", "c", "a", "from"), task=QA)
+    assert texts(data) == [("Who?", "He.", (Span(0, "He"),))]
+
+
+def test_whole_contexts_are_held_out(tmp_path: Path) -> None:
+    rows = "".join(f"q{n}\tcontext {n // 5}\t\t\n" for n in range(100))
+    data = read_data(write(tmp_path / "a.tsv", f"question\tcontext\tanswer\tanswer_start\n{rows}"), task=QA)
+    rest, held = hold_out(data, 0.1, seed=1)
+    assert len(held.rows) == 10
+    assert sorted(rest.rows + held.rows) == list(data.rows)
+    assert not {row.text_pair for row in rest.rows} & {row.text_pair for row in held.rows}
+    assert hold_out(data, 0.1, seed=1) == (rest, held)
+    assert hold_out(data, 0.1, seed=2)[1] != held
+    assert len({row.text_pair for row in hold_out(data, 0.99, seed=1)[0].rows}) == 1
+    one = write(tmp_path / "b.tsv", "question\tcontext\tanswer\tanswer_start\na\tx\t\t\nb\tx\t\t\n")
+    with pytest.raises(DataError, match="questions on one context only; holding some out"):
+        hold_out(read_data(one, task=QA), 0.1, seed=0)
+
+
+def test_words_and_tags_of_both_formats_are_the_same(tmp_path: Path) -> None:
+    conll = write(tmp_path / "a.conll", "I\tI-PER\n😀\tO\n\nNew York\tB-LOC\ne\u0301t\tNOUN\n")
+    records = [
+        {"tokens": ["I", "😀"], "tags": ["I-PER", "O"]},
+        {"tokens": ["New York", "e\u0301t"], "tags": ["B-LOC", "NOUN"], "id": 2},
+    ]
+    jsonl = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+    for path in (conll, jsonl):
+        data = read_data(path, task=TAGS)
+        assert texts(data) == [
+            ("I 😀", "", (Tag(0, 1, "I-PER"), Tag(2, 3, "O"))),
+            ("New York e\u0301t", "", (Tag(0, 8, "B-LOC"), Tag(9, 12, "NOUN"))),
+        ]
+        assert data.labels == ("B-LOC", "I-PER", "NOUN", "O")
+        assert not data.has_pairs
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "line 1: 2 tokens but 1 tags; give each token one"),
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "line 1: 1 tokens but 2 tags"),
+        ({"tokens": ["a"], "tags": ["B-"]}, "tag 'B-' of token 1 ('a') has no type after B-"),
+        ({"tokens": ["a"], "tags": [""]}, "tag '' of token 1 ('a') is empty"),
+        ({"tokens": ["a"], "tags": [" "]}, "tag ' ' of token 1 ('a') is empty"),
+        ({"tokens": ["a", "b"], "tags": ["O", "U-PER"]}, "tag 'U-PER' of token 2 ('b') has the prefix U-;"),
+        ({"tokens": ["a"], "tags": ["X-"]}, "tag 'X-' of token 1 ('a') has the prefix X-"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "token 2 is ''; a token is a word"),
+        ({"tokens": [" "], "tags": ["O"]}, "token 1 is ' '"),
+        ({"tokens": [], "tags": []}, "column 'tokens' holds []; a list of texts is needed"),
+        ({"tokens": "a b", "tags": ["O"]}, "column 'tokens' holds 'a b'; a list of texts is needed"),
+        ({"tokens": ["a"], "tags": "O"}, "column 'tags' holds 'O'; a list of texts is needed"),
+        ({"tokens": ["a"], "tags": [0]}, "column 'tags' holds 0 in its list; texts are needed"),
+        ({"tokens": ["a"], "tags": [float("nan")]}, "column 'tags' holds nan in its list"),
+        ({"tokens": ["\ud800"], "tags": ["O"]}, "column 'tokens' holds half a surrogate pair"),
+        ({"tokens": ["a"]}, "there is no column 'tags'; the columns are tokens"),
+        ({"tags": ["O"]}, "there is no column 'tokens'; the columns are tags"),
+    ],
+)
+def test_tags_that_do_not_fit_their_words_are_refused(
+    tmp_path: Path, record: dict[str, object], message: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps(record))
+    with pytest.raises(DataError) as caught:
+        read_data(path, task=TAGS)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_task_has_its_own_files(tmp_path: Path) -> None:
+    text, squad = write(tmp_path / "a.txt", "a O\n"), write(tmp_path / "a.json", "{}")
+    with pytest.raises(DataError, match=r"suffix '.json'; accepted are .jsonl, .conll, .txt"):
+        read_data(squad, task=TAGS)
+    with pytest.raises(DataError, match=r"suffix '.txt'; accepted are .tsv, .csv, .jsonl, .json"):
+        read_data(text, task=QA)
+    assert texts(read_data(text, task=TAGS)) == [("a", "", (Tag(0, 1, "O"),))]
+    assert texts(read_data(text, task=None)) == [("a O", "", "")]
+
+
+@pytest.mark.skipif(not (DATA / "squad").exists(), reason=f"{DATA / 'squad'} is not here")
+def test_real_questions_read_whole() -> None:
+    data = read_data(DATA / "squad" / "dev.json", task=QA)
+    assert len(data.rows) == 227
+    assert all(row.label for row in data.rows)
+
+
+@pytest.mark.skipif(not (DATA / "wnut17").exists(), reason=f"{DATA / 'wnut17'} is not here")
+def test_real_tags_read_whole() -> None:
+    data = read_data(DATA / "wnut17" / "dev.conll", task=TAGS)
+    assert (len(data.rows), len(data.labels)) == (1009, 13)
+    words = (DATA / "wnut17" / "dev.conll").read_text(encoding="utf-8").count("\t")
+    assert sum(isinstance(row.label, tuple) and len(row.label) for row in data.rows) == words

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from sparse_serve.errors import DataError
-from sparse_serve.records import iter_records, text_of
+from sparse_serve.records import CONLL, PLAIN, SQUAD, TABLES, Format, iter_records, place, text_of
 
 
 def write(tmp_path: Path, name: str, content: str | bytes) -> Path:
@@ -76,3 +77,141 @@ def test_values_that_are_no_text_are_refused(value: object, message: str) -> Non
     assert text_of(Path("t.jsonl"), 7, {"a": "fine"}, "a") == "fine"
     with pytest.raises(DataError, match=f"t.jsonl, line 7: column 'a' {message}"):
         text_of(Path("t.jsonl"), 7, {"a": value}, "a")
+
+
+def test_a_line_of_plain_text_is_a_record(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.txt", "one\r\n\nthree")
+    assert list(iter_records(path, ["a"], PLAIN)) == [(1, {"a": "one"}), (2, {"a": ""}), (3, {"a": "three"})]
+
+
+def test_squad_has_a_record_for_each_question(tmp_path: Path) -> None:
+    answer = {"text": "Denver", "answer_start": 4}
+    squad = {
+        "version": "v2.0",
+        "data": [
+            {
+                "title": "A",
+                "paragraphs": [
+                    {
+                        "context": "The Denver Broncos.",
+                        "qas": [
+                            {"id": "a", "question": "Who?", "answers": [answer], "is_impossible": False},
+                            {
+                                "id": "b",
+                                "question": "When?",
+                                "answers": [],
+                                "plausible_answers": [answer],
+                                "is_impossible": True,
+                            },
+                        ],
+                    },
+                    {"context": "", "qas": []},
+                ],
+            },
+            {"paragraphs": [{"context": "x", "qas": [{"question": "Unlabelled?"}]}]},
+        ],
+    }
+    path = write(tmp_path, "t.json", json.dumps(squad, indent=1))
+    context = {"context": "The Denver Broncos."}
+    assert list(iter_records(path, ["question", "context"], SQUAD)) == [
+        (1, {"question": "Who?", "id": "a", "answer": ["Denver"], "answer_start": [4], **context}),
+        (2, {"question": "When?", "id": "b", "answer": [], "answer_start": [], **context}),
+        (3, {"question": "Unlabelled?", "context": "x"}),
+    ]
+
+
+def qas(question: object, context: object = "x") -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("{", "not JSON: .*; a SQuAD file is one object"),
+        ("[" * 100_000, "not JSON: nested too deeply"),
+        ("[]", "not SQuAD's JSON: it has no list 'data'; it is an object"),
+        ('{"data": {}}', "it has no list 'data'"),
+        ('{"data": [7]}', r"data\[0\] has no list 'paragraphs'"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', r"data\[0\].paragraphs\[0\] has no list 'qas'"),
+        ('{"data": [{"paragraphs": [null]}]}', r"data\[0\].paragraphs\[0\] has no list 'qas'"),
+        (qas(3), "question 1: a JSON int where a question is needed"),
+        (qas({"question": "q", "answers": "x"}), "question 1: its answers are 'x'; a list of objects"),
+        (qas({"question": "q", "answers": ["x"]}), r"question 1: its answers are \['x'\]; a list of objects"),
+        (qas({"question": "q", "answers": [{"text": "x"}]}), "an answer has no 'answer_start', only text"),
+        (qas({"question": "q", "answers": [{}]}), "an answer has no 'text', only nothing"),
+        (qas({"question": "q", "is_impossible": 1}), "is_impossible is 1; true or false is needed"),
+        (
+            qas({"question": "q", "is_impossible": True, "answers": [{"text": "x", "answer_start": 0}]}),
+            "question 1: it is_impossible, but has 1 answers",
+        ),
+    ],
+)
+def test_json_of_another_shape_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        list(iter_records(write(tmp_path, "t.json", content), ["question", "context"], SQUAD))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_other_names_are_not_in_files_that_have_their_own(tmp_path: Path) -> None:
+    squad = write(tmp_path, "t.json", qas({"question": "q"}))
+    with pytest.raises(
+        DataError, match="question 1: there is no column 'text_a'; the columns are question, con"
+    ):
+        list(iter_records(squad, ["text_a"], SQUAD))
+    with pytest.raises(DataError, match="no column 'words'; the columns are tokens, tags"):
+        list(iter_records(write(tmp_path, "t.conll", "a O\n"), ["words"], CONLL))
+
+
+@pytest.mark.parametrize("name", ["t.conll", "t.txt", "T.CONLL"])
+@pytest.mark.parametrize("separator", ["\t", " ", "   "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_sentence_of_columns_is_a_record(tmp_path: Path, name: str, separator: str, end: str) -> None:
+    lines = [
+        "-DOCSTART- -X- -X- O",
+        "",
+        "EU NNP B-NP B-ORG",
+        "rejects VBZ B-VP O",
+        "",
+        "",
+        "# sent_id = 7",
+        "# text = # is O",
+        "# NN B-NP O",
+        "# VBZ O I-MISC",
+        ". . O O",
+        "-DOCSTART- -X- O O",
+        "Bonn NNP I-NP B-LOC",
+    ]
+    content = end.join(line if "=" in line else line.replace(" ", separator) for line in lines)
+    assert list(iter_records(write(tmp_path, name, content), ["tokens"], CONLL)) == [
+        (3, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}),
+        (9, {"tokens": ["#", "#", "."], "tags": ["O", "I-MISC", "O"]}),
+        (13, {"tokens": ["Bonn"], "tags": ["B-LOC"]}),
+    ]
+
+
+def test_tokens_between_tabs_may_hold_blanks_and_hashes(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.conll", "#\tO\nNew York\tB-LOC\n\t\n#tag\tO\n\u3000\tO\n# x\tO\n")
+    assert [record["tokens"] for _, record in iter_records(path, ["tokens"], CONLL)] == [
+        ["#", "New York"],
+        ["#tag", "\u3000", "# x"],
+    ]
+
+
+def test_a_token_without_a_tag_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.conll", "a O\nb\n")
+    with pytest.raises(DataError, match="line 2: 'b' is one column; a token and its tag are needed"):
+        list(iter_records(path, ["tokens"], CONLL))
+
+
+@pytest.mark.parametrize("formats", [TABLES, {**TABLES, **SQUAD}, CONLL])
+def test_what_a_file_may_be_is_told(tmp_path: Path, formats: dict[str, Format]) -> None:
+    with pytest.raises(
+        DataError, match=f"suffix '.xml'; accepted are {', '.join(formats)}".replace(".", r"\.")
+    ):
+        list(iter_records(tmp_path / "t.xml", ["a"], formats))
+
+
+def test_a_place_is_a_line_or_a_question() -> None:
+    assert place(Path("a/t.tsv"), 3) == "a/t.tsv, line 3"
+    assert place("dev.JSON", 3) == "dev.JSON, question 3"
