@@ -16,7 +16,8 @@ from datasets.exceptions import DatasetsError
 from sparse_serve.data import TEXT_PAIR, Arrange, Columns, Records, TextData, sample_records
 from sparse_serve.errors import DataError
 from sparse_serve.records import Record
-from sparse_serve.tasks import ProblemType
+from sparse_serve.rows import RowFormat
+from sparse_serve.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class SplitData:
 
 def read_split(
     split: DatasetSplit,
-    columns: Columns,
-    problem_type: ProblemType | None,
+    columns: Columns | None,
+    task: str | None,
     max_rows: int | None = None,
     seed: int = 0,
     arrange: Arrange | None = None,
@@ -74,24 +75,29 @@ def read_split(
         builder = datasets.load_dataset_builder(split.name, split.config)
         builder.download_and_prepare()
         rows = builder.as_dataset(split.split)
-    names = _columns(split, rows.column_names, columns, labelled=problem_type is not None)
+    kind = TASKS[task or "single_label_classification"].rows
+    columns = columns or kind.columns
+    names = _columns(split, rows.column_names, columns, None if task is None else kind)
     digest = hashlib.sha256()
     records: Records = _digested(_records(rows.select_columns(names)), digest.update)
     data = sample_records(
         str(split),
         records if arrange is None else arrange(str(split), records),
         columns,
-        problem_type=problem_type,
+        task=task,
         max_rows=max_rows,
         seed=seed,
     )
     return SplitData(data, digest.hexdigest(), str(builder.hash))
 
 
-def _columns(split: DatasetSplit, present: Sequence[str], columns: Columns, *, labelled: bool) -> list[str]:
-    """Return the columns to read."""
+def _columns(
+    split: DatasetSplit, present: Sequence[str], columns: Columns, labelled_by: RowFormat | None
+) -> list[str]:
+    """Return the columns to read: those of texts and, where rows are labelled, all that tell a label."""
     wanted = {columns.text: "--text-column"}
-    if labelled:
+    labels = [name for name in present if labelled_by and labelled_by.has_label({name: None}, columns)]
+    if labelled_by and not labels:
         wanted[columns.label] = "--label-column"
     if columns.text_pair is not None:
         wanted[columns.text_pair] = "--text-pair-column"
@@ -102,7 +108,7 @@ def _columns(split: DatasetSplit, present: Sequence[str], columns: Columns, *, l
                 f"name yours with {option}"
             )
     optional = [TEXT_PAIR] if columns.text_pair is None and TEXT_PAIR in present else []
-    return list(dict.fromkeys((*wanted, *optional)))
+    return list(dict.fromkeys((*wanted, *labels, *optional)))
 
 
 def _records(rows: "datasets.Dataset") -> Iterator[Record]:
