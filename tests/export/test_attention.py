@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.attention.implementations import sparsegen_attention, zero_share
+from sparse_export.attention.implementations import sparsegen_attention
+from sparse_export.attention.measures import zero_share
 from sparse_export.attention.sparsegen import sparsegen_lin
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from tiny_models import HEADS, LAMBD, LAYERS, make_model
 
 
@@ -47,7 +48,7 @@ def test_padding_does_not_change_an_answer(model: PreTrainedModel) -> None:
 
 
 def test_training_reaches_every_weight() -> None:
-    model = make_model(AttentionSpec("sparsegen", LAMBD))
+    model = make_model(AttentionSpec(LAMBD))
     model.set_attn_implementation("sparsegen")
     ids = torch.randint(5, 40, (4, 12), generator=torch.Generator().manual_seed(0))
     model(ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([0, 1, 2, 0])).loss.backward()

@@ -14,20 +14,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sparse_export.attention.implementations import axis_attention
+from sparse_export.attention.masks import LayerMask, Sampling
 from sparse_export.attention.patterns import LayerPattern, random_keys
-from sparse_export.encoders.axis import (
-    LayerMask,
-    Sampling,
-    forced,
-    layer_patterns,
-    learned_modules,
-    recorded,
-    sampling_of,
-)
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, new_classifier, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import layers_of
+from sparse_export.encoders.patterned import forced, layer_patterns, pattern_modules, recorded, sampling_of
+from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import CheckpointError
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Classification
 from tiny_models import (
     FAMILIES,
     HEADS,
@@ -43,14 +38,14 @@ from tiny_models import (
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
-TASK = Task("single_label_classification", LABELS)
+TASK = Classification(LABELS)
 AXIS = AttentionSpec.parse("axis", None)
 DENSE = AttentionSpec()
 
 
 def with_attention(spec: AttentionSpec, family: str = "bert") -> PreTrainedModel:
     model = make_model(spec, family).eval()
-    model.set_attn_implementation("eager" if spec.kind == "softmax" else spec.implementation)
+    model.set_attn_implementation("eager" if spec.is_dense else spec.implementation)
     return model
 
 
@@ -199,7 +194,7 @@ def test_the_dense_stage_is_full_attention() -> None:
     for lambd in (None, -1.0):
         model = with_attention(AttentionSpec.parse("axis", lambd))
         if lambd is not None:
-            sparsegen = with_attention(AttentionSpec("sparsegen", lambd))
+            sparsegen = with_attention(AttentionSpec(lambd))
             dense = sparsegen(ids, attention_mask=mask).logits
         sampling_of(model).dense = True
         for training in (True, False):
@@ -298,14 +293,14 @@ def test_training_reaches_every_weight(name: str, lambd: float | None, mask: str
     torch.manual_seed(0)
     with recorded(model) as layers:
         loss = model(ids, attention_mask=masks()[mask], labels=torch.arange(ROWS) % 3).loss
-    learns = bool(learned_modules(model))
+    learns = bool(pattern_modules(model))
     shares = [layer.rho for layer in layers if layer.rho is not None]
     assert len(shares) == (LAYERS if learns else 0)
     assert all(((rho >= 0) & (rho <= 1)).all() for rho in shares)
     loss.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     assert all(grad is not None and torch.isfinite(grad).all() for grad in gradients.values())
-    for module in learned_modules(model):
+    for module in pattern_modules(model):
         assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
 
 
@@ -332,7 +327,7 @@ def test_training_without_noise_attends_as_evaluation_does(model_with_axis: PreT
 @pytest.mark.parametrize("name", ["diagonal+global1", "layer-diagonal"])
 def test_learned_diagonals_are_those_above_zero(name: str) -> None:
     model = with_attention(AttentionSpec.parse(name, None))
-    modules = learned_modules(model)
+    modules = pattern_modules(model)
     assert len(modules) == (1 if name == "diagonal+global1" else LAYERS)
     for index, module in enumerate(modules):
         module.logits.fill_(-1)
@@ -360,16 +355,16 @@ def test_every_family_saves_copies_and_loads(family: str, name: str, tmp_path: P
     model = with_attention(spec, family)
     ids, _ = token_ids()
     expected = model(ids).logits
-    save_classifier(model, make_tokenizer(tmp_path, family), tmp_path)
-    loaded = load_classifier(tmp_path)
-    assert AttentionSpec.from_config(loaded.config) == spec
+    save_checkpoint(model, make_tokenizer(tmp_path, family), tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert ModelSpec.of(loaded.config).attention == spec
     assert type(loaded).__name__ == type(model).__name__
     assert layer_patterns(loaded) == layer_patterns(model)
     again = copy.deepcopy(loaded)
     for each in (loaded, again):
         torch.testing.assert_close(each(ids).logits, expected, rtol=0, atol=1e-5)
     # A copy is one of its own.
-    for module in learned_modules(again):
+    for module in pattern_modules(again):
         for parameter in module.parameters():
             parameter.fill_(1.0)
     sampling_of(again).noise = 0.0
@@ -384,19 +379,19 @@ def test_every_family_saves_copies_and_loads(family: str, name: str, tmp_path: P
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["bert", "mobilebert"])
 def test_what_was_learned_is_left_out_of_full_attention(family: str, tmp_path: Path) -> None:
-    save_classifier(with_attention(AXIS, family), make_tokenizer(tmp_path, family), tmp_path)
+    save_checkpoint(with_attention(AXIS, family), make_tokenizer(tmp_path, family), tmp_path)
     ids, _ = token_ids()
-    dense = load_classifier(tmp_path, DENSE)
+    dense = load_checkpoint(tmp_path, DENSE)
     torch.testing.assert_close(
         dense(ids).logits, with_attention(DENSE, family)(ids).logits, rtol=0, atol=1e-4
     )
-    fixed = load_classifier(tmp_path, AttentionSpec.parse("local1", None))
+    fixed = load_checkpoint(tmp_path, AttentionSpec.parse("local1", None))
     assert (fixed(ids).logits - dense(ids).logits).abs().max() > 1e-3
 
 
 @pytest.fixture
 def folder(tmp_path: Path, model_with_axis: PreTrainedModel) -> Path:
-    save_classifier(model_with_axis, make_tokenizer(tmp_path), tmp_path)
+    save_checkpoint(model_with_axis, make_tokenizer(tmp_path), tmp_path)
     return tmp_path
 
 
@@ -404,19 +399,19 @@ def test_a_fresh_pattern_begins_near_the_middle(folder: Path) -> None:
     """Training adds what the encoder lacks, seeded; what a checkpoint has already is trained further."""
     dense = folder / "dense"
     dense.mkdir()
-    save_classifier(with_attention(DENSE), make_tokenizer(dense), dense)
-    first, same, other = (new_classifier(dense, AXIS, TASK, seed=seed) for seed in (1, 1, 2))
-    for one, two, three in zip(*(learned_modules(each) for each in (first, same, other)), strict=True):
+    save_checkpoint(with_attention(DENSE), make_tokenizer(dense), dense)
+    first, same, other = (new_model(dense, AXIS, TASK, seed=seed) for seed in (1, 1, 2))
+    for one, two, three in zip(*(pattern_modules(each) for each in (first, same, other)), strict=True):
         assert torch.equal(one.weight, two.weight)
         assert not torch.equal(one.weight, three.weight)
         assert 0.01 < one.weight.std() < 0.03
         assert not one.bias.any()
-    further = new_classifier(folder, AXIS, TASK)
+    further = new_model(folder, AXIS, TASK)
     for name, weight in load_file(folder / "model.safetensors").items():
         if ".axis." in name:
             assert torch.equal(further.get_parameter(name), weight)
-    diagonal = new_classifier(dense, AttentionSpec.parse("diagonal", None), TASK)
-    assert not learned_modules(diagonal)[0].logits.any()
+    diagonal = new_model(dense, AttentionSpec.parse("diagonal", None), TASK)
+    assert not pattern_modules(diagonal)[0].logits.any()
 
 
 FIRST = "bert.encoder.layer.0.axis"
@@ -449,7 +444,7 @@ def test_axis_layers_that_cannot_be_right(
     weights = {name: tensor for name, tensor in (load_file(path) | changes).items() if tensor is not None}
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(CheckpointError, match=message) as raised:
-        load_classifier(folder)
+        load_checkpoint(folder)
     assert str(raised.value).startswith(str(folder))
     assert "\n" not in str(raised.value)
 
@@ -457,7 +452,7 @@ def test_axis_layers_that_cannot_be_right(
 def test_a_pattern_that_the_checkpoint_never_learned(folder: Path) -> None:
     dense = folder / "dense"
     dense.mkdir()
-    save_classifier(with_attention(DENSE), make_tokenizer(dense), dense)
+    save_checkpoint(with_attention(DENSE), make_tokenizer(dense), dense)
     for name, first in (("axis", f"{FIRST}.bias"), ("diagonal", r"bert\.diagonals\.logits")):
         with pytest.raises(CheckpointError, match=f"learned pattern, first {first}"):
-            load_classifier(dense, AttentionSpec.parse(name, None))
+            load_checkpoint(dense, AttentionSpec.parse(name, None))

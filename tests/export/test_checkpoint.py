@@ -9,22 +9,26 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, BertConfig, BertModel, PreTrainedModel
-
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    load_classifier,
-    load_tokenizer,
-    new_classifier,
-    save_classifier,
-    task_of,
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
 )
+
+from sparse_export.attention.resolve import resolve_attention
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import max_tokens
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.tasks import task_by_architecture
 from sparse_serve.errors import CheckpointError, OptionError
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
 from tiny_models import FAMILIES, LAMBD, POSITIONS, make_model, make_tokenizer
 
-TWO = Task("single_label_classification", ("a", "b"))
+TWO = Classification(("a", "b"))
 
 
 @pytest.fixture
@@ -45,8 +49,13 @@ def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
 
 def test_remembers_its_attention(model: PreTrainedModel, checkpoint: Path) -> None:
     stored = json.loads((checkpoint / "config.json").read_text())
-    assert stored["sparse_attention"] == {"kind": "sparsegen", "lambd": LAMBD}
-    assert AttentionSpec.from_config(model.config) == AttentionSpec("sparsegen", LAMBD)
+    assert stored["sparse_serve"]["attention"] == {
+        "normalizer": "sparsegen",
+        "lambd": LAMBD,
+        "pattern": None,
+    }
+    assert "AutoModel" in stored["sparse_serve"]["note"]
+    assert ModelSpec.of(model.config).attention == AttentionSpec(LAMBD)
     assert model.config._attn_implementation == "sparsegen"
     assert not model.training
 
@@ -54,16 +63,16 @@ def test_remembers_its_attention(model: PreTrainedModel, checkpoint: Path) -> No
 @torch.no_grad()
 def test_attention_can_be_swapped_on_the_same_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     ids = torch.randint(5, 40, (2, 12), generator=torch.Generator().manual_seed(0))
-    dense = load_classifier(checkpoint, AttentionSpec())
-    again = load_classifier(checkpoint, AttentionSpec("sparsegen", LAMBD))
-    assert AttentionSpec.from_config(dense.config) == AttentionSpec()
+    dense = load_checkpoint(checkpoint, AttentionSpec())
+    again = load_checkpoint(checkpoint, AttentionSpec(LAMBD))
+    assert ModelSpec.of(dense.config).attention == AttentionSpec()
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
     assert (dense(ids).logits - model(ids).logits).abs().max() > 1e-3
 
 
 def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
-    spec = AttentionSpec("sparsegen", -4)
-    first, same, other = (new_classifier(checkpoint, spec, TWO, seed=seed) for seed in (1, 1, 2))
+    spec = AttentionSpec(-4)
+    first, same, other = (new_model(checkpoint, spec, TWO, seed=seed) for seed in (1, 1, 2))
     assert first.training
     assert first.config.id2label == {0: "a", 1: "b"}
     assert torch.equal(first.classifier.weight, same.classifier.weight)
@@ -73,12 +82,12 @@ def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
 def test_from_scratch_nothing_of_the_encoder_but_its_shape_is_left(
     model: PreTrainedModel, checkpoint: Path
 ) -> None:
-    spec = AttentionSpec("sparsegen", -4)
+    spec = AttentionSpec(-4)
     first, same, other = (
-        new_classifier(checkpoint, spec, TWO, seed=seed, from_scratch=True) for seed in (1, 1, 2)
+        new_model(checkpoint, spec, TWO, seed=seed, from_scratch=True) for seed in (1, 1, 2)
     )
     assert first.training
-    assert AttentionSpec.from_config(first.config) == spec
+    assert ModelSpec.of(first.config).attention == spec
     assert first.config._attn_implementation == "sparsegen"
     for name, weight in first.named_parameters():
         assert weight.dtype == torch.float32
@@ -92,26 +101,27 @@ def test_from_scratch_nothing_of_the_encoder_but_its_shape_is_left(
 @pytest.mark.parametrize(
     "task",
     [
-        Task("single_label_classification", ("a", "b", "c")),
-        Task("multi_label_classification", ("a",)),
-        Task("multi_label_classification", ("a", "b", "c")),
-        Task("regression", ("score",)),
+        Classification(("a", "b", "c")),
+        MultiLabel(("a",)),
+        MultiLabel(("a", "b", "c")),
+        Regression(("score",)),
     ],
 )
 def test_a_checkpoint_says_what_it_answers(checkpoint: Path, tmp_path: Path, task: Task) -> None:
-    model = new_classifier(checkpoint, AttentionSpec(), task)
-    save_classifier(model, load_tokenizer(checkpoint), tmp_path / "new")
-    again = load_classifier(tmp_path / "new")
-    assert task_of(again.config) == task
-    assert again(torch.tensor([[2, 3]])).logits.shape == (1, task.num_labels)
+    model = new_model(checkpoint, AttentionSpec(), task)
+    save_checkpoint(model, load_tokenizer(checkpoint), tmp_path / "new")
+    again = load_checkpoint(tmp_path / "new")
+    assert ModelSpec.of(again.config).task == task
+    assert again(torch.tensor([[2, 3]])).logits.shape == (1, task.width)
 
 
 @pytest.mark.parametrize(("labels", "problem_type"), [(1, "regression"), (2, "single_label_classification")])
 def test_without_a_problem_type_it_is_read_as_transformers_does(labels: int, problem_type: str) -> None:
-    config = BertConfig(num_labels=labels)
+    config = BertConfig(num_labels=labels, architectures=["BertForSequenceClassification"])
     assert config.problem_type is None
-    task = task_of(config)
-    assert (task.problem_type, task.num_labels) == (problem_type, labels)
+    task = task_by_architecture(config)
+    assert task is not None
+    assert (task.type, task.width) == (problem_type, labels)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +136,9 @@ def test_without_a_problem_type_it_is_read_as_transformers_does(labels: int, pro
     ],
 )
 def test_labels_that_cannot_be_served(config: BertConfig, message: str) -> None:
+    config.architectures = ["BertForSequenceClassification"]
     with pytest.raises(CheckpointError, match=message):
-        task_of(config)
+        task_by_architecture(config)
 
 
 @pytest.mark.parametrize(
@@ -143,63 +154,65 @@ def test_labels_that_cannot_be_served(config: BertConfig, message: str) -> None:
         (None, -4.0, "needs --attention sparsegen"),
     ],
 )
-def test_attention_out_of_range(kind: str | None, lambd: float | None, message: str, tmp_path: Path) -> None:
-    BertConfig().save_pretrained(tmp_path)
+def test_attention_out_of_range(kind: str | None, lambd: float | None, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        AttentionSpec.override(kind, lambd, tmp_path)
+        resolve_attention(AttentionSpec(), kind, lambd)
 
 
-def test_no_override(tmp_path: Path) -> None:
-    assert AttentionSpec.override(None, None, tmp_path) is None
-    assert AttentionSpec.override("sparsegen", -4.0, tmp_path) == AttentionSpec("sparsegen", -4.0)
-
-
-def test_an_override_leaves_the_rest_as_the_checkpoint_has_it(tmp_path: Path) -> None:
+def test_what_is_not_asked_for_stays_as_the_checkpoint_has_it() -> None:
     own = AttentionSpec.parse("local2+random1", None, seed=7)
-    config = BertConfig()
-    own.store(config)
-    config.save_pretrained(tmp_path)
-    assert AttentionSpec.override(None, -4.0, tmp_path) == replace(own, lambd=-4.0)
-    assert AttentionSpec.override("local2+random1", None, tmp_path) == own
-    other = AttentionSpec.override("random2+global1", None, tmp_path)
+    assert resolve_attention(own, None, None) == own
+    assert resolve_attention(own, None, -4.0) == replace(own, lambd=-4.0)
+    assert resolve_attention(own, "local2+random1", None) == own
+    other = resolve_attention(own, "random2+global1", None)
     assert other == AttentionSpec.parse("random2+global1", None, seed=7)
-    assert AttentionSpec.override("local3", -1.0, tmp_path) == AttentionSpec.parse("local3", -1.0)
+    assert resolve_attention(own, "local3", -1.0) == AttentionSpec.parse("local3", -1.0)
+    assert resolve_attention(own, "random2", None, seed=3) == AttentionSpec.parse("random2", None, seed=3)
+    assert resolve_attention(own, "sparsegen", -4.0) == AttentionSpec(-4.0)
+
+
+def test_a_default_takes_the_place_of_softmax_that_nobody_asked_for() -> None:
+    default = AttentionSpec(-4.0)
+    assert resolve_attention(AttentionSpec(), None, None, default=default) == default
+    assert resolve_attention(AttentionSpec(), None, -1.0, default=default) == AttentionSpec(-1.0)
+    assert resolve_attention(AttentionSpec(), "sparsegen", None, default=default) == default
+    assert resolve_attention(AttentionSpec(), "softmax", None, default=default) == AttentionSpec()
+    own = AttentionSpec.parse("local2", None)
+    assert resolve_attention(own, None, None, default=default) == own
 
 
 @pytest.mark.parametrize("stored", [{"local": 10**10}, {"offsets": [[0, 10**12]]}, {"global_size": 10**9}])
 def test_patterns_larger_than_the_encoder(copy: Path, stored: dict[str, Any]) -> None:
-    config = json.loads((copy / "config.json").read_text())
-    config["sparse_attention"] = {"kind": "axis", "lambd": None, "pattern": stored}
-    (copy / "config.json").write_text(json.dumps(config))
+    edit_config(copy, sparse_serve=None, sparse_attention={"kind": "axis", "lambd": None, "pattern": stored})
     with pytest.raises(CheckpointError, match=r"config\.json: the (local|offset|global) size .* larger than"):
-        load_classifier(copy)
+        load_checkpoint(copy)
     with pytest.raises(OptionError, match="the local size 600 of attention local600 is larger"):
-        load_classifier(copy, AttentionSpec.parse("local600", None))
+        load_checkpoint(copy, AttentionSpec.parse("local600", None))
 
 
 def test_nan_weights(copy: Path) -> None:
     edit_weights(copy, **{"classifier.weight": torch.full((3, 64), torch.nan)})
     with pytest.raises(CheckpointError, match=r"classifier\.weight \(3, 64\) holds NaN"):
-        load_classifier(copy)
+        load_checkpoint(copy)
 
 
 def test_no_head(tmp_path: Path) -> None:
     BertModel(BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(
         tmp_path
     )
-    with pytest.raises(CheckpointError, match="no classification head"):
-        load_classifier(tmp_path)
+    with pytest.raises(CheckpointError, match="no head"):
+        load_checkpoint(tmp_path)
 
 
 def test_missing_encoder_weight(copy: Path) -> None:
     edit_weights(copy, **{"bert.encoder.layer.0.attention.self.query.weight": None})
     with pytest.raises(CheckpointError, match="1 weights of the encoder are missing"):
-        load_classifier(copy)
+        load_checkpoint(copy)
 
 
 def test_encoder_that_is_not_what_its_config_says(copy: Path) -> None:
     edit_config(copy, intermediate_size=100)
-    for load in (load_classifier, lambda path: new_classifier(path, AttentionSpec(), TWO)):
+    for load in (load_checkpoint, lambda path: new_model(path, AttentionSpec(), TWO)):
         with pytest.raises(CheckpointError):
             load(copy)
 
@@ -207,14 +220,14 @@ def test_encoder_that_is_not_what_its_config_says(copy: Path) -> None:
 def test_damaged_weights(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match="the weights cannot be loaded"):
-        load_classifier(copy)
+        load_checkpoint(copy)
 
 
 def test_pickled_weights_are_not_read(copy: Path) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="the weights cannot be loaded"):
-        load_classifier(copy)
+        load_checkpoint(copy)
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "albert", "gpt2"])
@@ -222,21 +235,21 @@ def test_other_family(copy: Path, family: str) -> None:
     AutoConfig.for_model(family).save_pretrained(copy)
     supported = "bert, roberta, distilbert, electra, xlm-roberta, camembert, mobilebert"
     with pytest.raises(CheckpointError, match=f"is a {family} model; supported families: {supported}$"):
-        load_classifier(copy)
+        load_checkpoint(copy)
 
 
 @pytest.fixture(params=FAMILIES)
 def of_family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     """A family, and a folder with a checkpoint of it."""
     family = request.param
-    model = make_model(AttentionSpec("sparsegen", LAMBD), family)
-    save_classifier(model, make_tokenizer(tmp_path, family), tmp_path)
+    model = make_model(AttentionSpec(LAMBD), family)
+    save_checkpoint(model, make_tokenizer(tmp_path, family), tmp_path)
     return family, tmp_path
 
 
 def test_every_family_loads(of_family: tuple[str, Path]) -> None:
     family, folder = of_family
-    model, expected = load_classifier(folder), make_model(AttentionSpec("sparsegen", LAMBD), family)
+    model, expected = load_checkpoint(folder), make_model(AttentionSpec(LAMBD), family)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, expected.state_dict()[name])
     assert max_tokens(model.config) == POSITIONS
@@ -250,17 +263,17 @@ def test_every_familys_damage_is_seen(of_family: tuple[str, Path]) -> None:
     first_layer = next(name for name in weights if name.startswith(base) and ".layer.0." in name)
     edit_weights(folder, **{first_layer: None})
     with pytest.raises(CheckpointError, match="1 weights of the encoder are missing"):
-        load_classifier(folder)
+        load_checkpoint(folder)
 
 
 def test_every_familys_encoder_gets_a_head(
     of_family: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     encoder = tmp_path_factory.mktemp("encoder")
-    load_classifier(of_family[1]).base_model.save_pretrained(encoder)
-    with pytest.raises(CheckpointError, match="no classification head"):
-        load_classifier(encoder)
-    first, same, other = (new_classifier(encoder, AttentionSpec(), TWO, seed=seed) for seed in (1, 1, 2))
+    load_checkpoint(of_family[1]).base_model.save_pretrained(encoder)
+    with pytest.raises(CheckpointError, match="no head"):
+        load_checkpoint(encoder)
+    first, same, other = (new_model(encoder, AttentionSpec(), TWO, seed=seed) for seed in (1, 1, 2))
     ids = torch.arange(5, 17)[None]
     logits, *others = (model.eval()(ids).logits for model in (first, same, other))
     assert logits.shape == (1, 2)
@@ -273,7 +286,7 @@ def test_no_padding_id(tmp_path: Path, family: str) -> None:
     make_model(AttentionSpec(), family).save_pretrained(tmp_path)
     edit_config(tmp_path, pad_token_id=None)
     with pytest.raises(CheckpointError, match="has no pad_token_id"):
-        load_classifier(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 @torch.no_grad()
@@ -282,7 +295,7 @@ def test_padding_beside_a_text_does_not_change_its_answer(tmp_path: Path) -> Non
     original = make_model(AttentionSpec(), "mobilebert").eval()
     original.get_input_embeddings().weight[0] = 1
     original.save_pretrained(tmp_path)
-    loaded, ids = load_classifier(tmp_path), torch.arange(5, 12)[None]
+    loaded, ids = load_checkpoint(tmp_path), torch.arange(5, 12)[None]
     padded = torch.nn.functional.pad(ids, (0, 3))
     torch.testing.assert_close(loaded(padded, padded > 0).logits, original(ids).logits)
     assert (original(padded, padded > 0).logits - original(ids).logits).abs().max() > 1e-3
@@ -290,19 +303,62 @@ def test_padding_beside_a_text_does_not_change_its_answer(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("stored", [{"kind": "sparsegen", "lambd": 2}, {"kind": "entmax"}, {"window": 3}, 7])
 def test_malformed_attention(copy: Path, stored: object) -> None:
-    edit_config(copy, sparse_attention=stored)
+    edit_config(copy, sparse_serve=None, sparse_attention=stored)
     with pytest.raises(CheckpointError, match="sparse_attention is"):
-        load_classifier(copy)
+        load_checkpoint(copy)
+    edit_config(copy, sparse_serve={"version": 1, "attention": stored})
+    with pytest.raises(CheckpointError, match=r"sparse_serve\.attention is"):
+        load_checkpoint(copy)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (7, "has version 7, this package reads version 1"),
+        ({"version": 2}, "has version 2, this package reads version 1"),
+        ({"version": 1, "adapters": {}}, "unknown entries adapters"),
+        ({"version": 1, "positions": "rotary"}, "positions is 'rotary'; known are learned, sinusoidal"),
+        (
+            {"version": 1, "tasks": {"default": {"type": "translation"}}},
+            "tasks: task 'translation' is not known",
+        ),
+        (
+            {"version": 1, "tasks": {"default": {"type": "regression", "labels": []}}},
+            "tasks: regression needs",
+        ),
+        ({"version": 1, "tasks": ["regression"]}, "is malformed"),
+        ({"version": 1, "extensions": {"narrow": 3}}, "is malformed"),
+    ],
+)
+def test_malformed_spec(copy: Path, stored: object, message: str) -> None:
+    edit_config(copy, sparse_serve=stored)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(copy)
+
+
+def test_what_a_config_always_asks_for_is_not_handed_out(copy: Path) -> None:
+    edit_config(copy, output_hidden_states=True, output_attentions=True)
+    answered = load_checkpoint(copy)(torch.tensor([[2, 3]]))
+    assert set(answered) == {"logits"}
+
+
+@torch.no_grad()
+def test_a_stock_model_attends_densely_and_the_config_says_so(copy: Path) -> None:
+    ids = torch.randint(5, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+    stock = AutoModelForSequenceClassification.from_pretrained(copy).eval()
+    dense = load_checkpoint(copy, AttentionSpec())
+    torch.testing.assert_close(stock(ids).logits, dense(ids).logits)
+    assert "load_checkpoint" in stock.config.sparse_serve["note"]
 
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CheckpointError, match=r"has no config\.json"):
-            load_classifier(path)
+            load_checkpoint(path)
     for text in ("{", '{"model_type": "bert", "hidden_size": "many"}', '{"model_type": "no such family"}'):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match="cannot be read"):
-            load_classifier(tmp_path)
+            load_checkpoint(tmp_path)
 
 
 def test_no_tokenizer(copy: Path) -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BertConfig
 
-from sparse_export.attention.implementations import zero_shares
+from sparse_export.attention.measures import zero_shares
 from sparse_export.attention.patterns import LayerPattern, Pattern, random_keys
-from sparse_export.encoders.axis import forced
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.patterned import forced
+from sparse_export.encoders.spec import ModelSpec, store_attention
 from sparse_serve.errors import CheckpointError, OptionError
 from tiny_models import LAYERS, make_model
 
@@ -250,11 +251,12 @@ def test_what_no_text_can_use_is_refused(pattern: Pattern, tokens: int, largest:
 )
 @pytest.mark.parametrize("lambd", [None, -4.0])
 def test_configs_remember_it(pattern: Pattern, lambd: float | None, tmp_path: Path) -> None:
-    spec, config = AttentionSpec("axis", lambd, pattern), BertConfig()
-    spec.store(config)
+    spec, config = AttentionSpec(lambd, pattern), BertConfig()
+    store_attention(config, spec)
     config.save_pretrained(tmp_path)
-    assert AttentionSpec.from_config(BertConfig.from_pretrained(tmp_path)) == spec
-    assert json.loads((tmp_path / "config.json").read_text())["sparse_attention"]["kind"] == "axis"
+    assert ModelSpec.of(BertConfig.from_pretrained(tmp_path)).attention == spec
+    stored = json.loads((tmp_path / "config.json").read_text())["sparse_serve"]["attention"]
+    assert stored["normalizer"] == ("softmax" if lambd is None else "sparsegen")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_configs_that_make_no_sense(stored: object) -> None:
     config = BertConfig()
     config.sparse_attention = {"kind": "axis", "lambd": None, "pattern": stored}
     with pytest.raises(CheckpointError, match="sparse_attention is"):
-        AttentionSpec.from_config(config)
+        ModelSpec.of(config).attention
 
 
 def test_offsets_are_one_set_for_all_layers_or_one_for_each() -> None:

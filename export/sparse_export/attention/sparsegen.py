@@ -74,10 +74,20 @@ class _SparsegenLin(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (support,) = ctx.saved_tensors
-        on_support = grads[0].masked_fill(~support, 0)
-        size = support.sum(ctx.dim, keepdim=True).clamp_min(1)
-        mean = on_support.sum(ctx.dim, keepdim=True) / size
-        return ((on_support - mean).masked_fill(~support, 0) / (1 - ctx.lambd), None, None)
+        return (support_gradient(grads[0], support, ctx.dim) / (1 - ctx.lambd), None, None)
+
+
+def support_gradient(gradient: Tensor, support: Tensor, dim: int) -> Tensor:
+    """Return (1 − λ) times the gradient of sparsegen-lin by its scores: centred on the support, 0 off it.
+
+    Args:
+        gradient: of a loss by the weights.
+        support: bool, of the same shape, where the weights are above 0.
+        dim: the dimension that was normalised.
+    """
+    on_support = gradient.masked_fill(~support, 0)
+    mean = on_support.sum(dim, keepdim=True) / support.sum(dim, keepdim=True).clamp_min(1)
+    return (on_support - mean).masked_fill(~support, 0)
 
 
 def _project(scores: Tensor, lambd: float, dim: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""The encoder families: what of each its exported graph has to know.
+"""The encoder families: what of each the rest has to know.
 
 Attention reaches all of them by Transformers' own interface (see `attention`) and their layers work on any
-layout of tokens. What differs is the rest: how positions are counted, whether there are segments, whether
-embeddings mix neighbouring tokens, and which head reads the first token.
+layout of tokens. What differs is the rest: what layers are called, how positions are counted, whether there are
+segments, whether embeddings mix neighbouring tokens, and which head reads the first token.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sparse_serve.errors import CheckpointError
+from sparse_serve.errors import CheckpointError, OptionError
 
 
 def _pooled(model: PreTrainedModel, first: Tensor) -> Tensor:
@@ -38,22 +38,30 @@ class Family:
             from 0, otherwise.
         has_segments: takes `token_type_ids`, if its config has more than one type.
         joins_neighbours: the embedding of a token takes in its neighbours' (`trigram_input`).
+        layers: name of the encoder's list of layers.
+        attention_norm: name, within a layer, of the norm behind the attention, whose input is as wide as the
+            layer's: where an extension may add to it. None where there is no such norm.
     """
 
     head: Callable[[PreTrainedModel, Tensor], Tensor]
     counts_ids: bool = False
     has_segments: bool = True
     joins_neighbours: bool = False
+    layers: str = "encoder.layer"
+    attention_norm: str | None = "attention.output.LayerNorm"
 
 
 FAMILIES = {
     "bert": Family(_pooled),
     "roberta": Family(_own_head, counts_ids=True),
-    "distilbert": Family(_pre_classified, has_segments=False),
+    "distilbert": Family(
+        _pre_classified, has_segments=False, layers="transformer.layer", attention_norm="sa_layer_norm"
+    ),
     "electra": Family(_own_head),
     "xlm-roberta": Family(_own_head, counts_ids=True),
     "camembert": Family(_own_head, counts_ids=True),
-    "mobilebert": Family(_pooled, joins_neighbours=True),
+    # Its attention works on a bottleneck, narrower than the layer.
+    "mobilebert": Family(_pooled, joins_neighbours=True, attention_norm=None),
 }
 
 
@@ -102,12 +110,23 @@ def position_ids(config: PreTrainedConfig, input_ids: Tensor) -> Tensor:
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """Return the encoder's layers, whose forward passes take the hidden states `(B, L, M)` first."""
-    count = model.config.num_hidden_layers
-    return next(
-        module
-        for module in model.base_model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    )
+    return cast(nn.ModuleList, model.base_model.get_submodule(family_of(model.config).layers))
+
+
+def attention_norm(model: PreTrainedModel, index: int) -> nn.Module:
+    """Return the norm behind the attention of layer `index`: its input is h + attention(h), `(B, L, M)`.
+
+    Raises:
+        OptionError: the family's layers have none of the layer's width.
+    """
+    name = family_of(model.config).attention_norm
+    if name is None:
+        possible = ", ".join(each for each, family in FAMILIES.items() if family.attention_norm is not None)
+        raise OptionError(
+            f"the layers of a {model.config.model_type} model have no norm behind the attention that an "
+            f"extension could add to; families that have: {possible}"
+        )
+    return layers_of(model)[index].get_submodule(name)
 
 
 def silence_padding(model: PreTrainedModel) -> None:

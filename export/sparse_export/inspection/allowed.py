@@ -8,7 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparse_export.encoders.axis import LayerMask
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import rho
 
 Flags = npt.NDArray[np.bool_]
 
@@ -80,5 +81,6 @@ def _diagonals(mask: LayerMask, length: int) -> list[int]:
 
 
 def _shares_off(pairs: Flags) -> list[float]:
-    shares: list[float] = (1 - pairs.mean(axis=(1, 2))).tolist()
+    kept, length = torch.from_numpy(pairs).sum((1, 2)), torch.tensor(pairs.shape[-1])
+    shares: list[float] = rho(kept, length).tolist()
     return shares

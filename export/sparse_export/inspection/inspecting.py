@@ -7,7 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec, cut_length, load_classifier, load_tokenizer
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.inspection.maps import AttentionMaps, attention_maps, select_attention
 from sparse_export.inspection.tokens import TokenizedText, tokenize
 from sparse_serve.errors import CheckpointError, OptionError
@@ -87,7 +90,7 @@ class Inspector:
         """
         first = options.checkpoint
         names = tuple(dict.fromkeys((first, *options.beside)))
-        self._models = {name: load_classifier(name) for name in names}
+        self._models = {name: load_checkpoint(name) for name in names}
         self._tokenizers = {name: load_tokenizer(name) for name in names}
         self.variants = _variants(first, options.lambdas, self._models)
         self.layers, self.heads = _shape(self._models[first])
@@ -138,7 +141,7 @@ def _variants(
     first: str, lambdas: tuple[float, ...] | None, models: Mapping[str, PreTrainedModel]
 ) -> tuple[Variant, ...]:
     """The first checkpoint's attentions from dense to sparse, then the others as they are."""
-    trained = {name: AttentionSpec.from_config(model.config) for name, model in models.items()}
+    trained = {name: ModelSpec.of(model.config).attention for name, model in models.items()}
     if lambdas is None and len(models) > 1:
         lambdas = ()
     shown = {trained[first], *_exchanged(trained[first], lambdas)}
@@ -161,13 +164,7 @@ def _exchanged(own: AttentionSpec, lambdas: tuple[float, ...] | None) -> list[At
         if own.pattern is not None:
             return [AttentionSpec()]
         lambdas = _DEFAULT_LAMBDAS
-    return [_over_same_keys(own, lambd) for lambd in (None, *lambdas)] if lambdas else []
-
-
-def _over_same_keys(own: AttentionSpec, lambd: float | None) -> AttentionSpec:
-    if own.pattern is not None:
-        return replace(own, lambd=lambd)
-    return AttentionSpec() if lambd is None else AttentionSpec("sparsegen", lambd)
+    return [replace(own, lambd=lambd) for lambd in (None, *lambdas)] if lambdas else []
 
 
 def _by_density(attentions: Iterable[AttentionSpec]) -> list[AttentionSpec]:

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention.implementations import zero_shares
-from sparse_export.encoders.axis import LayerMask, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec, task_of
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import zero_shares
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.patterned import recorded
+from sparse_export.encoders.spec import ModelSpec, store_attention
 from sparse_export.inspection.allowed import AllowedPairs, allowed_pairs
 from sparse_export.inspection.tokens import TokenizedText
-from sparse_serve.tasks import Task
+from sparse_export.tasks import head_of
+from sparse_serve.tasks import EncodedText, Task
 
 Weights = npt.NDArray[np.float32]
 
@@ -26,8 +29,9 @@ class Prediction:
 
     Attributes:
         label: the best label; for several labels at once a JSON array of those with a score of at least
-            0.5; for regression the value as text.
-        scores: one per label of the checkpoint: softmax, sigmoid, or the values themselves.
+            0.5; for regression the value as text; the answer to a question; entities as a JSON array; empty for
+            an embedding.
+        scores: one per label of the checkpoint: softmax, sigmoid, or the values themselves; none of other tasks.
     """
 
     label: str
@@ -88,8 +92,8 @@ def select_attention(model: PreTrainedModel, attention: AttentionSpec) -> None:
     A model with a pattern may be given its own pattern or full attention. Softmax over all keys runs as
     "eager", the implementation that hands out its weights.
     """
-    attention.store(model.config)
-    model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
+    store_attention(model.config, attention)
+    model.set_attn_implementation("eager" if attention.is_dense else attention.implementation)
 
 
 @torch.no_grad()
@@ -100,10 +104,12 @@ def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps
         model: a classifier in evaluation mode whose attention `select_attention` has chosen.
         text: its tokens, none of them padding.
     """
-    attention = AttentionSpec.from_config(model.config)
+    spec = ModelSpec.of(model.config)
+    attention, task = spec.attention, spec.task
+    head = head_of(task)
     no_masks: list[LayerMask] = []
     with nullcontext(no_masks) if attention.pattern is None else recorded(model) as masks:
-        outputs = model(**text.inputs, output_attentions=True)
+        outputs = model(**text.inputs, output_attentions=True, output_hidden_states=head.reads_layers)
     weights: Tensor = torch.stack([layer[0] for layer in outputs.attentions])
     allowed = allowed_pairs(masks, len(text.tokens)) if masks else None
     if attention.lambd is None:
@@ -115,11 +121,17 @@ def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps
     return AttentionMaps(
         weights=weights.numpy(),
         rho=tuple(zero_shares(weights[:, None], tokens)[0].tolist()),
-        prediction=_predict(task_of(model.config), outputs.logits[0]),
+        prediction=_predict(task, text.encoded, head.answer_padded(outputs, tokens)),
         allowed=allowed,
     )
 
 
-def _predict(task: Task, logits: Tensor) -> Prediction:
-    scores, labels = task.read(logits[None].numpy())
-    return Prediction(labels[0], dict(zip(task.labels, scores[0].tolist(), strict=True)))
+def _predict(task: Task, encoded: EncodedText, output: Tensor) -> Prediction:
+    """Read what the model answers as its served entry does."""
+    columns = task.answer([encoded], output.numpy())
+    names = [tensor.name for tensor in task.outputs if tensor.datatype == "BYTES"]
+    label = columns[names[0]][0, 0].decode() if names else ""
+    scores = columns.get("scores")
+    if scores is None:
+        return Prediction(label, {})
+    return Prediction(label, dict(zip(task.labels, scores[0].tolist(), strict=True)))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.inspection.allowed import AllowedPairs, Flags
 from sparse_export.inspection.inspecting import InspectedText, Variant
 from sparse_export.inspection.maps import AttentionMaps

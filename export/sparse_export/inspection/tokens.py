@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.spec import ModelSpec
+from sparse_serve.tasks import EncodedText
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class TokenizedText:
         tokens: what is written on the axes of a map, one per token.
         truncated: whether the text went on after its last token.
         inputs: the model's inputs, `(1, L)` int64 each.
+        encoded: the same for the model's task, which reads offsets from it.
     """
 
     text: str
@@ -28,21 +31,31 @@ class TokenizedText:
     tokens: tuple[str, ...]
     truncated: bool
     inputs: dict[str, Tensor]
+    encoded: EncodedText
 
 
 def tokenize(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, text_pair: str, max_length: int
 ) -> TokenizedText:
-    """Tokenise a text and, where not empty, its second text, cut to `max_length` tokens together."""
-    encoded = tokenizer(text, text_pair or None, truncation=True, max_length=max_length, padding=False)
-    encoding: Encoding = encoded.encodings[0]
-    single = [0] * len(encoding)
+    """Tokenise a text and, where not empty, its second text, cut to `max_length` tokens as the task cuts them.
+
+    Of a text that the task reads in several windows it is the first.
+    """
+    task = ModelSpec.of(model.config).task
+    (encoded,) = task.encode(tokenizer.backend_tokenizer, [text], [text_pair or None], max_length)
+    window = encoded.windows[0]
+    arrays = {
+        "input_ids": window.ids,
+        "attention_mask": [1] * len(window),
+        "token_type_ids": window.type_ids,
+    }
     return TokenizedText(
         text=text,
         text_pair=text_pair,
-        tokens=_names(tokenizer, encoding, (text, text_pair)),
-        truncated=bool(encoding.overflowing),
-        inputs={name: torch.tensor([encoded.get(name, single)]) for name in input_names(model.config)},
+        tokens=_names(tokenizer, window, (text, text_pair)),
+        truncated=encoded.truncated or len(encoded.windows) > 1,
+        inputs={name: torch.tensor([arrays[name]]) for name in input_names(model.config)},
+        encoded=EncodedText(encoded.text, (window,), encoded.truncated),
     )
 
 

@@ -1,0 +1,112 @@
+"""What may be added to an encoder and has weights of its own.
+
+An extension is asked for by the model's spec, gives its modules to the encoder as submodules, and takes part in
+the forward pass by one of two ways: it marks what a layer may attend to, or it adds to what goes into the norm
+behind a layer's attention. Everything else that must know of weights beside the encoder's and the head's asks
+here: loading, freezing, the optimizer, the exported graph.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sparse_export.encoders.families import attention_norm, layers_of
+
+if TYPE_CHECKING:
+    from sparse_export.encoders.spec import ModelSpec
+
+
+class ExtensionModule(nn.Module):
+    """A module that an extension adds to an encoder; its weights live in the checkpoint beside the encoder's.
+
+    Attributes:
+        parameter_group: under which name the optimizer keeps its weights apart, with a learning rate of their
+            own and without weight decay.
+        trains_when_frozen: whether it is trained in a layer that is left as it was pretrained.
+    """
+
+    parameter_group: ClassVar[str]
+    trains_when_frozen: ClassVar[bool] = True
+
+    def reset_parameters(self) -> None:
+        """Begin afresh, where a checkpoint has no weights for it."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class Extension(ABC):
+    """What one kind of added weights does in an encoder."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, spec: "ModelSpec") -> Self | None:
+        """Return the extension that a model of this spec has, None where it has none of this kind.
+
+        Raises:
+            OptionError: the spec asks for one that cannot be.
+        """
+
+    @abstractmethod
+    def attach(self, model: PreTrainedModel) -> None:
+        """Add the modules to a model whose layers have none yet.
+
+        Raises:
+            OptionError: the encoder has no place for them.
+        """
+
+
+def extension_modules(model: nn.Module) -> list[ExtensionModule]:
+    """Return the modules that extensions have added, in the order of the model's modules."""
+    return [module for module in model.modules() if isinstance(module, ExtensionModule)]
+
+
+def extension_weights(model: nn.Module) -> Iterator[tuple[str, ExtensionModule]]:
+    """Yield the full name of every weight that an extension has added, and its module."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, ExtensionModule):
+            for name, _ in module.named_parameters():
+                yield f"{prefix}.{name}", module
+
+
+class ResidualModule(ExtensionModule):
+    """An extension's module of one layer: what it makes of the layer's input joins the attention's residual.
+
+    h' = LayerNorm(h + attention(h) + residual(h)), the form of projected attention layers (PAL).
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what is added, of the shape of `hidden`, `(B, L, M)`."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def add_residual(model: PreTrainedModel, index: int, name: str, module: ResidualModule) -> None:
+    """Have a residual module of layer `index`, as its submodule `name`, take part in the forward pass.
+
+    Raises:
+        OptionError: the family's layers have no norm behind the attention that is as wide as their input.
+    """
+    norm = attention_norm(model, index)
+    layer = layers_of(model)[index]
+    setattr(layer, name, module)
+    link = _ResidualLink(module)
+    # Bound methods: a copy of the model has copies of them.
+    layer.register_forward_pre_hook(link.take_input, with_kwargs=True)
+    norm.register_forward_pre_hook(link.add)
+
+
+class _ResidualLink:
+    """Carries a layer's input to the norm behind its attention."""
+
+    def __init__(self, module: ResidualModule) -> None:
+        self._module = module
+        self._hidden: Tensor | None = None
+
+    def take_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._hidden = cast(Tensor, args[0] if args else kwargs["hidden_states"])
+
+    def add(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, self._hidden = self._hidden, None
+        assert hidden is not None
+        return (args[0] + self._module(hidden), *args[1:])

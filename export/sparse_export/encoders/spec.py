@@ -1,0 +1,127 @@
+"""What a model is, besides its architecture: the entry `sparse_serve` of `config.json`.
+
+    "sparse_serve": {
+      "version": 1,
+      "attention": {"normalizer": "sparsegen", "lambd": -4.0, "pattern": null},
+      "tasks": {"default": {"type": "single_label_classification", "labels": ["negative", "positive"]}},
+      "extensions": {},
+      "positions": "learned"
+    }
+
+Everything that makes, loads, trains or exports a model reads it here. Checkpoints without the entry are plain
+Transformers ones, or of earlier versions (`sparse_attention`, `sinusoidal_positions`): they are read alike, with
+the task that their architecture and `problem_type` name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, get_args
+
+from transformers import PreTrainedConfig
+
+from sparse_export.attention.spec import CONFIG_KEY, AttentionSpec, attention_of
+from sparse_export.encoders.positions import configure_positions, were_fixed
+from sparse_serve.errors import CheckpointError, SparseServeError
+from sparse_serve.tasks import DEFAULT_TASK, Task, read_task
+
+Positions = Literal["learned", "sinusoidal"]
+
+_VERSION = 1
+_ENTRIES = frozenset({"version", "attention", "tasks", "extensions", "positions", "note"})
+# For who opens config.json: the weights load anywhere, and are then run as something else than was trained.
+_NOTE = (
+    "Load with sparse_export.load_checkpoint. Transformers' own AutoModel classes ignore this entry and attend "
+    "with dense softmax."
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model attends to, answers, and has besides its encoder.
+
+    Attributes:
+        attention: of every layer.
+        tasks: what it answers, by name; none of an encoder without a head.
+        extensions: settings of the extensions that are not part of the attention, by their names.
+        positions: whether the position embeddings were learned, or are fixed sines and cosines.
+    """
+
+    attention: AttentionSpec = field(default_factory=AttentionSpec)
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    extensions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    positions: Positions = "learned"
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Self:
+        """Read what a config records.
+
+        Raises:
+            CheckpointError: the entry is malformed, or of a later version.
+        """
+        stored = getattr(config, CONFIG_KEY, None)
+        if stored is None:
+            return cls(attention_of(config), positions="sinusoidal" if were_fixed(config) else "learned")
+        if not isinstance(stored, Mapping) or stored.get("version") != _VERSION:
+            version = stored.get("version") if isinstance(stored, Mapping) else stored
+            raise CheckpointError(
+                f"config.json: {CONFIG_KEY} has version {version!r}, this package reads version {_VERSION}: "
+                "use the package that wrote it, or a later one"
+            )
+        if unknown := stored.keys() - _ENTRIES:
+            raise CheckpointError(
+                f"config.json: {CONFIG_KEY} has unknown entries {', '.join(sorted(unknown))}"
+            )
+        positions = stored.get("positions", "learned")
+        if positions not in get_args(Positions):
+            raise CheckpointError(
+                f"config.json: {CONFIG_KEY}.positions is {positions!r}; known are {', '.join(get_args(Positions))}"
+            )
+        try:
+            tasks = {str(name): read_task(each) for name, each in (stored.get("tasks") or {}).items()}
+            extensions = {str(name): dict(each) for name, each in (stored.get("extensions") or {}).items()}
+        except SparseServeError as error:
+            raise CheckpointError(f"config.json: {CONFIG_KEY}.tasks: {error}") from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: {CONFIG_KEY} is malformed: {error}") from None
+        return cls(attention_of(config), tasks, extensions, positions)
+
+    def store(self, config: PreTrainedConfig) -> None:
+        """Record it in a config, in place of whatever that says."""
+        entry = {
+            "version": _VERSION,
+            "attention": self.attention.to_json(),
+            "tasks": {name: task.to_json() for name, task in self.tasks.items()},
+            "extensions": {name: dict(settings) for name, settings in self.extensions.items()},
+            "positions": self.positions,
+        }
+        if not self.attention.is_dense or self.extensions:
+            entry["note"] = _NOTE
+        setattr(config, CONFIG_KEY, entry)
+        if hasattr(config, "sparse_attention"):
+            del config.sparse_attention
+        configure_positions(config, sinusoidal=self.positions == "sinusoidal")
+
+    @property
+    def task(self) -> Task:
+        """The only task.
+
+        Raises:
+            CheckpointError: there is none, or there are several.
+        """
+        if len(self.tasks) != 1:
+            found = f"the tasks {', '.join(self.tasks)}" if self.tasks else "no task"
+            raise CheckpointError(f"the model has {found}, and one is needed")
+        return next(iter(self.tasks.values()))
+
+    def with_attention(self, attention: AttentionSpec) -> Self:
+        """Return the same with another attention."""
+        return replace(self, attention=attention)
+
+    def with_task(self, task: Task) -> Self:
+        """Return the same with one task alone."""
+        return replace(self, tasks={DEFAULT_TASK: task})
+
+
+def store_attention(config: PreTrainedConfig, attention: AttentionSpec) -> None:
+    """Record an attention in a config, whose other entries stay."""
+    ModelSpec.of(config).with_attention(attention).store(config)
