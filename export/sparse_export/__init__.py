@@ -1,11 +1,12 @@
-"""The model side of sparse-serve: sparse attention in Transformers models, fine-tuned, exported and looked at.
+"""The model side of sparse-serve: sparse attention in Transformers models, fine-tuned, exported and looked
+at.
 
     from sparse_export import load_checkpoint
 
     model = load_checkpoint("checkpoints/reviews")    # attends as it was trained; a stock AutoModel would not
 
-What a library user needs is here, and loads torch when it is first asked for: the command line, which lives in
-this package too, works where there is none. The rooms, in the order of the way a model takes:
+What a library user needs is here, and loads torch when it is first asked for: the command line, which lives
+in this package too, works where there is none. The rooms, in the order of the way a model takes:
 
     attention    the mathematics: sparsegen-lin, patterns, how they are learned, what is measured
     encoders     families, checkpoints and their specs, extensions with weights of their own

@@ -1,7 +1,7 @@
 """What is measured of attention: ρ, the support, and the rows and columns that are on.
 
-Everything that says ρ says it by `rho`, whether its pairs come from weights, from a pattern's mask or from the
-support that a graph counts.
+Everything that says ρ says it by `rho`, whether its pairs come from weights, from a pattern's mask or from
+the support that a graph counts.
 """
 
 from collections.abc import Iterable

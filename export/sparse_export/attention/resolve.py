@@ -24,8 +24,8 @@ def resolve_attention(
         text: the value of `--attention` (see `AttentionSpec.parse`); None where it was not given.
         lambd: the value of `--lambda`; None where it was not given.
         seed: of a pattern's random keys; None keeps the checkpoint's, or takes 0 where it has none.
-        default: what takes the place of plain softmax where nothing was asked for, and tells λ where sparsegen
-            was asked for without one; None where softmax stays, and λ must be given.
+        default: what takes the place of plain softmax where nothing was asked for, and tells λ where
+            sparsegen was asked for without one; None where softmax stays, and λ must be given.
 
     Raises:
         OptionError: an unknown name, a contradiction, or a λ that is missing, out of range or not taken.

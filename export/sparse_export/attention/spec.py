@@ -1,4 +1,4 @@
-"""What a model attends to, and with which weights: a normalizer, and the pairs of a pattern or all of them."""
+"""What a model attends to, and with which weights: a normalizer, and the pairs of a pattern or all."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,9 +1,9 @@
 """Attention weights in training whose gradient tells what each pair of a learned mask is worth.
 
-A learned mask is 0 or 1. Which it should be shows in the gradient of its pairs: how the loss would change if this
-pair alone were turned on, or off. For softmax that direction is the derivative of the masked quotient itself.
-sparsegen-lin is flat in pairs off its support and has corners where the support changes, so that its gradient is
-computed from what the flip really does to a row: its new threshold.
+A learned mask is 0 or 1. Which it should be shows in the gradient of its pairs: how the loss would change if
+this pair alone were turned on, or off. For softmax that direction is the derivative of the masked quotient
+itself. sparsegen-lin is flat in pairs off its support and has corners where the support changes, so that its
+gradient is computed from what the flip really does to a row: its new threshold.
 """
 
 from typing import Any
@@ -65,9 +65,9 @@ class _SparsegenPairs(torch.autograd.Function):
 def _flip_gradient(z: Tensor, allowed: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
     """Return how Σ gradient · weights changes as each pair alone goes from off to on.
 
-    A row's weights are max(0, z_j − τ) with f(τ) = Σ max(0, z_j − τ) − 1 = 0 over its allowed keys. A flip adds
-    one term to f or takes one away. Newton's method on the convex f finds the new τ, from sums over the row's
-    keys in descending order, and the same sums of the gradient give the new loss.
+    A row's weights are max(0, z_j − τ) with f(τ) = Σ max(0, z_j − τ) − 1 = 0 over its allowed keys. A flip
+    adds one term to f or takes one away. Newton's method on the convex f finds the new τ, from sums over the
+    row's keys in descending order, and the same sums of the gradient give the new loss.
 
     Args:
         z: `(…, L)`, scores / (1 − λ).
@@ -95,8 +95,8 @@ def _flip_gradient(z: Tensor, allowed: Tensor, weights: Tensor, gradient: Tensor
     ascending = -ranked
     sign = torch.where(allowed, -1.0, 1.0).to(z.dtype)
 
-    # A key more leaves τ on the near side of the root; a key less does so after a step, or without any key left
-    # above it 1 below the next one.
+    # A key more leaves τ on the near side of the root; a key less does so after a step, or without any key
+    # left above it 1 below the next one.
     next_key = ranked[..., 1:2] if ranked.shape[-1] > 1 else torch.full_like(ranked, -torch.inf)
     lower = torch.where(kept > 1, tau + (tau - z) / (kept - 1).clamp_min(1), next_key - 1)
     root = torch.where(allowed, lower, tau.expand_as(z))

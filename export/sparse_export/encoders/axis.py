@@ -1,4 +1,4 @@
-"""Adaptive axis attention: a linear layer in each encoder layer turns rows and columns on (AAA, Eq. 11-12)."""
+"""Adaptive axis attention: a linear layer in each layer turns rows and columns on (AAA, Eq. 11-12)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

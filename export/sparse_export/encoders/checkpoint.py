@@ -1,8 +1,9 @@
-"""Checkpoints: Transformers folders (safetensors) whose `config.json` remembers what the model is (see `spec`).
+"""Checkpoints: Transformers folders (safetensors) whose `config.json` remembers what the model is (see
+`spec`).
 
-SSAF and fixed patterns add no weights, so any softmax checkpoint can be loaded as one of theirs; extensions do,
-and their weights are part of the checkpoint. A stock `AutoModel` knows nothing of them: it loads such a checkpoint
-as dense softmax attention. `load_checkpoint` loads it as it was trained.
+SSAF and fixed patterns add no weights, so any softmax checkpoint can be loaded as one of theirs; extensions
+do, and their weights are part of the checkpoint. A stock `AutoModel` knows nothing of them: it loads such a
+checkpoint as dense softmax attention. `load_checkpoint` loads it as it was trained.
 """
 
 from collections.abc import Sequence
@@ -139,8 +140,8 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
 def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrainedConfig:
     """Load the config of a checkpoint of a supported family, with a spec, whoever wrote it.
 
-    What a model hands out besides its answer is asked for where it is needed: a config that asks for it always
-    is told not to.
+    What a model hands out besides its answer is asked for where it is needed: a config that asks for it
+    always is told not to.
 
     Raises:
         CheckpointError: unreadable or of an unsupported family.

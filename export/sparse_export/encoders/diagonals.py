@@ -63,5 +63,5 @@ class DiagonalsExtension(Extension):
 
 
 def learned_offsets(model: PreTrainedModel) -> list[tuple[int, ...]]:
-    """Return the learned distances that are on: one set, or one for each layer; none where none are learned."""
+    """Return the learned distances that are on: one set, one for each layer, or none that are learned."""
     return [module.offsets() for module in model.modules() if isinstance(module, AdaptiveDiagonals)]

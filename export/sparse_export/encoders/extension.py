@@ -1,8 +1,10 @@
 """What may be added to an encoder and has weights of its own.
 
-An extension is asked for by the model's spec, gives its modules to the encoder as submodules, and takes part in
-the forward pass by one of two ways: it marks what a layer may attend to, or it adds to what goes into the norm
-behind a layer's attention. Everything else that must know of weights beside the encoder's and the head's asks
+An extension is asked for by the model's spec, gives its modules to the encoder as submodules, and takes part
+in
+the forward pass by one of two ways: it marks what a layer may attend to, or it adds to what goes into the
+norm behind a layer's attention. Everything else that must know of weights beside the encoder's and the head's
+asks
 here: loading, freezing, the optimizer, the exported graph.
 """
 

@@ -1,8 +1,8 @@
 """The encoder families: what of each the rest has to know.
 
 Attention reaches all of them by Transformers' own interface (see `attention`) and their layers work on any
-layout of tokens. What differs is the rest: what layers are called, how positions are counted, whether there are
-segments, whether embeddings mix neighbouring tokens, and which head reads the first token.
+layout of tokens. What differs is the rest: what layers are called, how positions are counted, whether there
+are segments, whether embeddings mix neighbouring tokens, and which head reads the first token.
 """
 
 from collections.abc import Callable

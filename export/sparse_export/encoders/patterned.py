@@ -1,8 +1,8 @@
 """A pattern in an encoder: the way that each layer's mask takes to its attention.
 
-Transformers' attention interface sees queries, keys and values, never the hidden states that rows and columns are
-learned from. So every encoder layer gets a hook that makes a `LayerMask` of its input and passes it on, as the
-keyword `axis`, to the layer's attention.
+Transformers' attention interface sees queries, keys and values, never the hidden states that rows and columns
+are learned from. So every encoder layer gets a hook that makes a `LayerMask` of its input and passes it on,
+as the keyword `axis`, to the layer's attention.
 """
 
 from abc import abstractmethod

@@ -9,8 +9,8 @@
     }
 
 Everything that makes, loads, trains or exports a model reads it here. Checkpoints without the entry are plain
-Transformers ones, or of earlier versions (`sparse_attention`, `sinusoidal_positions`): they are read alike, with
-the task that their architecture and `problem_type` name.
+Transformers ones, or of earlier versions (`sparse_attention`, `sinusoidal_positions`): they are read alike,
+with the task that their architecture and `problem_type` name.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ _VERSION = 1
 _ENTRIES = frozenset({"version", "attention", "tasks", "extensions", "positions", "note"})
 # For who opens config.json: the weights load anywhere, and are then run as something else than was trained.
 _NOTE = (
-    "Load with sparse_export.load_checkpoint. Transformers' own AutoModel classes ignore this entry and attend "
-    "with dense softmax."
+    "Load with sparse_export.load_checkpoint. Transformers' own AutoModel classes ignore this entry and "
+    "attend with dense softmax."
 )
 
 
@@ -74,7 +74,8 @@ class ModelSpec:
         positions = stored.get("positions", "learned")
         if positions not in get_args(Positions):
             raise CheckpointError(
-                f"config.json: {CONFIG_KEY}.positions is {positions!r}; known are {', '.join(get_args(Positions))}"
+                f"config.json: {CONFIG_KEY}.positions is {positions!r}; known are "
+                f"{', '.join(get_args(Positions))}"
             )
         try:
             tasks = {str(name): read_task(each) for name, each in (stored.get("tasks") or {}).items()}

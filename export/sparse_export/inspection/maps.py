@@ -29,9 +29,10 @@ class Prediction:
 
     Attributes:
         label: the best label; for several labels at once a JSON array of those with a score of at least
-            0.5; for regression the value as text; the answer to a question; entities as a JSON array; empty for
-            an embedding.
-        scores: one per label of the checkpoint: softmax, sigmoid, or the values themselves; none of other tasks.
+            0.5; for regression the value as text; the answer to a question; entities as a JSON array; empty
+            for an embedding.
+        scores: one per label of the checkpoint: softmax, sigmoid, or the values themselves; none of other
+        tasks.
     """
 
     label: str

@@ -37,7 +37,8 @@ class TokenizedText:
 def tokenize(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, text_pair: str, max_length: int
 ) -> TokenizedText:
-    """Tokenise a text and, where not empty, its second text, cut to `max_length` tokens as the task cuts them.
+    """Tokenise a text and, where not empty, its second text, cut to `max_length` tokens as the task cuts
+    them.
 
     Of a text that the task reads in several windows it is the first.
     """
