@@ -56,7 +56,8 @@ def provenance(record: FinetuneRecord, encoder: Path) -> dict[str, str]:
         "threads": record.threads,
         "system": f"{platform.system()} {platform.machine()}",
         **record.versions,
-        "encoder_sha256": file_digest(encoder / "model.safetensors"),
+        # Random weights are the seed's, whatever lies beside the architecture.
+        "encoder_sha256": "" if record.options.from_scratch else file_digest(encoder / "model.safetensors"),
         "train_sha256": record.train.sha256,
         "dev_sha256": record.evaluation.sha256,
     }

@@ -1,0 +1,46 @@
+"""Run a quality benchmark with a process for every seed, side by side, and put their runs into one file.
+
+    python benchmarks/quality/seeds.py benchmarks/quality/patterns.py ENCODER --data FOLDER --name sst2 …
+
+Takes any benchmark here that writes `*_runs.csv` and has `--seeds` and `--results`; all other arguments are
+the benchmark's. Each process writes to a folder of its own, `RESULTS/seed_SEED`, where it goes on when it was
+interrupted. When all have ended well, the benchmark summarises their runs in RESULTS, as if one process had
+measured them: seeds share nothing, so that only their times differ.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from runs import read_csv, write_csv
+
+
+def main(
+    context: typer.Context,
+    benchmark: Annotated[Path, typer.Argument(help="Script to run.")],
+    *,
+    results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+) -> None:
+    """Run a process for every seed, and summarise what they wrote."""
+    parts = {seed: results / f"seed_{seed}" for seed in seeds.split(",")}
+
+    def run(seeds: str, folder: Path) -> subprocess.Popen[bytes]:
+        options = ["--seeds", seeds, "--results", str(folder)]
+        return subprocess.Popen([sys.executable, str(benchmark), *context.args, *options])
+
+    processes = {seed: run(seed, part) for seed, part in parts.items()}
+    if failed := [seed for seed, process in processes.items() if process.wait()]:
+        raise SystemExit(f"{benchmark} failed with seed {', '.join(failed)}")
+    for name in {path.name for part in parts.values() for path in part.glob("*_runs.csv")}:
+        kept = [line for line in read_csv(results / name) if line["seed"] not in parts]
+        write_csv(results / name, kept + [line for part in parts.values() for line in read_csv(part / name)])
+    raise SystemExit(run(seeds, results).wait())
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
+    app()
