@@ -3,7 +3,7 @@
 options    what can be set                    masking    which tokens are to be told, and what stands there
 text       texts and documents, read          sentences  pairs of what follows and what does not
 models     encoders with a language model     judging    loss, perplexity and accuracies
-job        what a run of it does              trainer    the loss of a step, over all its masked tokens
+job        what a run of it does              objectives what is minimised
 
 The run itself, its folder and how it is resumed, is `sparse_export.training`'s.
 """

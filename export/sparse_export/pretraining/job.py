@@ -13,21 +13,22 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sparse_export.encoders.checkpoint import cut_length, load_tokenizer
-from sparse_export.pretraining.judging import figures, reduced
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.pretraining.judging import answer, figures, reduced
 from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
 from sparse_export.pretraining.models import load_language_model, new_language_model
+from sparse_export.pretraining.objectives import MaskedTokens, NextSentences
 from sparse_export.pretraining.options import PretrainOptions
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.pretraining.text import reading_of
-from sparse_export.pretraining.trainer import MaskedTrainer
-from sparse_export.training.batches import FullBatches
+from sparse_export.training.batches import BatchPlan, PlannedBatches
+from sparse_export.training.calibration import set_aside
+from sparse_export.training.dropout import set_dropout
 from sparse_export.training.freezing import freeze
 from sparse_export.training.job import Encoded, Job, Training
 from sparse_export.training.records import TrainingRecord
 from sparse_export.training.run import train_checkpoint
 from sparse_export.training.sources import Rows, Source, read_rows, tokenize
-from sparse_export.training.trainer import RunTrainer
 from sparse_serve.data import TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
 
@@ -44,7 +45,6 @@ class PretrainJob(Job):
     """An encoder that tells masked tokens."""
 
     record: ClassVar[type[TrainingRecord]] = PretrainRecord
-    trainer: ClassVar[type[RunTrainer]] = MaskedTrainer
     rows_at_once: ClassVar[int] = 8  # each token has a logit for every word of the vocabulary
 
     options: PretrainOptions
@@ -57,9 +57,10 @@ class PretrainJob(Job):
         """Put the heads on the encoder, encode the texts and mask those that evaluate."""
         options = self.options
         model = new_language_model(encoder, options)
+        set_dropout(model, options.dropout)
         if options.freeze_layers is not None:
             freeze(model, options.freeze_layers)
-        tokenizer = load_tokenizer(encoder)
+        tokenizer = load_tokenizer(encoder, options.revision)
         _require_embeddings(encoder, tokenizer, model.config)
         max_length = cut_length(model.config, tokenizer, options.max_length)
         self._require_room(tokenizer, max_length)
@@ -69,15 +70,20 @@ class PretrainJob(Job):
         )
         masked = [masking.evaluation(row, number) for number, row in enumerate(eval_rows)]
         _require_masked(evaluation, masked)
-        batches = FullBatches([len(row["input_ids"]) for row in rows], options.batch_size, options.seed)
+        rows, calibration = set_aside(rows, options.seed) if options.learns else (rows, [])
+        lengths = [len(row["input_ids"]) for row in rows]
+        batches = PlannedBatches(BatchPlan(lengths, options.batch_size, options.seed))
         return Training(
             model,
             tokenizer,
             max_length,
             rows=MaskedRows(rows, batches, masking),
             batches=batches,
+            calibration=calibration,
             evaluation=masked,
             collator=DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORED),
+            objectives=[MaskedTokens(), *([NextSentences()] if options.nsp else [])],
+            answer=answer,
             figures=figures,
             reduced=reduced,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ def token_sums(logits: Tensor, labels: Tensor) -> TokenSums:
     )
     empty = torch.zeros(len(labels), device=logits.device)
     return TokenSums(*(empty.index_add(0, rows, values) for values in each))
+
+
+def answer(outputs: Any, attention_mask: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Return the logits of a model's outputs: `(B, L, V)`, or these and `(B, 2)` of sentences."""
+    of_tokens, *of_sentences = outputs.values()
+    return (of_tokens, *of_sentences) if of_sentences else of_tokens
 
 
 def reduced(logits: Tensor | Sequence[Tensor], labels: Tensor | Sequence[Tensor]) -> Tensor:

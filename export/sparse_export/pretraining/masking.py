@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from sparse_export.training.batches import FullBatches
+from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.job import Encoded
 from sparse_serve.errors import CheckpointError
 
@@ -69,7 +69,7 @@ class MaskedRows(Dataset[Encoded]):
         masking: masks them.
     """
 
-    def __init__(self, rows: Sequence[Encoded], batches: FullBatches, masking: Masking) -> None:
+    def __init__(self, rows: Sequence[Encoded], batches: PlannedBatches, masking: Masking) -> None:
         self._rows = rows
         self._batches = batches
         self._masking = masking

@@ -1,5 +1,6 @@
 """Encoders with the heads that they are pre-trained with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,17 +12,12 @@ from transformers import (
     set_seed,
 )
 
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    Heads,
-    load_config,
-    load_model,
-    random_model,
-    require_finite,
-)
+from sparse_export.encoders.checkpoint import load_config, load_model, random_model, require_finite
 from sparse_export.encoders.families import input_names, joins_neighbours
-from sparse_export.encoders.positions import fix_positions, is_sinusoidal, remember
+from sparse_export.encoders.positions import fix_positions
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining.options import PretrainOptions
+from sparse_export.tasks.head import Models
 from sparse_serve.errors import CheckpointError, OptionError
 
 # Others have a model "for pre-training" too, but pre-train with something else.
@@ -31,7 +27,7 @@ _TELLING_WHAT_FOLLOWS = ("bert", "mobilebert")
 def new_language_model(encoder: str | Path, options: PretrainOptions) -> PreTrainedModel:
     """Load an encoder with the head that tells masked tokens, and for `options.nsp` the one for sentences.
 
-    Heads that the checkpoint lacks are random; where a family ties them, output embeddings are the input's.
+    Models that the checkpoint lacks are random; where a family ties them, output embeddings are the input's.
 
     Returns:
         The model in float32, in training mode, attending as `options` say.
@@ -41,22 +37,28 @@ def new_language_model(encoder: str | Path, options: PretrainOptions) -> PreTrai
             are to be fixed ones.
         CheckpointError: the encoder cannot be loaded.
     """
-    config = load_config(encoder)
+    config = load_config(encoder, options.revision)
     if options.nsp:
         _require_segments(config)
-    sinusoidal = is_sinusoidal(config) if options.positions is None else options.positions == "sinusoidal"
-    if sinusoidal and not (options.from_scratch or is_sinusoidal(config)):
+    own = ModelSpec.of(config)
+    spec = replace(own, attention=options.attention, tasks={}, positions=options.positions or own.positions)
+    if spec.positions == "sinusoidal" != own.positions and not options.from_scratch:
         raise OptionError(
             f"--positions sinusoidal would replace those that {encoder} was trained with; give "
             "--from-scratch, or leave it out"
         )
-    remember(config, sinusoidal=sinusoidal)
+    spec.store(config)
     set_seed(options.seed)
     if options.from_scratch:
-        model = random_model(config, options.attention, _heads(options.nsp))
+        model = random_model(config, _heads(options.nsp))
     else:
-        model, _ = load_model(encoder, config, options.attention, _heads(options.nsp), other_head=True)
-    fix_positions(model)
+        is_own = spec.attention == own.attention
+        heads = _heads(options.nsp)
+        model, _ = load_model(
+            encoder, config, heads, is_own=is_own, other_head=True, revision=options.revision
+        )
+    if spec.positions == "sinusoidal":
+        fix_positions(model)
     _keep_padding_silent(model)
     return model.train()
 
@@ -68,7 +70,7 @@ def load_language_model(folder: Path, *, nsp: bool) -> PreTrainedModel:
         CheckpointError: unreadable, without a head, or with weights that are NaN or infinite.
     """
     config = load_config(folder)
-    model, missing = load_model(folder, config, AttentionSpec.from_config(config), _heads(nsp))
+    model, missing = load_model(folder, config, _heads(nsp), is_own=True)
     if missing:
         raise CheckpointError(f"{folder} has no language-model head ({', '.join(missing)} missing)")
     require_finite(folder, model)
@@ -83,8 +85,8 @@ def _keep_padding_silent(model: PreTrainedModel) -> None:
         embeddings.register_hook(lambda gradient: gradient.index_fill(0, padding.to(gradient.device), 0))
 
 
-def _heads(nsp: bool) -> Heads:
-    heads: Heads = MODEL_FOR_PRETRAINING_MAPPING if nsp else MODEL_FOR_MASKED_LM_MAPPING
+def _heads(nsp: bool) -> Models:
+    heads: Models = MODEL_FOR_PRETRAINING_MAPPING if nsp else MODEL_FOR_MASKED_LM_MAPPING
     return heads
 
 

@@ -35,7 +35,7 @@ class PretrainOptions(TrainingOptions):
             raise OptionError(
                 f"--positions is {self.positions}; it must be {' or '.join(get_args(Positions))}"
             )
-        if self.nsp and self.columns.text_pair is not None:
+        if self.nsp and self.columns is not None and self.columns.text_pair is not None:
             raise OptionError(
                 f"--text-pair-column {self.columns.text_pair} with --nsp: it pairs rows that follow each "
                 "other itself; leave one of the two out"

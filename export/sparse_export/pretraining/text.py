@@ -15,9 +15,10 @@ LEAST_DOCUMENTS = 2
 
 def reading_of(options: PretrainOptions) -> Reading:
     """Return how rows are read: texts that are not blank, or documents whose lines are sentences."""
+    columns = options.columns or Columns()
     if options.nsp:
-        return Reading(None, partial(_documents, options.columns), LEAST_DOCUMENTS)
-    return Reading(None, partial(_texts, options.columns))
+        return Reading(None, partial(_documents, columns), LEAST_DOCUMENTS)
+    return Reading(None, partial(_texts, columns))
 
 
 def _texts(columns: Columns, source: str, records: Records) -> Records:

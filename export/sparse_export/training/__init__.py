@@ -1,8 +1,9 @@
 """Training: an encoder and rows in, a checkpoint with sparse attention out.
 
 options      what can be set                      sources      rows, read and encoded
-run          one run, from encoder to checkpoint  batches      the order of the rows
-job          what runs differ in                  classifier   the job of a classifier
+run          one run, from encoder to checkpoint  batches      which rows each step is computed on
+job          what runs differ in                  task         the job of a task and its head
+objectives   what a step minimises                precision    which numbers it computes in
 attentions   which attentions are named           sweep        one run for each of them
 schedule     the stages of learning a pattern     learning     a model brought along them
 sparsity     how sparse a model attends           calibration  thresholds set to a target

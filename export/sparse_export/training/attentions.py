@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparse_export.attention.patterns import Pattern
-from sparse_export.encoders.axis import AdaptiveDiagonals, learned_modules
-from sparse_export.encoders.checkpoint import AttentionSpec, load_config, load_model
+from sparse_export.attention.resolve import DEFAULT_LAMBD, resolve_attention
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, load_config
+from sparse_export.encoders.diagonals import learned_offsets
+from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import OptionError
 
-DEFAULT_LAMBD = -4.0
+_DEFAULT = AttentionSpec(DEFAULT_LAMBD)
 
 _BLANKS = re.compile(r"\s*([,+/])\s*")
 _ALTERNATIVES = re.compile(r"(local|global|random)(\d{1,7}(?:/\d{1,7})+)")
@@ -66,9 +69,10 @@ def choose_attentions(
     if text is not None:
         chosen = _named(text, lambd, seed)
     elif pattern_from is not None:
-        chosen = _only(AttentionSpec("axis", lambd, _fixed_part(pattern_from)))
+        chosen = _only(AttentionSpec(lambd, _fixed_part(pattern_from)))
     else:
-        chosen = _only(_own(encoder, lambd))
+        own = ModelSpec.of(load_config(encoder)).attention
+        chosen = _only(resolve_attention(own, None, lambd, default=_DEFAULT))
     if pattern_from is not None:
         diagonals = _diagonals_of(pattern_from, encoder)
         joined = {name: _join(attention, diagonals) for name, attention in chosen.by_name.items()}
@@ -91,7 +95,10 @@ def _named(text: str, lambd: float | None, seed: int) -> Attentions:
                 "example softmax,local2"
             )
         names, own = _expand(each)
-        specs = {name: _parse(name, lambd, seed) for name in names}
+        specs = {
+            name: resolve_attention(AttentionSpec(), name, lambd, seed=seed, default=_DEFAULT)
+            for name in names
+        }
         same = entries.get(frozenset(specs.values()))
         if same is not None:
             raise OptionError(f"--attention names {same} and {each}, which are the same; give each once")
@@ -140,24 +147,8 @@ def _joined(*terms: str) -> str:
     return "+".join(filter(None, terms))
 
 
-def _parse(name: str, lambd: float | None, seed: int) -> AttentionSpec:
-    attention = AttentionSpec.parse(name, DEFAULT_LAMBD if name == "sparsegen" and lambd is None else lambd)
-    pattern = attention.pattern
-    if pattern is not None and pattern.random:
-        return replace(attention, pattern=replace(pattern, seed=seed))
-    return attention
-
-
-def _own(encoder: str, lambd: float | None) -> AttentionSpec:
-    """Return what an encoder was trained to attend with, as far as that is sparse, or else the default."""
-    recorded = AttentionSpec.from_config(load_config(encoder))
-    if recorded.kind == "softmax":
-        recorded = AttentionSpec("sparsegen", DEFAULT_LAMBD)
-    return recorded if lambd is None else replace(recorded, lambd=lambd)
-
-
 def _fixed_part(checkpoint: str) -> Pattern:
-    pattern = AttentionSpec.from_config(load_config(checkpoint)).pattern
+    pattern = ModelSpec.of(load_config(checkpoint)).attention.pattern
     if pattern is None:
         raise _no_diagonals(checkpoint)
     return replace(pattern, axis=False, diagonal=None, offsets=((0,),))
@@ -165,16 +156,13 @@ def _fixed_part(checkpoint: str) -> Pattern:
 
 def _diagonals_of(checkpoint: str, encoder: str) -> tuple[tuple[int, ...], ...]:
     """Return the learned or fixed diagonals of a checkpoint: one set, or one for each layer."""
-    config = load_config(checkpoint)
-    attention = AttentionSpec.from_config(config)
+    attention = ModelSpec.of(load_config(checkpoint)).attention
     if attention.pattern is None or not (attention.pattern.diagonal or attention.pattern.offsets):
         raise _no_diagonals(checkpoint)
     offsets = attention.pattern.offsets
     if attention.pattern.diagonal is not None:
-        model, _ = load_model(checkpoint, config, attention, other_head=True)
-        learned = [each for each in learned_modules(model) if isinstance(each, AdaptiveDiagonals)]
         # With the main one, which a learned diagonal never lacks.
-        offsets = tuple((0, *each.offsets()) for each in learned)
+        offsets = tuple((0, *each) for each in learned_offsets(load_checkpoint(checkpoint)))
     layers = load_config(encoder).num_hidden_layers
     if len(offsets) not in (1, layers):
         raise OptionError(
@@ -185,7 +173,7 @@ def _diagonals_of(checkpoint: str, encoder: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _no_diagonals(checkpoint: str) -> OptionError:
-    attention = AttentionSpec.from_config(load_config(checkpoint))
+    attention = ModelSpec.of(load_config(checkpoint)).attention
     return OptionError(
         f"--pattern-from {checkpoint} has no diagonals: its attention is {attention.name}; give a checkpoint "
         "trained with --attention diagonal or layer-diagonal"

@@ -1,7 +1,9 @@
 """The order in which rows are trained on: the same for every number of processes and of accumulated parts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,45 +22,63 @@ def rows_within(most: int, longest: int) -> int:
     return max(1, min(most, _PAIRS_AT_ONCE // max(1, longest**2)))
 
 
-class FullBatches(Sampler[int]):
-    """Row numbers of an epoch in batches of like lengths, each of exactly `batch_size` rows.
+def longest_first(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the row numbers in the order in which rows are evaluated: of like lengths together."""
+    return sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"]))
 
-    Consecutive `batch_size` numbers are one optimiser step; processes and accumulated parts take equal slices
-    of it, so a mean of their means is the batch's. The last batch is therefore filled up with rows drawn at
-    random. The order depends on the seed and the epoch alone: Transformers' own sampler takes it from the
-    global generator, which processes advance at different rates by dropout on batches of different lengths,
-    and then some rows are trained on twice in an epoch and others never.
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which rows each optimiser step of an epoch is computed on: a function of seed and epoch alone.
+
+    Consecutive `batch_size` numbers are one step; processes and accumulated parts take equal slices of it, so
+    a mean of their means is the batch's. The last batch is therefore filled up with rows drawn at random, and
+    a batch has rows of like lengths. Transformers' own sampler takes the order from the global generator,
+    which processes advance at different rates by dropout on batches of different lengths, and then some rows
+    are trained on twice in an epoch and others never.
 
     Attributes:
-        lengths: tokens of each row.
-        epoch: the epoch, from 0, whose order the next iteration gives.
-
-    Args:
         lengths: tokens of each row; at least one row.
         batch_size: rows of a step.
         seed: seeds all orders.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.epoch = 0
-        self.lengths = lengths
-        self._batch_size = batch_size
-        self._seed = seed
+    lengths: Sequence[int]
+    batch_size: int
+    seed: int
 
     @property
     def steps(self) -> int:
         """Optimiser steps of an epoch."""
-        return math.ceil(len(self.lengths) / self._batch_size)
+        return math.ceil(len(self.lengths) / self.batch_size)
 
-    def __len__(self) -> int:
-        return self.steps * self._batch_size
-
-    def __iter__(self) -> Iterator[int]:
-        (seed,) = np.random.SeedSequence((self._seed, self.epoch)).generate_state(1, np.uint64)
+    def rows(self, epoch: int) -> list[int]:
+        """Return the row numbers of an epoch, from 0, in batches of exactly `batch_size`."""
+        (seed,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(seed))
         count = len(self.lengths)
         shuffled = torch.randperm(count, generator=generator).tolist()
-        rows = [*range(count), *(shuffled[extra % count] for extra in range(len(self) - count))]
+        missing = self.steps * self.batch_size - count
+        rows = [*range(count), *(shuffled[extra % count] for extra in range(missing))]
         lengths = [self.lengths[row] for row in rows]
-        grouped = get_length_grouped_indices(lengths, self._batch_size, generator=generator)
-        return iter([rows[position] for position in grouped])
+        grouped = get_length_grouped_indices(lengths, self.batch_size, generator=generator)
+        return [rows[position] for position in grouped]
+
+
+class PlannedBatches(Sampler[int]):
+    """A plan as a loader follows it.
+
+    Attributes:
+        plan: which rows.
+        epoch: the epoch, from 0, whose rows the next iteration gives.
+    """
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self.plan = plan
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.plan.steps * self.plan.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.plan.rows(self.epoch))

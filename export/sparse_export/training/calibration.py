@@ -1,16 +1,45 @@
 """Setting the threshold of a learned pattern so that it is as sparse as was asked for."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.axis import AxisLayer, learned_modules
+from sparse_export.encoders.patterned import pattern_modules
+from sparse_serve.errors import DataError
 
 # How far thresholds may move, and how near to the target is near enough.
 _REACH = 8.0
 _NEAR = 0.003
 _HALVINGS = 12
+
+# Rows that are set aside to measure ρ on: a tenth of the training rows, and at most so many.
+_SHARE = 0.1
+_MOST = 256
+
+Row = TypeVar("Row")
+
+
+def set_aside(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Split off a random sample of training rows, to measure ρ on: the rest, and the sample.
+
+    ρ is reported on the evaluation rows; a threshold that was fitted on these would make it look as if it
+    kept to its target on texts never seen.
+
+    Raises:
+        DataError: there is one row alone.
+    """
+    if len(rows) < 2:
+        raise DataError(
+            "there is one training row; a learned pattern needs two or more, of which one is set aside to "
+            "measure rho on"
+        )
+    size = min(_MOST, max(1, round(len(rows) * _SHARE)))
+    chosen = set(random.Random(f"calibration {seed}").sample(range(len(rows)), size))
+    kept = [row for number, row in enumerate(rows) if number not in chosen]
+    return kept, [rows[number] for number in sorted(chosen)]
 
 
 def calibrate(model: PreTrainedModel, measure: Callable[[], float], target: float) -> float:
@@ -29,11 +58,8 @@ def calibrate(model: PreTrainedModel, measure: Callable[[], float], target: floa
         What was added to every logit.
     """
     starts = [
-        (weights, weights.detach().clone(), torch.ones_like(weights) if is_bias else (weights != 0).float())
-        for weights, is_bias in (
-            (module.bias, True) if isinstance(module, AxisLayer) else (module.logits, False)
-            for module in learned_modules(model)
-        )
+        (weights, weights.detach().clone(), moves)
+        for weights, moves in (module.thresholds() for module in pattern_modules(model))
     ]
 
     def move(shift: float) -> None:

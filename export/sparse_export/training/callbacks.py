@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sparse_export.training.batches import FullBatches
+from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.options import LOSS, TrainingOptions
 from sparse_export.training.partial import PartialRun, mark_whole
-from sparse_export.training.schedule import stage_of
+from sparse_export.training.schedule import Stages
 from sparse_serve.errors import CheckpointError
 
 History = Sequence[Mapping[str, float]]
@@ -23,52 +23,63 @@ class DivergedError(CheckpointError):
 
 
 def evaluations(history: History) -> list[Mapping[str, float]]:
-    """Return the evaluations in a trainer's log, one per epoch."""
+    """Return the evaluations in a trainer's log."""
     return [entry for entry in history if "eval_loss" in entry]
 
 
-def best_epoch(history: History, options: TrainingOptions) -> int | None:
-    """Return the epoch, from 1, that did best so far, the first of equals; None before any that counts."""
+def best_step(history: History, options: TrainingOptions, stages: Stages) -> int | None:
+    """Return after how many steps the model did best so far, the first of equals; None before any counts."""
     sign = 1 if options.greater_is_better else -1
     figures = {
-        epoch: sign * entry[f"eval_{options.selection_metric}"]
-        for epoch, entry in enumerate(evaluations(history), start=1)
-        if stage_of(options, epoch) == "final"
+        int(entry["step"]): sign * entry[f"eval_{options.selection_metric}"]
+        for entry in evaluations(history)
+        if stages.stage(int(entry["step"])) == "final"
     }
     return max(figures, key=figures.__getitem__, default=None)
 
 
-def is_finished(history: History, options: TrainingOptions) -> bool:
-    """Tell whether a run with this log has trained all its epochs, or lost its patience."""
-    trained = len(evaluations(history))
-    if trained >= options.epochs:
+def is_finished(history: History, options: TrainingOptions, stages: Stages) -> bool:
+    """Tell whether a run with this log has trained all its steps, or lost its patience.
+
+    Transformers' own early stopping counts every evaluation; here those of a pattern that is still to come
+    to its target do not.
+    """
+    steps = [int(entry["step"]) for entry in evaluations(history)]
+    if steps and steps[-1] >= stages.steps:
         return True
-    patience, best = options.early_stopping_patience, best_epoch(history, options)
-    return patience is not None and best is not None and trained - best >= patience
+    patience, best = options.early_stopping_patience, best_step(history, options, stages)
+    return patience is not None and best is not None and sum(step > best for step in steps) >= patience
 
 
 class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
-    """Gives each epoch its order, saves within epochs, and ends the run."""
+    """Gives each epoch its order, evaluates and saves within epochs, and ends the run."""
 
-    def __init__(self, options: TrainingOptions, batches: FullBatches, run: PartialRun) -> None:
+    def __init__(
+        self, options: TrainingOptions, batches: PlannedBatches, stages: Stages, run: PartialRun
+    ) -> None:
         self._options = options
         self._batches = batches
+        self._stages = stages
         self._run = run
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Order the rows; also where the run is resumed in the middle of an epoch."""
-        self._batches.epoch = state.global_step // self._batches.steps
+        self._batches.epoch = state.global_step // self._stages.per_epoch
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Have a state saved, where one is due."""
-        every = self._options.save_steps
-        # An epoch's end is saved by the trainer, and only after the evaluation that belongs to it.
-        if every and state.global_step % every == 0 and state.global_step % self._batches.steps:
+        """Have the model evaluated, and a state saved, where that is due."""
+        step, stages = state.global_step, self._stages
+        if step % stages.per_epoch == 0 or step == stages.steps:
+            return  # an end is evaluated and saved by the trainer
+        if self._options.eval_steps and step % self._options.eval_steps == 0:
+            control.should_evaluate = control.should_save = True  # it may become the best
+        if self._options.save_steps and step % self._options.save_steps == 0:
             control.should_save = True
+        if control.should_save:
             control.should_log = True  # the sum of losses since the last log is in no state
 
     def on_save(
@@ -87,27 +98,28 @@ class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untype
         metrics: Mapping[str, float],
         **_: Any,
     ) -> None:
-        """Note the best epoch, whose state is kept; end a run that diverged, or is finished."""
+        """Note the best model, whose state is kept; end a run that diverged, or is finished."""
         if not math.isfinite(metrics["eval_loss"]):
             raise DivergedError(
                 f"training diverged: the evaluation loss is {metrics['eval_loss']} after epoch "
-                f"{state.epoch:.0f}; lower --learning-rate"
+                f"{self._stages.epoch(state.global_step):.3g}; lower --learning-rate"
             )
-        best = best_epoch(state.log_history, self._options)
+        best = best_step(state.log_history, self._options, self._stages)
         if best is not None:
-            state.best_global_step = best * self._batches.steps
-        if is_finished(state.log_history, self._options):
+            state.best_global_step = best
+        if is_finished(state.log_history, self._options, self._stages):
             control.should_training_stop = True
 
 
 class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
-    """A bar over the steps and one line per epoch."""
+    """A bar over the steps and one line per evaluation."""
 
-    def __init__(self, console: Console, options: TrainingOptions) -> None:
+    def __init__(self, console: Console, options: TrainingOptions, stages: Stages) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bar: TaskID = self.progress.add_task("training", total=None)
         self._options = options
+        self._stages = stages
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -129,14 +141,15 @@ class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
         metrics: Mapping[str, float],
         **_: Any,
     ) -> None:
-        """Print the epoch's figures."""
-        epoch = round(state.epoch)
-        stage = stage_of(self._options, epoch)
+        """Print the figures."""
+        stages, step = self._stages, state.global_step
+        stage = stages.stage(step)
         shown = dict.fromkeys((self._options.shown_metric, *(["rho"] if "eval_rho" in metrics else [])))
         shown.pop(LOSS, None)
         named = [f"evaluation loss {metrics['eval_loss']:.4f}"]
         named += [f"{name} {metrics[f'eval_{name}']:.4f}" for name in shown]
         self.progress.console.print(
-            f"epoch {epoch} of {self._options.epochs}{'' if stage == 'final' else f' ({stage})'}: "
+            f"epoch {stages.epoch(step):.3g} of {stages.epoch(stages.steps):.3g}"
+            f"{'' if stage == 'final' else f' ({stage})'}: "
             f"{', '.join(named)}"
         )

@@ -127,7 +127,10 @@ def _is_first_to_say() -> bool:
         return True
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = torch.distributed.TCPStore(address, port, is_master=False, timeout=_STORE_ANSWERS)
+        # As torch types it, the class is private; as it documents it, it is not.
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            address, port, is_master=False, timeout=_STORE_ANSWERS
+        )
         start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
         first = store.compare_set(f"sparse_serve/says_the_error/{start}", "", rank)
     except (KeyError, RuntimeError):  # no such store, or not yet, or no more

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.axis import learned_modules
+from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.families import layers_of
 from sparse_serve.errors import OptionError
 
@@ -10,7 +10,7 @@ from sparse_serve.errors import OptionError
 def freeze(model: PreTrainedModel, layers: int) -> None:
     """Keep the embeddings and the first `layers` layers of a BERT-like model out of training.
 
-    What a pattern learns in these layers is trained nevertheless: it was never pretrained.
+    What extensions have in these layers is trained nevertheless, where they say so: it was never pretrained.
 
     Raises:
         OptionError: the encoder has fewer layers.
@@ -23,5 +23,6 @@ def freeze(model: PreTrainedModel, layers: int) -> None:
     embeddings = [module for name, module in encoder.named_children() if name.startswith("embeddings")]
     for module in (*embeddings, *layers_of(model)[:layers]):
         module.requires_grad_(False)
-    for learned in learned_modules(model):
-        learned.requires_grad_(True)
+    for module in extension_modules(model):
+        if module.trains_when_frozen:
+            module.requires_grad_(True)

@@ -7,23 +7,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.training.batches import FullBatches
+from sparse_export.training.batches import PlannedBatches
+from sparse_export.training.objectives import Objective
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import TrainingRecord
 from sparse_export.training.sources import Rows, Source
 from sparse_serve.data import TextData
 
-if TYPE_CHECKING:
-    from sparse_export.training.trainer import RunTrainer
-
 Encoded = dict[str, Any]
 """A row's token ids (and segment ids), unpadded, and its targets."""
+
+
+Figures = Callable[[EvalPrediction], dict[str, float]]
+"""Judges what was answered to all evaluation rows."""
 
 
 class EncodedRows(Protocol):
@@ -43,9 +45,13 @@ class Training:
         tokenizer: which encoded the rows.
         max_length: tokens at which they were cut.
         rows: to train on.
-        batches: their order.
+        batches: which of them each step is computed on.
+        calibration: rows, none of them trained or judged on, that a learned pattern's ρ is measured on; none
+            where nothing is learned.
         evaluation: rows that choose the best epoch.
         collator: makes a batch of rows.
+        objectives: what is minimised, beside what a pattern costs.
+        answer: reads what is judged off a model's outputs and the attention mask `(B, L)`.
         figures: the loss over the evaluation rows and, if that is a number, their metrics.
         reduced: what `figures` keeps of a batch's logits and targets; None for the logits themselves.
     """
@@ -54,10 +60,13 @@ class Training:
     tokenizer: PreTrainedTokenizerFast
     max_length: int
     rows: EncodedRows
-    batches: FullBatches
+    batches: PlannedBatches
+    calibration: Sequence[Encoded]
     evaluation: Sequence[Encoded]
     collator: Callable[[Sequence[Encoded]], dict[str, Tensor]]
-    figures: Callable[[EvalPrediction], dict[str, float]]
+    objectives: Sequence[Objective]
+    answer: Callable[[Any, Tensor], Any]
+    figures: Figures
     reduced: Callable[[Any, Any], Tensor] | None = None
 
 
@@ -66,13 +75,11 @@ class Job(ABC):
 
     Attributes:
         record: what is written about it.
-        trainer: trains it.
         rows_at_once: the most evaluation rows that a process computes together; of long ones it is fewer.
         options: how it is trained.
     """
 
     record: ClassVar[type[TrainingRecord]]
-    trainer: ClassVar[type["RunTrainer"]]
     rows_at_once: ClassVar[int] = 64
 
     options: TrainingOptions
@@ -101,4 +108,4 @@ class Job(ABC):
 
     @abstractmethod
     def labels(self, model: PreTrainedModel) -> Sequence[str]:
-        """Return the names of the logits; none of a language model."""
+        """Return the names of what is answered; none of a language model."""

@@ -16,18 +16,21 @@ from transformers import (
     TrainingArguments,
 )
 
-from sparse_export.encoders.axis import LayerMask, learned_modules, sampling_of
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import mask_shares
+from sparse_export.encoders.patterned import pattern_modules, sampling_of
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
-from sparse_export.training.job import Training
+from sparse_export.training.job import Encoded, Training
+from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.options import TrainingOptions
-from sparse_export.training.schedule import PatternSchedule, fixed_rho
-from sparse_export.training.sparsity import mask_shares, mean_rho
+from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
+from sparse_export.training.sparsity import mean_rho
 
-# The key of a measured ρ in the trainer's log, and the most rows that are measured.
-_MEASURED = "rho"
+# The keys of a measured ρ in the trainer's log, and of one after thresholds were set.
+_MEASURED, CALIBRATED = "rho", "calibrated_rho"
+# The most rows of those set aside that are measured in training.
 _ROWS_IN_TRAINING = 128
-_ROWS_OF_CALIBRATION = 256
 
 Figures = Callable[[EvalPrediction], dict[str, float]]
 Reduced = Callable[[Any, Any], Tensor]
@@ -37,9 +40,9 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
     """Trains a model's pattern along its schedule.
 
     What the sparsity loss compares with its target is the ρ that Eq. 9 speaks of: of the pattern as it is
-    served, over a data set. It is measured on a sample of the evaluation rows now and then, and noted in the
-    trainer's log, with which a resumed run goes on. A batch's own ρ would not do: it is that of texts of its
-    own length, under noise.
+    served, over a data set. It is measured now and then, on rows that are neither trained on nor judged, and
+    noted in the trainer's log, with which a resumed run goes on. A batch's own ρ would not do: it is that of
+    texts of its own length, under noise.
 
     Attributes:
         schedule: of the run.
@@ -50,7 +53,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
         self.schedule = schedule
         self._training = training
         self.weights = [
-            weight for module in learned_modules(training.model) for weight in module.parameters()
+            weight for module in pattern_modules(training.model) for weight in module.parameters()
         ]
         self._moment = schedule.at(0)
         self._rho = 0.0
@@ -76,30 +79,38 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
             return
         optimizer.param_groups[-1]["lr"] = moment.learning_rate
         if moment.settles:
-            self._calibrate()  # what remains of training gets used to it
+            self._calibrate(state)  # what remains of training gets used to it
         if moment.measures:
-            self._rho = shared(self._measured(_ROWS_IN_TRAINING))
+            rows = self._training.calibration
+            self._rho = shared(self._measured(rows[:: math.ceil(len(rows) / _ROWS_IN_TRAINING)]))
             state.log_history.append({"step": state.global_step, _MEASURED: self._rho})
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Set the thresholds of a model that is judged within an epoch."""
+        if control.should_evaluate:
+            self.on_epoch_end(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Set the thresholds of a model that may become the best."""
-        if self.weights and self.schedule.is_settled(state.global_step):
-            self._calibrate()
+        if self.weights and self.schedule.stages.is_settled(state.global_step):
+            self._calibrate(state)
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, state: TrainerState) -> None:
         def measure() -> float:
-            return self._measured(_ROWS_OF_CALIBRATION)
+            return self._measured(self._training.calibration)
 
-        calibrate(self._training.model, measure, self.schedule.rho_target)
+        shift = calibrate(self._training.model, measure, self.schedule.rho_target)
         # Processes that add up in another order may have come to different thresholds.
         broadcast([weight.data for weight in self.weights])
+        entry = {"step": state.global_step, CALIBRATED: shared(measure()), "shift": shared(shift)}
+        state.log_history.append(entry)
 
-    def _measured(self, rows: int) -> float:
-        evaluation = self._training.evaluation
-        sample = evaluation[:: math.ceil(len(evaluation) / rows)]
-        return mean_rho(self._training.model, sample, self._training.collator)
+    def _measured(self, rows: Sequence[Encoded]) -> float:
+        return mean_rho(self._training.model, rows, self._training.collator)
 
     def separate(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the pattern's weights a group of their own, without weight decay."""
@@ -120,7 +131,20 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
         return self._moment.alpha * (lacking + rho.detach() - rho)
 
 
-def make_learning(options: TrainingOptions, training: Training, console: Console) -> PatternLearning | None:
+class SparsityCost(Objective):
+    """What a learned pattern lacks of the ρ that it is to reach."""
+
+    def __init__(self, learning: PatternLearning) -> None:
+        self._learning = learning
+
+    def loss(self, part: Part) -> Tensor | float:
+        """Return alpha · max(0, target − ρ)."""
+        return self._learning.cost(part.masks)
+
+
+def make_learning(
+    options: TrainingOptions, training: Training, stages: Stages, console: Console
+) -> PatternLearning | None:
     """Make what trains the pattern of a model on its rows; None without a pattern.
 
     Raises:
@@ -130,9 +154,9 @@ def make_learning(options: TrainingOptions, training: Training, console: Console
     if pattern is None:
         return None
     pattern.require_within(training.max_length)
-    lengths = [len(row["input_ids"]) for row in training.evaluation]
+    lengths = [len(row["input_ids"]) for row in training.calibration]
     reachable = fixed_rho(pattern, lengths, model.config.num_hidden_layers) if pattern.learns else 0.0
-    schedule = PatternSchedule.of(options, training.batches.steps, reachable)
+    schedule = PatternSchedule.of(options, stages, reachable)
     if pattern.learns and schedule.rho_target > reachable:
         console.print(
             f"warning: --rho-target is {schedule.rho_target:g}, but what is fixed in {pattern.name} leaves "

@@ -6,16 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from sparse_export.encoders.checkpoint import AttentionSpec
-from sparse_export.training.attentions import DEFAULT_LAMBD
+from sparse_export.attention.resolve import DEFAULT_LAMBD
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.tasks import head_class
+from sparse_export.tasks.trained import TrainedHead
 from sparse_serve.data import Columns
 from sparse_serve.errors import OptionError
-from sparse_serve.metrics import METRICS, greater_is_better, headline
-from sparse_serve.tasks import ProblemType
+from sparse_serve.metrics import greater_is_better
+from sparse_serve.tasks import TASKS
 
 LOSS = "loss"
 
 AlphaSchedule = Literal["constant", "linear"]
+Schedule = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+]
+"""How the learning rate goes, by Transformers' names of those that need no further numbers."""
 
 # What an option is called, whether its value is accepted, and what would be.
 _Range = tuple[str, bool, str]
@@ -112,13 +124,27 @@ class TrainingOptions(ABC):
         seed: seeds the row sample, the hold-out, new weights, shuffling and dropout. On a CPU, with the same
             number of threads and processes, equal seeds give equal weights to the bit.
         max_train_rows: use a sample of so many rows (what is held out comes off it); None takes all.
+        max_eval_rows: judge a sample of so many evaluation rows; None takes all.
+        max_steps: end after so many optimiser steps, whatever `epochs` says; None never does.
+        eval_steps: a model is judged, and may become the best, at every epoch's end, and where this is given
+            after every so many steps too.
+        lr_scheduler_type: how the learning rate goes after its warm-up.
+        max_grad_norm: gradients longer than this are shortened to it; 0 never does.
+        dropout: share that is dropped of hidden states, attention weights and before the head; None takes
+            what the encoder was pretrained with.
+        gradient_checkpointing: compute activations again in the backward pass, in the place of keeping them:
+            the same gradient with less memory.
+        bf16: compute in bfloat16 what autocast holds safe there.
+        tf32: let matrix products of float32 run in TF32.
+        report_to: where Transformers logs figures to besides, such as "tensorboard"; None nowhere.
+        revision: of an encoder on the hub: a branch, a tag or a commit; None takes its main branch.
         columns: names of the columns in all sources.
 
     Raises:
         OptionError: a value out of its range, or one that the attention has no use for.
     """
 
-    attention: AttentionSpec = field(default_factory=lambda: AttentionSpec("sparsegen", DEFAULT_LAMBD))
+    attention: AttentionSpec = field(default_factory=lambda: AttentionSpec(DEFAULT_LAMBD))
     metric: str | None = None
     from_scratch: bool = False
     freeze_layers: int | None = None
@@ -135,7 +161,18 @@ class TrainingOptions(ABC):
     save_steps: int | None = None
     seed: int = 0
     max_train_rows: int | None = None
-    columns: Columns = field(default_factory=Columns)
+    max_eval_rows: int | None = None
+    max_steps: int | None = None
+    eval_steps: int | None = None
+    lr_scheduler_type: Schedule = "linear"
+    max_grad_norm: float = 1.0
+    dropout: float | None = None
+    gradient_checkpointing: bool = False
+    bf16: bool = False
+    tf32: bool = False
+    report_to: str | None = None
+    revision: str | None = None
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         metrics = (*self.metrics, LOSS)
@@ -155,6 +192,16 @@ class TrainingOptions(ABC):
             ("save_steps", self.save_steps is None or self.save_steps >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
             ("max_train_rows", self.max_train_rows is None or self.max_train_rows >= 2, "at least 2"),
+            ("max_eval_rows", self.max_eval_rows is None or self.max_eval_rows >= 1, "at least 1"),
+            ("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1"),
+            ("eval_steps", self.eval_steps is None or self.eval_steps >= 1, "at least 1"),
+            (
+                "lr_scheduler_type",
+                self.lr_scheduler_type in get_args(Schedule),
+                f"one of {', '.join(get_args(Schedule))}",
+            ),
+            ("max_grad_norm", 0 <= self.max_grad_norm < math.inf, "at least 0 and finite"),
+            ("dropout", self.dropout is None or 0 <= self.dropout < 1, "at least 0 and below 1"),
         )
         _refuse_out_of_range(self, ranges)
         self._refuse_without_pattern()
@@ -181,13 +228,6 @@ class TrainingOptions(ABC):
     def learns(self) -> bool:
         """Whether a part of the attention pattern is learned."""
         return self.attention.pattern is not None and self.attention.pattern.learns
-
-    @property
-    def dense_stage(self) -> int:
-        """How many first epochs attend to everything."""
-        if self.dense_epochs is None:
-            return self.epochs // 2 if self.learns else 0
-        return self.dense_epochs
 
     @property
     @abstractmethod
@@ -217,20 +257,56 @@ class TrainingOptions(ABC):
 
 @dataclass(frozen=True)
 class FinetuneOptions(TrainingOptions):
-    """How to train a classifier.
+    """How to fine-tune for a task.
 
     Attributes:
-        problem_type: what the labels are; it decides loss and metrics.
+        task: type of the task, of `sparse_serve.tasks`; it decides rows, head, loss and metrics.
+        label_smoothing: share of each target that is spread over all labels, in [0, 1).
+        max_answer_tokens: of question answering; None takes the task's own.
+        stride: of question answering, by how many tokens windows overlap; None takes the task's own.
     """
 
-    problem_type: ProblemType = "single_label_classification"
+    task: str = "single_label_classification"
+    label_smoothing: float = 0.0
+    max_answer_tokens: int | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        trained = {name: kind for name, kind in TASKS.items() if issubclass(head_class(kind), TrainedHead)}
+        if self.task not in trained:
+            known = ", ".join(kind.option for kind in trained.values())
+            asked = TASKS[self.task].option if self.task in TASKS else self.task
+            raise OptionError(
+                f"--task {asked} is not trained; an encoder is exported for it as it is, with `export --task "
+                f"{asked}`: give one of {known}"
+                if self.task in TASKS
+                else f"--task is {asked}; it must be one of {known}"
+            )
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
+            raise OptionError(
+                f"--label-smoothing is {self.label_smoothing}; it must be at least 0 and below 1"
+            )
+        head = head_class(TASKS[self.task])
+        if self.label_smoothing and not (issubclass(head, TrainedHead) and head.can_smooth):
+            raise OptionError(
+                f"--label-smoothing {self.label_smoothing:g} is for tasks with one label for each row or "
+                f"word, and --task {TASKS[self.task].option} has none; leave it out"
+            )
+        settings = {each.name for each in fields(TASKS[self.task])}
+        for name, value in (("max_answer_tokens", self.max_answer_tokens), ("stride", self.stride)):
+            if value is not None and name not in settings:
+                raise OptionError(
+                    f"--{name.replace('_', '-')} {value} is for --task question-answering, and this is "
+                    f"--task {TASKS[self.task].option}; leave it out"
+                )
 
     @property
     def metrics(self) -> Sequence[str]:
-        """The metrics of the problem type."""
-        return METRICS[self.problem_type]
+        """The metrics of the task."""
+        return TASKS[self.task].metrics
 
     @property
     def headline(self) -> str:
-        """The problem type's headline."""
-        return headline(self.problem_type)
+        """The task's first metric."""
+        return self.metrics[0]

@@ -39,25 +39,27 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Means over one epoch's training rows and over the evaluation rows after it.
+    """Means over the training rows since the evaluation before, and over the evaluation rows.
 
     Losses are in nats, and mean squared errors for regression; the training loss includes what a learned
     pattern lacks of its ρ target.
 
     Attributes:
-        epoch: from 1.
+        epoch: how many are over: 1, 2, …, and within an epoch a fraction.
+        step: optimiser steps that are over.
         train_loss: over the training rows.
         eval_loss: over the evaluation rows.
         metrics: over the evaluation rows.
-        stage: of a pattern's training: "dense", where the epoch attends to everything, "annealing", or
-            "final". Only a final epoch can be the best.
+        stage: of a pattern's training: "dense", where the model attends to everything, "annealing", or
+            "final". Only a final one can be the best.
         rho: share of pairs that the pattern, as it is served, does not allow (AAA, Eq. 9), a mean over the
             evaluation rows and layers, and 0 of a dense epoch; None without a pattern.
         rho_without_band: that of the pattern's learned part alone, without the band and all else that is
             fixed; None where nothing is learned.
     """
 
-    epoch: int
+    epoch: int | float
+    step: int
     train_loss: float
     eval_loss: float
     metrics: Mapping[str, float]
@@ -105,6 +107,23 @@ class LayerSparsity:
 
 
 @dataclass(frozen=True)
+class CalibrationRecord:
+    """The training rows that were set aside to set the thresholds of a learned pattern on.
+
+    Attributes:
+        rows: how many, windows of long ones each by itself.
+        seed: draws them.
+        rho: of the best epoch on them.
+        shift: what was added to every logit of the pattern at the end of the best epoch.
+    """
+
+    rows: int
+    seed: int
+    rho: float
+    shift: float
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """What decides the outcome of a run: where two agree in all of it, one can be finished for the other.
 
@@ -134,11 +153,12 @@ class TrainingRecord(RunSettings):
     """What made a checkpoint.
 
     Attributes:
-        labels: names of the logits; none of a language model.
+        labels: names of what is answered; none of a language model.
         max_length: tokens at which rows were cut.
-        epochs: every epoch that was trained.
-        best_epoch: the one whose weights the checkpoint has, from 1.
+        epochs: every evaluation.
+        best_epoch: after how many epochs the model was best, whose weights the checkpoint has.
         layers: how sparse each layer attends on the evaluation rows; empty for softmax.
+        calibration: rows on which a learned pattern was brought to its target; None where nothing is learned.
         rho_target: ρ that a learned pattern was trained towards; None where nothing is learned.
         rho: that of the best epoch, of a pattern; None without one.
         rho_without_band: that of the best epoch, of what is learned alone; None where nothing is.
@@ -151,8 +171,9 @@ class TrainingRecord(RunSettings):
     labels: Sequence[str]
     max_length: int
     epochs: Sequence[EpochRecord]
-    best_epoch: int
+    best_epoch: int | float
     layers: Sequence[LayerSparsity]
+    calibration: CalibrationRecord | None
     rho_target: float | None
     rho: float | None
     rho_without_band: float | None
@@ -160,17 +181,22 @@ class TrainingRecord(RunSettings):
     device: str
     threads: int
     versions: Mapping[str, str]
-    schema_version: int = 3
+    schema_version: int = 4
+
+    @property
+    def best(self) -> EpochRecord:
+        """The evaluation of the model that was kept."""
+        return next(each for each in self.epochs if each.epoch == self.best_epoch)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the best epoch."""
-        return self.epochs[self.best_epoch - 1].metrics
+        """Metrics of the model that was kept."""
+        return self.best.metrics
 
 
 @dataclass(frozen=True)
 class FinetuneRecord(TrainingRecord):
-    """What made a classifier."""
+    """What made a fine-tuned model."""
 
     options: FinetuneOptions
 

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from transformers import TrainerState
 
-from sparse_export.encoders.checkpoint import save_classifier
+from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
-from sparse_export.training.classifier import ClassifierJob
 from sparse_export.training.distributed import agreed, ending_together, join_processes, shared
-from sparse_export.training.job import Job
+from sparse_export.training.job import Job, Training
+from sparse_export.training.learning import CALIBRATED
 from sparse_export.training.options import FinetuneOptions, TrainingOptions
 from sparse_export.training.partial import (
     PartialRun,
@@ -28,6 +28,7 @@ from sparse_export.training.partial import (
 )
 from sparse_export.training.records import (
     RECORD_NAME,
+    CalibrationRecord,
     EpochRecord,
     FinetuneRecord,
     RunSettings,
@@ -35,9 +36,10 @@ from sparse_export.training.records import (
     stored_settings,
     versions,
 )
-from sparse_export.training.schedule import stage_of
+from sparse_export.training.schedule import Stages
 from sparse_export.training.sources import Source
 from sparse_export.training.sparsity import layer_sparsity
+from sparse_export.training.task import TaskJob
 from sparse_export.training.trainer import RunTrainer, make_trainer
 
 
@@ -52,13 +54,13 @@ def finetune(
     resume: bool = False,
     console: Console | None = None,
 ) -> FinetuneRecord:
-    """Fine-tune `encoder` into a classifier: `train_checkpoint` with labelled rows.
+    """Fine-tune `encoder` for a task: `train_checkpoint` with labelled rows.
 
-    The labels of `train`, sorted, become the model's. Arguments, result and errors are those of
+    What `train` says of labels becomes the model's. Arguments, result and errors are those of
     `train_checkpoint`.
     """
     record = train_checkpoint(
-        ClassifierJob(options),
+        TaskJob(options),
         encoder,
         train,
         output,
@@ -145,11 +147,12 @@ def train_checkpoint(
             if is_first:
                 stack.enter_context(partial_run(run, settings, force=force, resume=resume, console=console))
             training = job.prepare(settings.encoder, train_rows.data, eval_rows.data)
-            trainer = make_trainer(job, settings, training, run, console)
+            stages = Stages.of(job.options, training.batches.plan.steps)
+            trainer = make_trainer(job, settings, training, stages, run, console)
         latest = shared(run.latest_state() if is_first else None)
-        state = _train(trainer, job.options, run, latest)
+        state = _train(trainer, job.options, stages, run, latest)
         with agreed():
-            record = _write(job, trainer, state, settings, run, started) if is_first else None
+            record = _write(job, training, trainer, state, settings, run, started) if is_first else None
         return cast(TrainingRecord, shared(record))
 
 
@@ -167,10 +170,10 @@ def _finished(job: Job, settings: RunSettings, output: Path) -> TrainingRecord |
 
 
 def _train(
-    trainer: RunTrainer, options: TrainingOptions, run: PartialRun, latest: Path | None
+    trainer: RunTrainer, options: TrainingOptions, stages: Stages, run: PartialRun, latest: Path | None
 ) -> TrainerState:
     """Train from the state `latest`, or from the beginning, to the end; return where that was."""
-    if latest is not None and is_finished((state := read_state(latest)).log_history, options):
+    if latest is not None and is_finished((state := read_state(latest)).log_history, options, stages):
         return state
     with ending_together():
         try:
@@ -189,6 +192,7 @@ def _train(
 
 def _write(
     job: Job,
+    training: Training,
     trainer: RunTrainer,
     state: TrainerState,
     settings: RunSettings,
@@ -199,16 +203,18 @@ def _write(
     device = trainer.model.device
     model = job.load(run.state_after(state.best_global_step)).to(device)
     options = settings.options
-    sparse = options.attention.kind != "softmax"
-    epochs = _epoch_records(state.log_history, options)
-    best = epochs[round(state.best_global_step / trainer.batches.steps) - 1]
+    sparse = not options.attention.is_dense
+    stages = Stages.of(options, training.batches.plan.steps)
+    epochs = _epoch_records(state.log_history, options, stages)
+    best = next(each for each in epochs if each.step == state.best_global_step)
     record = job.record(
         **{name: getattr(settings, name) for name in asdict(settings)},
         labels=job.labels(model),
-        max_length=trainer.max_length,
+        max_length=training.max_length,
         epochs=epochs,
         best_epoch=best.epoch,
         layers=layer_sparsity(model, trainer.eval_dataset, trainer.data_collator) if sparse else [],
+        calibration=_calibration(training, state.log_history, best.step, options.seed),
         rho_target=trainer.learning.schedule.rho_target if trainer.learning and options.learns else None,
         rho=best.rho,
         rho_without_band=best.rho_without_band,
@@ -219,16 +225,23 @@ def _write(
     )
     # Truncation is how this run encoded, not a property of the tokenizer.
     trainer.processing_class.backend_tokenizer.no_truncation()
-    save_classifier(model, trainer.processing_class, run.checkpoint)
+    save_checkpoint(model, trainer.processing_class, run.checkpoint)
     (run.checkpoint / RECORD_NAME).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     run.install()
     return record
 
 
-def _epoch_records(history: History, options: TrainingOptions) -> list[EpochRecord]:
+def _calibration(training: Training, history: History, step: int, seed: int) -> CalibrationRecord | None:
+    entries = [entry for entry in history if CALIBRATED in entry and entry["step"] == step]
+    if not entries:
+        return None
+    return CalibrationRecord(len(training.calibration), seed, entries[-1][CALIBRATED], entries[-1]["shift"])
+
+
+def _epoch_records(history: History, options: TrainingOptions, stages: Stages) -> list[EpochRecord]:
     records = []
     start = 0
-    for number, entry in enumerate(evaluations(history), start=1):
+    for entry in evaluations(history):
         end = int(entry["step"])
         # Each logged loss is a mean over the steps since the one before.
         logged = [each for each in history if "loss" in each and start < each["step"] <= end]
@@ -238,11 +251,12 @@ def _epoch_records(history: History, options: TrainingOptions) -> list[EpochReco
         figures = {name: entry[f"eval_{name}"] for name in options.metrics}
         records.append(
             EpochRecord(
-                number,
+                stages.epoch(end),
+                end,
                 total / (end - start),
                 entry["eval_loss"],
                 figures,
-                stage_of(options, number),
+                stages.stage(end),
                 rho=entry.get("eval_rho"),
                 rho_without_band=entry["eval_rho_without_band"] if options.learns else None,
             )

@@ -9,37 +9,89 @@ are of the sparse stage.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
+import torch
+
+from sparse_export.attention.masks import Sampling
+from sparse_export.attention.measures import rho
 from sparse_export.attention.patterns import Pattern
-from sparse_export.encoders.axis import Sampling
 from sparse_export.training.options import PatternOptions, TrainingOptions
+from sparse_serve.errors import OptionError
 
 Stage = Literal["dense", "annealing", "final"]
 
-# Until when the noise falls from 1 to 0, and the effective target rises from 0 to what is asked for.
-_NOISE_ENDS = 0.7
+# Until when the noise falls from 1 to 0, and the effective target rises from 0 to what is asked for: of the
+# epochs of the sparse stage, about half can then become the best.
+_NOISE_ENDS = 0.5
 _TARGET_ARRIVES = 0.5
 # Until when alpha rises, where it does (Eq. 10).
 _ALPHA_ARRIVES = 0.5
 # The pattern's learning rate rises, stays, and falls to 0 at the end.
 _RATE_ARRIVES = 0.05
 _RATE_FALLS = 0.5
-# How often ρ is measured, and the default target, as a share of the ρ that the fixed part leaves.
+# How often ρ is measured, and at most how many steps apart: what lies between drives the pattern by an old ρ.
 _MEASUREMENTS = 20
+_STEPS_BETWEEN = 50
+# The default target, as a share of the ρ that the fixed part leaves.
 _DEFAULT_TARGET = 0.9
 
 
-def stage_of(options: TrainingOptions, epoch: int) -> Stage:
-    """Return the stage in which an epoch, from 1, ends."""
-    if epoch <= options.dense_stage:
-        return "dense"
-    share = (epoch - options.dense_stage) / (options.epochs - options.dense_stage)
-    return "final" if not options.learns or _is_settled(share) else "annealing"
+@dataclass(frozen=True)
+class Stages:
+    """The optimiser steps of a run, and in which stages they are.
 
+    Attributes:
+        per_epoch: steps of an epoch.
+        dense: first steps, which attend to everything.
+        steps: all of them.
+        learns: whether a part of the pattern is learned.
+    """
 
-def _is_settled(share: float) -> bool:
-    return share >= max(_NOISE_ENDS, _TARGET_ARRIVES)
+    per_epoch: int
+    dense: int
+    steps: int
+    learns: bool
+
+    @classmethod
+    def of(cls, options: TrainingOptions, per_epoch: int) -> Self:
+        """Return the stages of a run whose epochs have so many steps.
+
+        Raises:
+            OptionError: all steps are to be dense ones.
+        """
+        steps = options.epochs * per_epoch if options.max_steps is None else options.max_steps
+        if options.dense_epochs is not None:
+            dense = options.dense_epochs * per_epoch
+        elif not options.learns:
+            dense = 0
+        else:
+            dense = (options.epochs // 2) * per_epoch if options.max_steps is None else steps // 2
+        if dense >= steps:
+            raise OptionError(
+                f"--dense-epochs {options.dense_epochs} is {dense} steps, and --max-steps {steps}; leave "
+                "some steps in which the pattern is trained"
+            )
+        return cls(per_epoch, dense, steps, options.learns)
+
+    def epoch(self, step: int) -> int | float:
+        """Return how many epochs so many steps are: a whole number at an epoch's end."""
+        whole, rest = divmod(step, self.per_epoch)
+        return whole + rest / self.per_epoch if rest else whole
+
+    def share(self, step: float) -> float:
+        """Return how much of the sparse stage lies behind, after so many steps."""
+        return (step - self.dense) / (self.steps - self.dense)
+
+    def is_settled(self, step: int) -> bool:
+        """Return whether, after so many steps, training sees the mask as it is served, at its target."""
+        return self.share(step) >= max(_NOISE_ENDS, _TARGET_ARRIVES)
+
+    def stage(self, step: int) -> Stage:
+        """Return the stage that is over after so many steps."""
+        if step <= self.dense:
+            return "dense"
+        return "final" if not self.learns or self.is_settled(step) else "annealing"
 
 
 def fixed_rho(pattern: Pattern, lengths: Sequence[int], layers: int) -> float:
@@ -51,7 +103,11 @@ def fixed_rho(pattern: Pattern, lengths: Sequence[int], layers: int) -> float:
         layers: of the encoder.
     """
     fixed = [pattern.layer(index) for index in range(layers)]
-    shares = {n: sum(1 - layer.size(n) / n**2 for layer in fixed) / layers for n in set(lengths)}
+    found = sorted(set(lengths))
+    pairs = torch.tensor([[layer.size(n) for layer in fixed] for n in found], dtype=torch.float64)
+    shares: dict[int, float] = dict(
+        zip(found, rho(pairs, torch.tensor(found)[:, None]).mean(1).tolist(), strict=True)
+    )
     return sum(shares[n] for n in lengths) / len(lengths)
 
 
@@ -82,50 +138,40 @@ class PatternSchedule:
 
     Attributes:
         rho_target: ρ to reach at last.
-        dense_steps: first optimiser steps, which attend to everything.
-        steps: all of them.
+        stages: of the run.
         options: how it is learned.
     """
 
     rho_target: float
-    dense_steps: int
-    steps: int
+    stages: Stages
     options: PatternOptions = field(default_factory=PatternOptions)
 
     @classmethod
-    def of(cls, options: TrainingOptions, steps_per_epoch: int, reachable: float) -> "PatternSchedule":
+    def of(cls, options: TrainingOptions, stages: Stages, reachable: float) -> Self:
         """Return the schedule of a run; `reachable` is what `fixed_rho` says of its rows."""
         learning = options.learning or PatternOptions()
         target = learning.rho_target
-        return cls(
-            rho_target=round(_DEFAULT_TARGET * reachable, 3) if target is None else target,
-            dense_steps=options.dense_stage * steps_per_epoch,
-            steps=options.epochs * steps_per_epoch,
-            options=learning,
-        )
-
-    def is_settled(self, step: int) -> bool:
-        """Return whether, after so many steps, training sees the mask as it is served, at its target."""
-        return _is_settled((step - self.dense_steps) / (self.steps - self.dense_steps))
+        return cls(round(_DEFAULT_TARGET * reachable, 3) if target is None else target, stages, learning)
 
     def at(self, step: int) -> Moment:
         """Return what holds at an optimiser step, counted from 0."""
-        options = self.options
-        since, sparse_steps = step - self.dense_steps, self.steps - self.dense_steps
-        share = max(0, since) / sparse_steps
+        options, stages = self.options, self.stages
+        since = step - stages.dense
+        share = max(0.0, stages.share(step))
         ratio = 1.0 if options.final_temperature is None else options.final_temperature / options.temperature
         sampling = Sampling(
             temperature=options.temperature * ratio**share,
             noise=max(0.0, 1 - share / _NOISE_ENDS),
-            dense=step < self.dense_steps,
+            dense=since < 0,
         )
         rises = options.alpha_schedule == "linear"
         rate = min(1.0, share / _RATE_ARRIVES, (1 - share) / (1 - _RATE_FALLS))
+        between = min(_STEPS_BETWEEN, math.ceil((stages.steps - stages.dense) / _MEASUREMENTS))
         return Moment(
             sampling,
             rho_target=self.rho_target * min(1.0, share / _TARGET_ARRIVES),
             alpha=options.alpha * (min(1.0, share / _ALPHA_ARRIVES) if rises else 1),
             learning_rate=options.pattern_learning_rate * rate,
-            settles=self.is_settled(step) and not self.is_settled(step - 1),
-            measures=since >= 0 and since % math.ceil(sparse_steps / _MEASUREMENTS) == 0,
+            settles=stages.is_settled(step) and not stages.is_settled(step - 1),
+            measures=since >= 0 and since % between == 0,
         )

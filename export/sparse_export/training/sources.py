@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from sparse_export.encoders.checkpoint import task_of
 from sparse_export.encoders.families import input_names
 from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_export.training.options import TrainingOptions
@@ -16,8 +15,7 @@ from sparse_export.training.records import DataRecord
 from sparse_serve.data import Arrange, TextData, hold_out, read_data
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import PLAIN_SUFFIX, SUFFIXES
-from sparse_serve.tasks import ProblemType
+from sparse_serve.records import SUFFIXES
 
 HOLD_OUT_SHARE = 0.1
 VALIDATION = "validation"
@@ -65,12 +63,12 @@ class Reading:
     """How the rows of a run are read.
 
     Attributes:
-        problem_type: what the labels are; None reads none.
+        task: whose rows they are, a type of `sparse_serve.tasks`; None reads texts without labels.
         arrange: makes other records of those of a source; None leaves them as they are.
         least: how few rows may be held out.
     """
 
-    problem_type: ProblemType | None
+    task: str | None
     arrange: Arrange | None = None
     least: int = 1
 
@@ -99,7 +97,7 @@ def read_rows(
     train_rows = _read(train, options, reading, options.max_train_rows)
     held_out = evaluation is None
     if evaluation is not None:
-        eval_rows = _read(evaluation, options, reading)
+        eval_rows = _read(evaluation, options, reading, options.max_eval_rows)
     else:
         kept, held = hold_out(train_rows.data, HOLD_OUT_SHARE, options.seed, reading.least)
         console.print(
@@ -114,19 +112,6 @@ def read_rows(
             "in both, or single texts in both (--text-pair-column names the column)"
         )
     return train_rows, eval_rows, held_out
-
-
-def encode(
-    tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
-) -> list[dict[str, Any]]:
-    """One dict per row: as `tokenize` makes it, and `labels`, the row's target.
-
-    Raises:
-        DataError: a label that the model of this config does not know.
-    """
-    rows = tokenize(tokenizer, config, data, max_length)
-    targets = task_of(config).targets(data).tolist()
-    return [{**row, "labels": target} for row, target in zip(rows, targets, strict=True)]
 
 
 def tokenize(
@@ -152,7 +137,7 @@ def tokenize(
 def _source(value: str, config: str | None, split: str) -> Source:
     path = Path(value)
     is_written_as_path = value.startswith((".", "/", "~")) or value.count("/") > 1
-    is_file = path.suffix.lower() in (*SUFFIXES, PLAIN_SUFFIX) or path.exists() or is_written_as_path
+    is_file = path.suffix.lower() in SUFFIXES or path.exists() or is_written_as_path
     return path if is_file and not path.is_dir() else DatasetSplit(value, config, split)
 
 
@@ -166,13 +151,13 @@ def _read(source: Source, options: TrainingOptions, reading: Reading, max_rows: 
         data = read_data(
             source,
             options.columns,
-            problem_type=reading.problem_type,
+            task=reading.task,
             max_rows=max_rows,
             seed=options.seed,
             arrange=reading.arrange,
         )
         return Rows(data, DataRecord(data.source, file_digest(source), len(data.rows), data.total_rows))
-    split = read_split(source, options.columns, reading.problem_type, max_rows, options.seed, reading.arrange)
+    split = read_split(source, options.columns, reading.task, max_rows, options.seed, reading.arrange)
     data = split.data
     record = DataRecord(data.source, split.sha256, len(data.rows), data.total_rows, split.revision)
     return Rows(data, record)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention.implementations import zero_shares
-from sparse_export.encoders.axis import LayerMask, layer_patterns, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.patterned import layer_patterns, recorded
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.training.batches import rows_within
 from sparse_export.training.records import LayerSparsity, MaskSparsity
 
@@ -21,29 +21,6 @@ Collator = Callable[[Sequence[Encoded]], dict[str, Tensor]]
 
 # The most rows at once: attention maps are held of all layers and heads; masks are the same for all heads.
 _ROWS_WITH_MAPS, _ROWS_WITHOUT = 4, 16
-
-
-def mask_shares(mask: LayerMask, attention_mask: Tensor) -> Tensor:
-    """Measure one layer's mask, as it is served.
-
-    Args:
-        mask: of a forward pass in evaluation.
-        attention_mask: `(B, L)` of the same pass, 1 for tokens and 0 for padding.
-
-    Returns:
-        `(B, 4)` float32: ρ, the share of pairs of tokens that is not allowed (AAA, Eq. 9); ρ of the learned
-        part alone, without fixed rows, columns, diagonals and random keys; the shares of tokens whose row is
-        on, and whose column is on, learned or not. A row without tokens gets zeros.
-    """
-    tokens = attention_mask.bool()
-    lengths = tokens.sum(1)
-    ranks = tokens.cumsum(1) - 1
-    pairs = tokens[:, :, None] & tokens[:, None, :]
-    on = [mask.pattern.on(ranks, learned) & tokens for learned in (mask.rows, mask.columns)]
-    allowed = [(each.pairs(ranks, lengths) & pairs).sum((1, 2)) for each in (mask, mask.without_fixed())]
-    size = lengths.clamp_min(1)
-    shares = [*((lengths**2 - count) / size**2 for count in allowed), *(each.sum(1) / size for each in on)]
-    return torch.stack(shares, dim=1)
 
 
 def mean_rho(model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator) -> float:
@@ -67,7 +44,7 @@ def layer_sparsity(
     query is the number of keys with a weight other than zero. Both are means: over heads and queries, then
     over rows.
     """
-    attention = AttentionSpec.from_config(model.config)
+    attention = ModelSpec.of(model.config).attention
     pattern = attention.pattern
     # Weights may be zero where attention is allowed.
     by_maps = attention.lambd is not None
@@ -116,7 +93,7 @@ def _batches(
 def _shares(model: PreTrainedModel, inputs: dict[str, Tensor], *, by_maps: bool) -> Tensor:
     """Return each row's and layer's share of zeros `(B, layers, 1)`; of a pattern also its `mask_shares`."""
     tokens = inputs["attention_mask"]
-    if AttentionSpec.from_config(model.config).pattern is None:
+    if ModelSpec.of(model.config).attention.pattern is None:
         return zero_shares(model(**inputs, output_attentions=True).attentions, tokens)[:, :, None]
     with recorded(model) as masks:
         answer = model(**inputs, output_attentions=by_maps)

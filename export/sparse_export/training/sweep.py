@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from sparse_export.encoders.checkpoint import cut_length, load_config, load_tokenizer
+from sparse_export.encoders.checkpoint import load_config
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.training.attentions import Attentions
 from sparse_export.training.distributed import agreed, join_processes
 from sparse_export.training.options import LOSS, PatternOptions, TrainingOptions
@@ -63,7 +64,8 @@ def require_fitting(runs: Mapping[str, TrainingOptions], encoder: str) -> None:
     patterns = [(options.attention.pattern, options.max_length) for options in runs.values()]
     if all(pattern is None for pattern, _ in patterns):
         return
-    config, tokenizer = load_config(encoder), load_tokenizer(encoder)
+    revision = next(iter(runs.values())).revision
+    config, tokenizer = load_config(encoder, revision), load_tokenizer(encoder, revision)
     for pattern, max_length in patterns:
         if pattern is not None:
             pattern.require_within(cut_length(config, tokenizer, max_length))
@@ -97,10 +99,7 @@ def write_sweep(records: Records, attentions: Attentions, output: Path) -> None:
     Raises:
         CheckpointError: they cannot be written.
     """
-    metrics = {
-        name: {**record.metrics, LOSS: record.epochs[record.best_epoch - 1].eval_loss}
-        for name, record in records.items()
-    }
+    metrics = {name: {**record.metrics, LOSS: record.best.eval_loss} for name, record in records.items()}
     runs = {
         name: {
             "attention": asdict(record.options.attention),
@@ -137,12 +136,12 @@ def sweep_tables(records: Records) -> Iterator[Table]:
     layers = Table(box=None, pad_edge=False, title="rho and keys per query, by layer", title_justify="left")
     layers.add_column("layer", justify="right")
     for name, record in records.items():
-        best = record.epochs[record.best_epoch - 1]
+        best = record.best
         label = name.replace("_", " ")
         figures.add_row(
             label,
             *(f"{value:.4f}" for value in (*best.metrics.values(), best.eval_loss)),
-            f"{record.best_epoch} of {len(record.epochs)}",
+            f"{best.epoch:.3g} of {record.epochs[-1].epoch:.3g}",
             *_sparsity(record),
         )
         layers.add_column(label, justify="right")

@@ -1,7 +1,7 @@
-"""Transformers' `Trainer`, whose batches are all equally large."""
+"""Transformers' `Trainer`, with planned batches and a list of objectives."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,36 +10,48 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from sparse_export.encoders.axis import recorded
-from sparse_export.training.batches import FullBatches, rows_within
+from sparse_export.attention.masks import LayerMask
+from sparse_export.encoders.patterned import recorded
+from sparse_export.training.batches import PlannedBatches, longest_first, rows_within
 from sparse_export.training.callbacks import Report, Steering
 from sparse_export.training.distributed import on_cpu, rows_per_pass
 from sparse_export.training.job import Job, Training
-from sparse_export.training.learning import PatternLearning, make_learning, share_of, with_rho
+from sparse_export.training.learning import (
+    PatternLearning,
+    SparsityCost,
+    make_learning,
+    share_of,
+    with_rho,
+)
+from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.partial import PartialRun
+from sparse_export.training.precision import require_precision
 from sparse_export.training.records import RunSettings
+from sparse_export.training.schedule import Stages
 
 
 class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
-    """The trainer, in whose batches all steps are means over equally many rows.
+    """The trainer, whose steps are planned, and minimise the sum of objectives.
 
     Attributes:
-        batches: the order of the rows.
-        max_length: tokens at which they are cut.
+        batches: which rows each step is computed on.
+        objectives: what is minimised.
         learning: how the model's pattern is trained; None without a pattern.
     """
 
     def __init__(
         self,
-        batches: FullBatches,
-        max_length: int,
+        batches: PlannedBatches,
+        objectives: Sequence[Objective],
+        answer: Callable[[Any, Tensor], Any],
         report: Report,
         learning: PatternLearning | None,
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self.batches = batches
-        self.max_length = max_length
+        self.objectives = objectives
+        self._answer = answer
         self.learning = learning
         self._report = report
         self.remove_callback(PrinterCallback)
@@ -54,8 +66,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return this process's share of the evaluation rows, in batches of like lengths, longest first."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        longest_first = sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"]))
-        return self._loader(rows, self.args.eval_batch_size, longest_first)
+        return self._loader(rows, self.args.eval_batch_size, longest_first(rows))
 
     def _loader(self, rows: Any, batch_size: int, order: Iterable[int]) -> DataLoader[Any]:
         loader = DataLoader(
@@ -75,28 +86,46 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
             self.learning.separate(optimizer)
         return optimizer
 
-    def task_loss(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
-    ) -> tuple[Tensor, Any]:
-        """Return the task's loss, a mean over this process's part of a batch, and the model's outputs."""
-        return super().compute_loss(  # type: ignore[no-any-return]
-            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
-        )
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | None]:
+        """Return the parts of a step that this process computes, and how many items all processes' have.
+
+        The counts `(objectives,)` are 0 where an objective is a mean over rows; None where all are.
+        """
+        parts, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counts = [[objective.items(part) for objective in self.objectives] for part in parts]
+        if all(count is None for each in counts for count in each):
+            return parts, None
+        zero = torch.zeros((), dtype=torch.int64)
+        summed = [torch.stack([zero if count is None else count.cpu() for count in each]) for each in counts]
+        return parts, self.accelerator.reduce(torch.stack(summed).sum(0).to(device), "sum")
 
     def compute_loss(
         self,
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """Return the loss of the task and, in training, of what the pattern's sparsity lacks."""
-        if self.learning is None or not model.training:
-            loss, outputs = self.task_loss(model, inputs, num_items_in_batch)
-        else:
-            with recorded(self.model) as masks:
-                loss, outputs = self.task_loss(model, inputs, num_items_in_batch)
-            loss = loss + self.learning.cost(masks)
+        """Return the sum of the objectives, in training; in evaluation `figures` judge the outputs."""
+        targets = {name for objective in self.objectives for name in objective.targets}
+        # In evaluation the caller may be recording.
+        records = self.learning is not None and model.training
+        recording: AbstractContextManager[list[LayerMask]] = (
+            recorded(self.model) if records else nullcontext([])
+        )
+        with recording as masks:
+            outputs = model(**{name: each for name, each in inputs.items() if name not in targets})
+        if not model.training:
+            answer = {"logits": self._answer(outputs, inputs["attention_mask"])}
+            return (torch.zeros(()), answer) if return_outputs else torch.zeros(())
+        parts = self.current_gradient_accumulation_steps * self.args.world_size
+        counts = [None] * len(self.objectives) if num_items_in_batch is None else num_items_in_batch
+        loss = sum(
+            objective.loss(Part(inputs, outputs, masks, items, parts))
+            for objective, items in zip(self.objectives, counts, strict=True)
+        )
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(
@@ -119,7 +148,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
 
 
 def make_trainer(
-    job: Job, settings: RunSettings, training: Training, run: PartialRun, console: Console
+    job: Job, settings: RunSettings, training: Training, stages: Stages, run: PartialRun, console: Console
 ) -> RunTrainer:
     """Make what trains a run.
 
@@ -127,6 +156,7 @@ def make_trainer(
         job: what is trained.
         settings: of the run.
         training: its model and rows.
+        stages: its steps.
         run: where its states are saved.
         console: where progress is shown.
 
@@ -134,7 +164,8 @@ def make_trainer(
         OptionError: the options do not fit the number of processes, or the pattern the length of the rows.
     """
     options = settings.options
-    learning = make_learning(options, training, console)
+    learning = make_learning(options, training, stages, console)
+    objectives = (*training.objectives, *([] if learning is None else [SparsityCost(learning)]))
     figures, reduced = training.figures, training.reduced
     # One size for all: with several, Accelerate would lose or repeat rows among processes.
     longest = max(len(row["input_ids"]) for row in training.evaluation)
@@ -143,35 +174,52 @@ def make_trainer(
     # Its forward takes any keyword, from which Trainer concludes that the loss is divided by the rows of all
     # parts and processes already. It is the mean of its own part: accumulated parts would add up.
     training.model.accepts_loss_kwargs = False
-    return job.trainer(
+    if options.gradient_checkpointing:
+        training.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return RunTrainer(
         training.batches,
-        training.max_length,
-        Report(console, options),
+        objectives,
+        training.answer,
+        Report(console, options, stages),
         learning,
         model=training.model,
-        args=_arguments(job, settings.processes, run.states, rows_within(job.rows_at_once, longest)),
+        args=_arguments(
+            job, objectives, stages, settings.processes, run, rows_within(job.rows_at_once, longest)
+        ),
         data_collator=training.collator,
         train_dataset=training.rows,
         eval_dataset=training.evaluation,
         processing_class=training.tokenizer,
         compute_metrics=figures,
         preprocess_logits_for_metrics=reduced,
-        callbacks=[Steering(options, training.batches, run)],
+        callbacks=[Steering(options, training.batches, stages, run)],
     )
 
 
-def _arguments(job: Job, processes: int, states: Path, eval_rows: int) -> TrainingArguments:
+def _arguments(
+    job: Job,
+    objectives: Sequence[Objective],
+    stages: Stages,
+    processes: int,
+    run: PartialRun,
+    eval_rows: int,
+) -> TrainingArguments:
     options = job.options
+    require_precision(options)
     arguments = TrainingArguments(
-        output_dir=str(states),
+        output_dir=str(run.states),
         num_train_epochs=options.epochs,
+        max_steps=options.max_steps or -1,
         learning_rate=options.learning_rate,
         per_device_train_batch_size=rows_per_pass(options, processes),
         per_device_eval_batch_size=eval_rows,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         weight_decay=options.weight_decay,
         warmup_steps=options.warmup_ratio,  # below 1, Transformers reads a share of all steps
-        lr_scheduler_type="linear",
+        lr_scheduler_type=options.lr_scheduler_type,
+        max_grad_norm=options.max_grad_norm,
+        bf16=options.bf16,
+        tf32=options.tf32 or None,
         optim="adamw_torch_fused",
         seed=options.seed,
         eval_strategy="epoch",
@@ -179,12 +227,13 @@ def _arguments(job: Job, processes: int, states: Path, eval_rows: int) -> Traini
         logging_nan_inf_filter=False,
         save_strategy="epoch",
         save_total_limit=2,
-        report_to="none",
+        report_to=options.report_to or "none",
+        label_names=[name for objective in objectives for name in objective.targets],
         log_level_replica="passive",
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         # What is learned of a pattern has no part in the dense stage.
-        ddp_find_unused_parameters=options.learns and options.dense_stage > 0,
+        ddp_find_unused_parameters=options.learns and stages.dense > 0,
         use_cpu=on_cpu(),
     )
     # Where a process sees several GPUs, Trainer would multiply the batch by their number and share it out.
