@@ -15,12 +15,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have a file's tests run in one worker, for its fixtures' sake, and the short files last."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Leave the short files to the end, so that two workers end together."""
     items.sort(key=lambda item: item.path.parent.name == "ops")
 
 
