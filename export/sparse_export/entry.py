@@ -6,9 +6,9 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -17,25 +17,25 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.encoders.axis import layer_patterns
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    cut_length,
-    load_classifier,
-    load_tokenizer,
-    task_of,
-)
+from sparse_export.attention.spec import AttentionSpec, attention_of
+from sparse_export.encoders.checkpoint import load_checkpoint, load_config
+from sparse_export.encoders.patterned import layer_patterns
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
-from sparse_export.parity.examples import Examples, builtin_examples, encode_examples
-from sparse_export.parity.gate import DEFAULT_ATOL, ParityReport, check_parity, twin_difference
+from sparse_export.graph.precision import precision_of
+from sparse_export.parity.examples import Examples, builtin_examples, labelled_examples, text_examples
+from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.tasks import model_head
+from sparse_export.tasks.asked import TaskOptions, asked_task
 from sparse_serve import __version__
-from sparse_serve.data import Columns, read_data, read_texts
+from sparse_serve.data import read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import GateError, OptionError, RepositoryError
 from sparse_serve.op_library import OPSET_VERSION, verify_library
 from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
-from sparse_serve.repository.manifest import Attention, Dtype, Manifest, OpLibrary, Versions
+from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
+from sparse_serve.tasks import DEFAULT_TASK, Task
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
 _GRAPH_FILE = "model.onnx"
@@ -43,6 +43,7 @@ _GRAPH_FILE = "model.onnx"
 _TRAINING_RECORD = "finetune.json"
 
 Progress = Callable[[str], None]
+"""Called with what is being done, or with what a user should know, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +55,17 @@ class ExportOptions:
         repository: the Triton model repository; made if absent.
         name: name of the public model.
         attention: overrides the checkpoint's own attention.
+        task: what is said of the task, beside what the checkpoint says.
         model_version: Triton's version number of the model.
         triton: the Triton release that is to serve the entry, such as "26.07".
         opset: version of the standard ONNX operators.
-        dtype: type of the weights and activations, "fp32" or "fp16"; others are refused.
-        max_length: tokens at which texts are cut; None for what the encoder has positions for.
+        dtype: name of the precision, one of `precision.PRECISIONS`; others are refused.
+        max_length: tokens at which texts are cut; None for what the checkpoint's pattern was trained at, or
+            without one for what the encoder has positions for.
         max_batch_size: the most rows of one request.
-        atol: accepted |Δlogit| between torch in float32 and either ONNX Runtime; None for the dtype's own.
+        atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
         eval_file: labelled texts on which the task metrics are compared and recorded.
-        columns: the columns of `eval_file`.
+        columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
         with_baselines: write the dense twins too, from the same weights.
         metrics: have the server publish what the graph measures of its attention on its metrics port.
@@ -74,6 +77,7 @@ class ExportOptions:
     repository: Path
     name: str
     attention: AttentionSpec | None = None
+    task: TaskOptions = field(default_factory=TaskOptions)
     model_version: int = 1
     triton: str = DEFAULT_RELEASE
     opset: int = DEFAULT_OPSET
@@ -82,7 +86,7 @@ class ExportOptions:
     max_batch_size: int = 64
     atol: float | None = None
     eval_file: Path | None = None
-    columns: Columns = field(default_factory=Columns)
+    columns: Mapping[str, str] = field(default_factory=dict)
     texts_file: Path | None = None
     with_baselines: bool = False
     metrics: bool = False
@@ -96,17 +100,21 @@ class Exported:
 
     path: Path
     attention: AttentionSpec
+    task: Task
     parity: ParityReport
     quality: ParityReport | None
     baselines: dict[str, float]
 
 
-def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: None) -> Exported:
+def export_checkpoint(
+    options: ExportOptions, progress: Progress = lambda _: None, warn: Progress = lambda _: None
+) -> Exported:
     """Export a checkpoint into a model repository, or raise before anything is written.
 
     Args:
         options: what, where to and how.
-        progress: called with what is being done, in a few words.
+        progress: called with what is being done.
+        warn: called with what is done as asked, but may not be what is wanted.
 
     Raises:
         OptionError: an option is out of range.
@@ -119,97 +127,104 @@ def export_checkpoint(options: ExportOptions, progress: Progress = lambda _: Non
     target = _target(options)
     _check_destination(options)
     progress("loading the checkpoint")
-    model = load_classifier(options.checkpoint, options.attention)
+    task = asked_task(options.checkpoint, load_config(options.checkpoint), options.task)
+    model = load_checkpoint(options.checkpoint, options.attention, task)
     tokenizer = load_tokenizer(options.checkpoint)
-    max_length = cut_length(model.config, tokenizer, options.max_length)
-    pattern = AttentionSpec.from_config(model.config).pattern
-    if pattern is not None:
-        pattern.require_within(max_length)
-    gate = _Gate.of(options, target.dtype, model, tokenizer, max_length)
+    max_length = _max_length(options, model.config, tokenizer, warn)
+    gate = _Gate.of(options, target, task, _served_tokenizer(tokenizer, model.config), max_length)
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
         progress("tracing the graph")
         graph = _save_graph(model, "packed", target, folder)
-        progress(f"comparing torch and ONNX Runtime on {len(gate.texts.encodings)} texts")
+        progress(f"comparing torch and ONNX Runtime on {len(gate.texts.texts)} texts")
         parity = check_parity(model, graph, gate.library, gate.texts, gate.atol)
         parity.require()
         quality = None
         if gate.labelled is not None:
-            progress(f"comparing the task metrics on {len(gate.labelled.encodings)} labelled texts")
+            progress(f"comparing the task metrics on {len(gate.labelled.texts)} labelled texts")
             quality = check_parity(model, graph, gate.library, gate.labelled, gate.atol)
             quality.require()
         twins = _export_baselines(model, target, gate, options, folder, progress)
         progress("writing the entry")
-        tokenizer_file = _save_tokenizer(tokenizer, model.config, folder)
-        task = task_of(model.config)
+        tokenizer_file = folder / "tokenizer.json"
+        tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
         path = write_entry(
             options.repository,
             EntrySpec(
-                name=options.name,
-                version=options.model_version,
                 graph=graph,
                 tokenizer=tokenizer_file,
-                labels=task.labels,
-                problem_type=task.problem_type,
-                max_length=max_length,
+                manifest=_manifest(options, model, task, target, gate, max_length, parity, quality),
                 max_batch_size=options.max_batch_size,
                 metrics=options.metrics,
                 baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
-                manifest=_manifest(options, model, target, gate, max_length, parity, quality),
             ),
             force=options.force,
         )
-    return Exported(path, AttentionSpec.from_config(model.config), parity, quality, twins)
+    return Exported(path, attention_of(model.config), task, parity, quality, twins)
 
 
 @dataclass(frozen=True)
 class _Gate:
-    """What the graphs are judged with."""
+    """What graphs are judged by."""
 
     library: Path
     texts: Examples
     labelled: Examples | None
     atol: float
+    output: str
 
     @classmethod
     def of(
-        cls,
-        options: ExportOptions,
-        dtype: Dtype,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-        max_length: int,
+        cls, options: ExportOptions, target: GraphTarget, task: Task, tokenizer: Tokenizer, max_length: int
     ) -> "_Gate":
         """Read the texts before anything is traced, so that bad data is refused at once."""
-        task = task_of(model.config)
         labelled = None
         if options.eval_file is not None:
-            data = read_data(options.eval_file, options.columns, problem_type=task.problem_type)
-            pairs = [(row.text, row.text_pair) for row in data.rows]
-            labelled = encode_examples(tokenizer, max_length, pairs, task.targets(data))
+            data = read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
+            labelled = labelled_examples(task, tokenizer, max_length, data)
         texts = read_texts(options.texts_file)
-        examples = (
-            builtin_examples(tokenizer, max_length, texts)
-            if options.texts_file is None
-            else encode_examples(tokenizer, max_length, [(text, "") for text in texts])
+        make = builtin_examples if options.texts_file is None else text_examples
+        atol = options.atol or target.precision.atol
+        return cls(
+            verify_library(), make(task, tokenizer, max_length, texts), labelled, atol, task.graph_output
         )
-        return cls(verify_library(), examples, labelled, options.atol or DEFAULT_ATOL[dtype])
 
 
-def _dtype(wanted: str) -> Dtype:
-    known: tuple[Dtype, ...] = get_args(Dtype)
-    for dtype in known:
-        if dtype == wanted:
-            return dtype
-    why = "ONNX Runtime has no bfloat16 MatMul on CPUs, bf16 models need a GPU; " if wanted == "bf16" else ""
-    raise OptionError(f"--dtype {wanted} is not supported: {why}choose one of {', '.join(known)}")
+def _max_length(
+    options: ExportOptions, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, warn: Progress
+) -> int:
+    """Return the tokens at which texts are cut.
+
+    A pattern attends as it was trained on texts up to the length that it was trained at: that is the default,
+    and more is worth a warning.
+    """
+    pattern = attention_of(config).pattern
+    max_length = cut_length(config, tokenizer, options.max_length)
+    if pattern is None:
+        return max_length
+    trained = _trained_length(options)
+    if trained is not None and options.max_length is None:
+        max_length = min(trained, max_length)
+    elif trained is not None and max_length > trained:
+        warn(
+            f"--max-length {max_length} is more than the {trained} tokens at which the pattern "
+            f"{pattern.name} was trained: nothing is known of how well it attends to longer texts"
+        )
+    pattern.require_within(max_length)
+    return max_length
+
+
+def _trained_length(options: ExportOptions) -> int | None:
+    """Return the tokens at which the attention that is exported was trained, where that is known."""
+    length = _training_record(options).get("max_length")
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 
 def _target(options: ExportOptions) -> GraphTarget:
     if options.atol is not None and not 0 < options.atol < math.inf:
         raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
     served = release(options.triton)
-    target = GraphTarget(options.opset, _dtype(options.dtype))
+    target = GraphTarget(options.opset, precision_of(options.dtype))
     if not MIN_OPSET <= options.opset <= served.opset:
         raise OptionError(
             f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
@@ -234,14 +249,13 @@ def _check_destination(options: ExportOptions) -> None:
         refuse_occupied(options.repository, options.name, options.model_version)
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, folder: Path) -> Path:
-    file = folder / "tokenizer.json"
+def _served_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig) -> Tokenizer:
+    """Return the tokenizer of the entry."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     if config.pad_token_id is not None:
         # Rows are filled up with what the model takes for padding, whatever the tokenizer says.
         backend.enable_padding(pad_id=config.pad_token_id, pad_token=tokenizer.pad_token or "[PAD]")
-    file.write_text(backend.to_str(pretty=False), encoding="utf-8")
-    return file
+    return backend
 
 
 def _save_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget, folder: Path) -> Path:
@@ -266,7 +280,7 @@ def _export_baselines(
     """Write the twins below `folder`; return by variant how far each is from torch with softmax."""
     if not options.with_baselines:
         return {}
-    dense = load_classifier(options.checkpoint, AttentionSpec())
+    dense = load_checkpoint(options.checkpoint, AttentionSpec(), model_head(model).task)
     differences: dict[str, float] = {}
     for kind in BASELINES:
         progress(f"tracing the {kind.replace('_', ' ')} twin")
@@ -275,7 +289,7 @@ def _export_baselines(
         if not differences[kind] <= gate.atol:
             raise GateError(
                 f"parity not met: the {kind} twin differs from torch with softmax by up to "
-                f"{differences[kind]:.3g} in a logit, accepted is {gate.atol:g} (--atol); "
+                f"{differences[kind]:.3g} in its {gate.output}, accepted is {gate.atol:g} (--atol); "
                 "nothing was written"
             )
     return differences
@@ -284,13 +298,13 @@ def _export_baselines(
 def _manifest(
     options: ExportOptions,
     model: PreTrainedModel,
+    task: Task,
     target: GraphTarget,
     gate: _Gate,
     max_length: int,
     parity: ParityReport,
     quality: ParityReport | None,
 ) -> Manifest:
-    task = task_of(model.config)
     return Manifest(
         name=options.name,
         version=options.model_version,
@@ -303,30 +317,28 @@ def _manifest(
         ),
         opset=target.opset,
         ir_version=target.ir_version,
-        dtype=target.dtype,
+        dtype=target.precision.name,
         triton_release=options.triton,
         attention=_attention(options, model),
-        problem_type=task.problem_type,
-        labels=task.labels,
+        tasks={DEFAULT_TASK: task},
         max_length=max_length,
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),
-        parity=asdict(parity),
-        quality=None if quality is None else asdict(quality),
+        parity=parity.to_json(),
+        quality=None if quality is None else quality.to_json(),
         command=options.command or shlex.join(sys.argv),
     )
 
 
 def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
-    spec = AttentionSpec.from_config(model.config)
-    if spec.pattern is None:
-        return Attention(kind=spec.kind, lambd=spec.lambd)
+    spec = attention_of(model.config)
     pattern = spec.pattern
+    if pattern is None:
+        return Attention(normalizer=spec.normalizer, lambd=spec.lambd)
     diagonals = [layer.diagonals for layer in layer_patterns(model)]
-    # The record tells of the attention that was trained.
-    record = {} if options.attention is not None else _training_record(Path(options.checkpoint))
+    record = _training_record(options)
     return Attention(
-        kind=spec.kind,
+        normalizer=spec.normalizer,
         lambd=spec.lambd,
         pattern=pattern.name,
         local=pattern.local,
@@ -339,10 +351,15 @@ def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
     )
 
 
-def _training_record(checkpoint: Path) -> Mapping[str, Any]:
-    """Return what `finetune` wrote beside the weights; nothing where another program trained them."""
+def _training_record(options: ExportOptions) -> Mapping[str, Any]:
+    """Return what `finetune` wrote beside the weights; nothing where another program trained them.
+
+    It tells of the attention that was trained: of another one it says nothing either.
+    """
+    if options.attention is not None:
+        return {}
     try:
-        record = json.loads((checkpoint / _TRAINING_RECORD).read_bytes())
+        record = json.loads((Path(options.checkpoint) / _TRAINING_RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

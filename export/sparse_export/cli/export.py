@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,18 +12,19 @@ from rich.console import Console
 
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
-from sparse_serve.data import TEXT_PAIR, Columns
+from sparse_serve.data import TEXT_PAIR
 from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
+    from sparse_export.attention.spec import AttentionSpec
     from sparse_export.entry import Exported
     from sparse_export.parity.gate import MaskFlips, ParityReport
 
 
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     checkpoint: Annotated[
-        str, typer.Argument(help="Fine-tuned classifier: a folder, or a hub id.", show_default=False)
+        str, typer.Argument(help="Trained model: a folder, or a hub id.", show_default=False)
     ],
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
     name: Annotated[
@@ -49,6 +49,57 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             show_default=False,
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer this instead: embedding makes a vector of an encoder's hidden states and needs no "
+            "training; classification, multi-label and regression read one and the same head.",
+            show_default="as the checkpoint was trained",
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Question answering: tokens by which the windows of a long context overlap.",
+            show_default="128",
+        ),
+    ] = None,
+    max_answer_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Question answering: tokens of the longest answer.", show_default="30"),
+    ] = None,
+    no_answer: Annotated[
+        bool | None,
+        typer.Option(
+            "--no-answer/--answers-only",
+            help="Question answering: a question may have no answer in its context (SQuAD 2.0).",
+            show_default="as the checkpoint was trained",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Embedding: whose hidden states: last, second-to-last, sum-last-four, concat-last-four or "
+            "weighted-all, the mean of all layers.",
+            show_default="last",
+        ),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            help="Embedding: what makes the vector: the first token, or the mean of all tokens.",
+            show_default="what a sentence-transformers folder says, else mean",
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="Embedding: give vectors the length 1.",
+            show_default="what a sentence-transformers folder says, else not",
+        ),
+    ] = None,
     triton: Annotated[str, typer.Option(help="Triton release that is to serve it.")] = DEFAULT_RELEASE,
     opset: Annotated[int, typer.Option(help="Version of the ONNX operators.")] = 20,
     dtype: Annotated[
@@ -61,7 +112,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     atol: Annotated[
         float | None,
         typer.Option(
-            help="Accepted difference of a logit from torch's in fp32.",
+            help="Accepted difference of a logit, or of a number of an embedding, from torch's in fp32.",
             show_default="0.0001 in fp32, 0.01 in fp16",
         ),
     ] = None,
@@ -74,14 +125,21 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             show_default=False,
         ),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    text_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the text in --eval.", show_default="text_a, of questions question"),
+    ] = None,
     text_pair_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of the second text in --eval.", show_default=f"{TEXT_PAIR}, where there is one"
+            help="Column of the second text in --eval.",
+            show_default=f"{TEXT_PAIR}, where there is one, of questions context",
         ),
     ] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
+    label_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the label in --eval.", show_default="label, or the task's own"),
+    ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +148,10 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Tokens at which texts are cut.", show_default="the encoder's positions"),
+        typer.Option(
+            help="Tokens at which texts are cut, or the windows of a long context.",
+            show_default="what a pattern was trained at, else the encoder's positions",
+        ),
     ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
     model_version: Annotated[
@@ -111,20 +172,30 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Export a classifier for Triton, if ONNX Runtime answers as torch does.
+    """Export a model for Triton, if ONNX Runtime answers as torch does.
 
     The entry is written only after torch, ONNX Runtime with the op library and stock ONNX Runtime agree on
     every text (exit status 3 otherwise), and appears whole or not at all.
     """
     load_model_side(verbose=verbose)
-    from sparse_export.encoders.checkpoint import AttentionSpec  # noqa: PLC0415
     from sparse_export.entry import ExportOptions, export_checkpoint  # noqa: PLC0415
+    from sparse_export.tasks.asked import TaskOptions  # noqa: PLC0415
 
+    columns = {"text": text_column, "text_pair": text_pair_column, "label": label_column}
     options = ExportOptions(
         checkpoint=checkpoint,
         repository=model_repository,
         name=name or Path(checkpoint).resolve().name,
-        attention=AttentionSpec.override(attention, lambd, checkpoint),
+        attention=_asked(checkpoint, attention, lambd),
+        task=TaskOptions(
+            task=task,
+            stride=stride,
+            max_answer_tokens=max_answer_tokens,
+            no_answer=no_answer,
+            layers=layers,
+            pooling=pooling,
+            normalize=normalize,
+        ),
         model_version=model_version,
         triton=triton,
         opset=opset,
@@ -133,7 +204,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         max_batch_size=max_batch_size,
         atol=atol,
         eval_file=evaluation,
-        columns=Columns(text_column, text_pair_column, label_column),
+        columns={name: column for name, column in columns.items() if column is not None},
         texts_file=texts,
         with_baselines=with_baselines,
         metrics=metrics,
@@ -142,20 +213,41 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     )
     console = Console(stderr=True)
     with ending_cleanly(), console.status("starting") as status:
-        exported = export_checkpoint(options, status.update)
+        exported = export_checkpoint(options, status.update, _warn)
     typer.echo(json.dumps(_figures(exported), indent=2) if as_json else _summary(exported))
 
 
+def _asked(checkpoint: str, attention: str | None, lambd: float | None) -> "AttentionSpec | None":
+    """Return the attention that takes the place of the checkpoint's own; None where none was asked for."""
+    from sparse_export.attention.resolve import resolve_attention  # noqa: PLC0415
+    from sparse_export.encoders.checkpoint import load_config  # noqa: PLC0415
+    from sparse_export.encoders.spec import ModelSpec  # noqa: PLC0415
+
+    if attention is None and lambd is None:
+        return None
+    return resolve_attention(ModelSpec.of(load_config(checkpoint)).attention, attention, lambd)
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
+
+
 def _figures(exported: "Exported") -> dict[str, object]:
-    figures = asdict(exported)
-    figures["path"] = str(exported.path)
-    return figures
+    quality = exported.quality
+    return {
+        "path": str(exported.path),
+        "attention": exported.attention.to_json(),
+        "task": exported.task.to_json(),
+        "parity": exported.parity.to_json(),
+        "quality": None if quality is None else quality.to_json(),
+        "baselines": exported.baselines,
+    }
 
 
 def _summary(exported: "Exported") -> str:
     parity = exported.parity
     lines = [
-        f"{exported.path}: largest difference of a logit from torch over {parity.rows} texts of up to "
+        f"{exported.path}: largest difference from torch's {parity.output} over {parity.rows} texts of up to "
         f"{parity.longest} tokens: {parity.library.max_abs_diff:.1e} with the op library, "
         f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.atol:g}"
     ]
@@ -182,11 +274,8 @@ def _flips_line(library: "MaskFlips", portable: "MaskFlips") -> str:
 
 
 def _metric_lines(quality: "ParityReport") -> Iterator[str]:
-    sides = {
-        "torch": quality.torch_metrics,
-        "op library": quality.library.metrics,
-        "portable": quality.portable.metrics,
-    }
+    sides = {"torch": quality.torch_metrics}
+    sides |= {name: each.metrics for name, each in quality.executions.items()}
     for name in quality.torch_metrics or ():
         values = ", ".join(f"{side} {metrics[name]:.4f}" for side, metrics in sides.items() if metrics)
         yield f"{name} on {quality.rows} rows: {values}"

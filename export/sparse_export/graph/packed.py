@@ -30,7 +30,7 @@ from sparse_export.graph.nodes import (
 from sparse_export.graph.packed_axis import attend_axis_hidden_first, packed_axis_attention
 from sparse_export.graph.packing import HiddenFirst, PackedPass, Packing
 from sparse_export.tasks import Head
-from sparse_serve.repository.config import AXES
+from sparse_serve.repository.measures import AXES, RHO
 
 
 def packed_attention(
@@ -181,7 +181,7 @@ class PackedModel(nn.Module):
     @property
     def output_names(self) -> list[str]:
         """The names of what `forward` returns."""
-        return [self.head.task.graph_output, "rho", *(AXES if self.patterns else ())]
+        return [self.head.task.graph_output, RHO, *(AXES if self.patterns else ())]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None

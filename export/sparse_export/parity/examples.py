@@ -1,4 +1,7 @@
-"""Tokenised texts that the parity gate compares executions on: of many lengths, odd ones among them."""
+"""Tokenised texts that the parity gate compares executions on: of many lengths, odd ones among them.
+
+They are encoded by the task, as the served model encodes what clients send.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,11 +10,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from tokenizers import Encoding, Tokenizer
+from transformers import PreTrainedConfig
 
-from sparse_export.encoders.families import input_names
+from sparse_export.graph.inputs import graph_inputs
+from sparse_serve.data import TextData
+from sparse_serve.tasks import EncodedText, Task
+from sparse_serve.tasks.encoding import encode_cut
 
-Encoding = dict[str, list[int]]
+Row = dict[str, list[int]]
+"""One row of a graph, by the name of the input."""
 # Arrays `(B, L)` int64 by the name of the input.
 Batch = dict[str, npt.NDArray[np.int64]]
 
@@ -31,17 +39,40 @@ _ODD_TEXTS = (
     "no no no " * 20,
     "\u0000\u200b\ufeff",
 )
+# So many windows of the longest text are compared where a task reads a text of any length in windows.
+_WINDOWS = 3
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised texts, and what the model should answer to them (`Task.targets`), where that is known."""
+    """Rows of the graph: the windows of texts, and rows that no text makes.
 
-    encodings: Sequence[Encoding]
+    Attributes:
+        texts: as the task encodes them.
+        others: rows besides, that no answer is read from.
+        targets: what the model should answer to the texts (`Task.targets`), where that is known.
+        is_mixed: whether rows run in another order than theirs, so that every batch mixes lengths, as a
+            server's batches do.
+    """
+
+    texts: Sequence[EncodedText]
+    others: Sequence[Row] = ()
     targets: npt.NDArray[Any] | None = None
+    is_mixed: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, those of the texts first."""
+        return [*(_row(window) for text in self.texts for window in text.windows), *self.others]
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """The order in which the rows run, by their numbers."""
+        count = len(self.rows)
+        return np.random.default_rng(0).permutation(count) if self.is_mixed else np.arange(count)
 
 
-def builtin_examples(tokenizer: PreTrainedTokenizerFast, max_length: int, texts: Sequence[str]) -> Examples:
+def builtin_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]) -> Examples:
     """Make examples of many lengths, up to `max_length` or 512 tokens, from `texts` and from odd input.
 
     Some are pairs, so that the segment ids of those models that have any are seen.
@@ -49,65 +80,82 @@ def builtin_examples(tokenizer: PreTrainedTokenizerFast, max_length: int, texts:
     corpus = " ".join(texts)
     longest = min(max_length, _LONGEST)
     lengths = [*(length for length in _LENGTHS if length < longest), longest]
-    encodings = [_encode(tokenizer, corpus, length) for length in lengths]
-    encodings += [_encode(tokenizer, text, max_length) for text in _ODD_TEXTS]
-    encodings += [
-        _encode(tokenizer, text, cut, pair)
-        for text, pair, cut in (
+    needs_pair = task.text_pair == "required"
+    pair = texts[0] if needs_pair else None
+    encoded = [_cut(tokenizer, corpus, pair, length) for length in lengths]
+    odd: list[tuple[str, str | None]] = [(text, None) for text in _ODD_TEXTS]
+    if needs_pair:
+        # Questions about odd contexts, odd questions, and a context of several windows.
+        long = " ".join([corpus] * (1 + _WINDOWS * 4 * max_length // len(corpus)))
+        odd = [*((texts[0], text) for text in _ODD_TEXTS), *((text, texts[0]) for text in _ODD_TEXTS)]
+        odd.append((texts[0], long[: _WINDOWS * 4 * max_length]))
+    encoded += task.encode(tokenizer, [text for text, _ in odd], [second for _, second in odd], max_length)
+    pairs = [
+        _cut(tokenizer, text, second, cut)
+        for text, second, cut in (
             (texts[0], texts[-1], longest),
             ("", texts[0], longest),
             (corpus, texts[0], longest),
             (texts[-1], corpus, min(longest, 64)),
         )
     ]
-    encodings += [_hide(encodings[index], pattern) for index, pattern in enumerate(_HIDDEN, start=1)]
-    # Every batch mixes lengths, as a server's batches do.
-    return Examples([encodings[index] for index in np.random.default_rng(0).permutation(len(encodings))])
+    others = [_hide(_row(encoded[index].windows[0]), mask) for index, mask in enumerate(_HIDDEN, start=1)]
+    if task.text_pair == "refused":
+        others += [_row(each.windows[0]) for each in pairs]
+    else:
+        encoded += pairs
+    return Examples(encoded, others, is_mixed=True)
 
 
-def encode_examples(
-    tokenizer: PreTrainedTokenizerFast,
-    max_length: int,
-    texts: Sequence[tuple[str, str]],
-    targets: npt.NDArray[Any] | None = None,
-) -> Examples:
-    """Tokenise texts and, where not empty, their second texts, cut to `max_length` tokens together."""
-    return Examples([_encode(tokenizer, text, max_length, pair) for text, pair in texts], targets)
+def text_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]) -> Examples:
+    """Encode a user's texts; where a second text is needed, each is it, and the first one is asked of all."""
+    needs_pair = task.text_pair == "required"
+    firsts, pairs = ([texts[0]] * len(texts), texts) if needs_pair else (texts, None)
+    return Examples(task.encode(tokenizer, firsts, pairs, max_length))
 
 
-def batches(encodings: Sequence[Encoding], config: PreTrainedConfig) -> Iterator[Batch]:
-    """Yield encodings in order as padded batches of what a classifier takes."""
-    rows: list[Encoding] = []
+def labelled_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
+    """Encode what a model is asked on labelled rows, with what it should answer."""
+    texts, pairs = task.asked(data)
+    return Examples(task.encode(tokenizer, texts, pairs, max_length), targets=task.targets(data))
+
+
+def batches(rows: Sequence[Row], config: PreTrainedConfig) -> Iterator[Batch]:
+    """Yield rows in order as padded batches of what a model of this config takes."""
+    together: list[Row] = []
     longest = 0
-    for encoding in encodings:
-        length = len(encoding["input_ids"])
-        if rows and (len(rows) + 1) * max(longest, length) > _BATCH_TOKENS:
-            yield _pad(rows, longest, config)
-            rows, longest = [], 0
-        rows.append(encoding)
+    for row in rows:
+        length = len(row["input_ids"])
+        if together and (len(together) + 1) * max(longest, length) > _BATCH_TOKENS:
+            yield _pad(together, longest, config)
+            together, longest = [], 0
+        together.append(row)
         longest = max(longest, length)
-    if rows:
-        yield _pad(rows, longest, config)
+    if together:
+        yield _pad(together, longest, config)
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, text: str, max_length: int, pair: str = "") -> Encoding:
-    encoded = tokenizer(text, pair or None, truncation=True, max_length=max_length, padding=False)
-    ids = encoded["input_ids"]
+def _cut(tokenizer: Tokenizer, text: str, pair: str | None, length: int) -> EncodedText:
+    (encoded,) = encode_cut(tokenizer, [text], [pair], length, offsets=True)
+    return encoded
+
+
+def _row(window: Encoding) -> Row:
     return {
-        "input_ids": ids,
-        "attention_mask": [1] * len(ids),
-        "token_type_ids": encoded.get("token_type_ids", [0] * len(ids)),
+        "input_ids": window.ids,
+        "attention_mask": [1] * len(window.ids),
+        "token_type_ids": window.type_ids,
     }
 
 
-def _hide(encoding: Encoding, pattern: str) -> Encoding:
-    """Mask the tokens of an encoding where the repeated pattern has a 0; its last token stays."""
-    mask = [int(bit) for bit, _ in zip(cycle(pattern), encoding["input_ids"], strict=False)]
-    return encoding | {"attention_mask": [*mask[:-1], 1]}
+def _hide(row: Row, pattern: str) -> Row:
+    """Mask the tokens of a row where the repeated pattern has a 0; its last token stays."""
+    mask = [int(bit) for bit, _ in zip(cycle(pattern), row["input_ids"], strict=False)]
+    return row | {"attention_mask": [*mask[:-1], 1]}
 
 
-def _pad(rows: Sequence[Encoding], length: int, config: PreTrainedConfig) -> Batch:
-    batch = {name: np.zeros((len(rows), length), np.int64) for name in input_names(config)}
+def _pad(rows: Sequence[Row], length: int, config: PreTrainedConfig) -> Batch:
+    batch = {each.name: np.zeros((len(rows), length), np.int64) for each in graph_inputs(config)}
     batch["input_ids"][:] = config.pad_token_id or 0
     for index, row in enumerate(rows):
         for name, values in batch.items():

@@ -4,8 +4,8 @@ Where rows and columns are learned, every execution thresholds logits of its own
 read from it too, and `run_torch` can be made to attend by that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,46 @@ import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention.implementations import zero_share
-from sparse_export.encoders.axis import AxisLayer, LayerMask, forced, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec
-from sparse_export.encoders.families import layers_of
-from sparse_export.graph.packed import Packing
+from sparse_export.attention.measures import mask_shares, zero_shares
+from sparse_export.attention.spec import attention_of
+from sparse_export.encoders.axis import axis_logits
+from sparse_export.encoders.patterned import forced, recorded
+from sparse_export.graph.packing import Packing
 from sparse_export.parity.examples import Batch
+from sparse_export.tasks import model_head
 from sparse_serve.errors import CheckpointError
 from sparse_serve.op_library import DOMAIN
 
 Array = npt.NDArray[Any]
+
+CPU_PROVIDER = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One way of ONNX Runtime to run a graph.
+
+    Attributes:
+        name: what reports and manifests call it.
+        words: what messages call it, behind "ONNX Runtime".
+        has_library: whether the op library is loaded; without it the model-local functions are inlined.
+        provider: ONNX Runtime's name of what computes.
+    """
+
+    name: str
+    words: str
+    has_library: bool
+    provider: str = CPU_PROVIDER
+
+
+EXECUTIONS = (
+    Execution("library", "with the op library", has_library=True),
+    Execution("portable", "without it", has_library=False),
+)
+"""What the gate runs a graph by. Another provider is a line here."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +63,14 @@ class Answer:
     """What an execution answers to a batch.
 
     Attributes:
-        logits: `(B, C)` float32.
+        output: the task's `graph_output`, float32: `(B, width)`, or by token `(B, L, width)`.
         measures: `rho`, with a pattern `rows_on` and `columns_on` too, `(B, layers)` float32 each.
         indicators: by layer, `(T + R, 2)` bool: whether each token's row and column are learned to be on, as
-            `packed.Packing` lays tokens out; none where they are not learned. What is no key has its column
+            `packing.Packing` lays tokens out; none where they are not learned. What is no key has its column
             off.
     """
 
-    logits: Array
+    output: Array
     measures: Mapping[str, Array]
     indicators: Sequence[Tensor]
 
@@ -63,43 +90,53 @@ class TorchAnswer(Answer):
 def run_torch(
     model: PreTrainedModel, batch: Batch, indicators: Sequence[Tensor] | None = None
 ) -> TorchAnswer:
-    """Run a classifier on padded rows, with given rows and columns on in place of its own if there are any.
+    """Run a model on padded rows, with given rows and columns on in place of its own if there are any.
 
     With them, the logits of a layer are those that it has behind layers that attend by the given ones.
     """
+    head = model_head(model)
     inputs = {name: torch.from_numpy(values) for name, values in batch.items()}
     mask = inputs["attention_mask"]
-    spec = AttentionSpec.from_config(model.config)
+    spec = attention_of(model.config)
     with ExitStack() as stack:
         masks = [] if spec.pattern is None else stack.enter_context(recorded(model))
-        logits = stack.enter_context(_axis_logits(model))
+        logits = stack.enter_context(axis_logits(model))
         if indicators is not None:
             stack.enter_context(forced(model, _padded(indicators, mask)))
-        outputs = model(**inputs, output_attentions=spec.lambd is not None)
+        outputs = model(
+            **inputs,
+            output_attentions=spec.lambd is not None,
+            output_hidden_states=head.reads_layers,
+        )
+    by_mask = [mask_shares(layer, mask) for layer in masks]
     if spec.lambd is not None:
-        rho = [zero_share(weights, mask) for weights in outputs.attentions]
+        rho = zero_shares(outputs.attentions, mask)
     elif masks:
-        rho = [_share_forbidden(layer, mask) for layer in masks]
+        rho = torch.stack([shares[:, 0] for shares in by_mask], 1)
     else:
-        rho = [torch.zeros(len(mask))] * model.config.num_hidden_layers
+        rho = torch.zeros(len(mask), model.config.num_hidden_layers)
     measures = {"rho": rho}
     if masks:
-        measures["rows_on"] = [_share_on(layer, layer.rows, mask) for layer in masks]
-        measures["columns_on"] = [_share_on(layer, layer.columns, mask) for layer in masks]
-    axis_logits = [_packed(layer, mask) for layer in logits]
+        measures["rows_on"] = torch.stack([shares[:, 2] for shares in by_mask], 1)
+        measures["columns_on"] = torch.stack([shares[:, 3] for shares in by_mask], 1)
+    packed_logits = [_packed(layer, mask) for layer in logits]
     return TorchAnswer(
-        logits=outputs.logits.numpy(),
-        measures={name: torch.stack(layers, 1).numpy() for name, layers in measures.items()},
-        indicators=[layer > 0 for layer in axis_logits],
-        axis_logits=axis_logits,
+        output=head.answer_padded(outputs, mask).numpy(),
+        measures={name: values.numpy() for name, values in measures.items()},
+        indicators=[layer > 0 for layer in packed_logits],
+        axis_logits=packed_logits,
     )
 
 
-def run_graph(graph: Path, op_library: Path | None, batches: Sequence[Batch]) -> list[Answer]:
+def run_graph(
+    graph: Path, op_library: Path | None, batches: Sequence[Batch], provider: str = CPU_PROVIDER
+) -> list[Answer]:
     """Run a graph by ONNX Runtime, with an op library or on its functions alone.
 
+    The graph's first output is the answer; the others are measures.
+
     Raises:
-        CheckpointError: ONNX Runtime does not load it.
+        CheckpointError: ONNX Runtime does not load it, or not on this provider.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -110,8 +147,13 @@ def run_graph(graph: Path, op_library: Path | None, batches: Sequence[Batch]) ->
         "session.model_external_initializers_file_folder_path", str(graph.parent)
     )
     model, indicators = _telling_indicators(graph)
+    # Where a provider is missing, ONNX Runtime takes the CPU without a word.
+    if provider not in onnxruntime.get_available_providers():
+        raise CheckpointError(
+            f"ONNX Runtime has no {provider} here: it has {', '.join(onnxruntime.get_available_providers())}"
+        )
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=[provider])
     except Exception as error:  # its exceptions share no base
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"ONNX Runtime does not load the exported graph: {reason}") from error
@@ -122,7 +164,7 @@ def run_graph(graph: Path, op_library: Path | None, batches: Sequence[Batch]) ->
         layers = [torch.from_numpy(np.stack([outputs.pop(each) for each in pair], 1)) for pair in indicators]
         for layer in layers:
             layer[np.count_nonzero(batch["attention_mask"]) :, 1] = False
-        answers.append(Answer(outputs.pop("logits"), outputs, layers))
+        answers.append(Answer(outputs.pop(names[0]), outputs, layers))
     return answers
 
 
@@ -140,24 +182,6 @@ def _telling_indicators(graph: Path) -> tuple[str | bytes, list[tuple[str, str]]
         helper.make_tensor_value_info(name, TensorProto.BOOL, [None]) for pair in names for name in pair
     )
     return model.SerializeToString(), names
-
-
-@contextmanager
-def _axis_logits(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collect the logits `(B, L, 2)` that each layer has of its rows and columns, imposed ones or not."""
-    logits: list[Tensor] = []
-
-    def collect(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        axis = getattr(layer, "axis", None)
-        if isinstance(axis, AxisLayer):
-            logits.append(axis(args[0] if args else kwargs["hidden_states"]))
-
-    hooks = [layer.register_forward_pre_hook(collect, with_kwargs=True) for layer in layers_of(model)]
-    try:
-        yield logits
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _packed(logits: Tensor, mask: Tensor) -> Tensor:
@@ -178,16 +202,3 @@ def _padded(layers: Sequence[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor
         rows, columns = on.view(*mask.shape, 2).unbind(-1)
         padded.append((rows, columns))
     return padded
-
-
-def _share_forbidden(layer: LayerMask, mask: Tensor) -> Tensor:
-    """Return the share of each row's pairs that are not allowed `(B,)`, which softmax leaves at zero."""
-    tokens = mask != 0
-    pairs = layer.pairs(tokens.cumsum(1) - 1, tokens.sum(1))
-    return zero_share(pairs[:, None], mask)
-
-
-def _share_on(layer: LayerMask, learned: Tensor | None, mask: Tensor) -> Tensor:
-    tokens = mask != 0
-    on = layer.pattern.on(tokens.cumsum(1) - 1, learned)
-    return (on & tokens).sum(1) / tokens.sum(1).clamp_min(1)

@@ -14,26 +14,24 @@ graph's.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import task_of
+from sparse_export.graph.precision import FP32
 from sparse_export.parity.examples import Batch, Examples, batches
-from sparse_export.parity.executions import Answer, TorchAnswer, run_graph, run_torch
+from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run_graph, run_torch
+from sparse_export.tasks import Head, model_head
 from sparse_serve.errors import GateError
-from sparse_serve.metrics import answers, headline, task_metrics
-from sparse_serve.repository.config import AXES
-from sparse_serve.repository.manifest import Dtype
-from sparse_serve.tasks import ProblemType
+from sparse_serve.repository.measures import AXES
+from sparse_serve.tasks import Columns
 
-Logits = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
-# Float16 rounds every tensor between two operators to 11 bits: measured up to 0.003 on fine-tuned encoders.
-DEFAULT_ATOL: Mapping[Dtype, float] = {"fp32": 1e-4, "fp16": 1e-2}
 # Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005
 # At equal masks these are counts over lengths.
@@ -49,7 +47,7 @@ class MaskFlips:
         indicators: of how many: a row and a column of every token in every layer.
         farthest: the largest |logit| that torch has of one that disagrees, as a share of its layer's largest
             where that is above 1; 0 if none does.
-        max_abs_diff: the largest |Δlogit| of the answers if each goes by its own masks.
+        max_abs_diff: the largest difference of the answers if each goes by its own masks.
     """
 
     count: int
@@ -63,8 +61,10 @@ class Agreement:
     """One runtime held against torch, at equal masks where masks are learned.
 
     Attributes:
-        max_abs_diff: the largest |Δlogit|.
-        label_agreement: share of rows with the same label, or labels; None for regression, which has none.
+        max_abs_diff: the largest difference of a number of the graph's output: a logit, by token those of all
+            tokens, or a number of an embedding.
+        label_agreement: share of texts with the same answer: label or labels, span, entities; None where the
+            numbers are the answer.
         metrics: the task metrics of this runtime by name, where labels were given.
         flips: learned rows and columns on which they disagree; None where none are learned.
     """
@@ -81,38 +81,54 @@ class ParityReport:
 
     Attributes:
         rows: number of texts.
-        longest: tokens of the longest text.
-        atol: the accepted |Δlogit|.
-        metric: name of the metric that the task is known by, one of `metrics`.
+        longest: tokens of the longest row of the graph.
+        atol: the accepted difference.
+        output: what the graph answers: "logits" or "embedding".
+        metric: name of the metric that the task is known by, one of `metrics`; None where it has none.
         torch_metrics: the task metrics of the torch model by name, where labels were given.
-        library: ONNX Runtime with the op library.
-        portable: stock ONNX Runtime.
+        executions: by name (`executions.EXECUTIONS`), each way of ONNX Runtime held against torch.
         rho_torch: share of exactly zero attention weights per layer in torch, mean over rows.
-        rho: the same as the graph answers it with the op library.
+        rho: the same as the graph answers it by the first execution.
         axes_torch: with a pattern `rows_on` and `columns_on`, the shares of tokens whose rows and columns are
             on per layer in torch, mean over rows.
-        axes: the same as the graph answers it with the op library.
+        axes: the same as the graph answers it by the first execution.
     """
 
     rows: int
     longest: int
     atol: float
-    metric: str
+    output: str
+    metric: str | None
     torch_metrics: dict[str, float] | None
-    library: Agreement
-    portable: Agreement
+    executions: Mapping[str, Agreement]
     rho_torch: list[float]
     rho: list[float]
     axes_torch: dict[str, list[float]]
     axes: dict[str, list[float]]
 
+    @property
+    def library(self) -> Agreement:
+        """ONNX Runtime with the op library."""
+        return self.executions["library"]
+
+    @property
+    def portable(self) -> Agreement:
+        """Stock ONNX Runtime."""
+        return self.executions["portable"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, those of each execution under its name."""
+        figures = asdict(self)
+        by_execution: dict[str, Any] = figures.pop("executions")
+        return figures | by_execution
+
     def require(self) -> None:
-        """Raise `GateError` unless both runtimes are within the threshold, and the masks are torch's.
+        """Raise `GateError` unless all executions are within the threshold, and the masks are torch's.
 
         Within it a label can differ only where torch's two best logits are closer than twice the threshold.
         """
-        for name, side in (("with the op library", self.library), ("without it", self.portable)):
-            self._require_agreement(name, side)
+        for execution in EXECUTIONS:
+            self._require_agreement(execution.words, self.executions[execution.name])
         compared = [("zero attention weights", self.rho, self.rho_torch, _RHO_ATOL)]
         compared += [
             (f"{name.removesuffix('_on')} that are on", self.axes[name], shares, _AXES_ATOL)
@@ -129,8 +145,8 @@ class ParityReport:
     def _require_agreement(self, name: str, side: Agreement) -> None:
         if not math.isfinite(side.max_abs_diff):
             raise GateError(
-                f"parity not met: a logit of torch or of ONNX Runtime {name} is not finite (in fp16 "
-                "numbers above 65504 overflow, --dtype fp32 has room for them); nothing was written"
+                f"parity not met: the {self.output} of torch or of ONNX Runtime {name} are not finite (in "
+                "fp16 numbers above 65504 overflow, --dtype fp32 has room for them); nothing was written"
             )
         if side.flips is not None and not side.flips.farthest <= self.atol:
             raise GateError(
@@ -140,9 +156,9 @@ class ParityReport:
             )
         if not side.max_abs_diff <= self.atol:
             raise GateError(
-                f"parity not met: ONNX Runtime {name} differs from torch by up to "
-                f"{side.max_abs_diff:.3g} in a logit over {self.rows} texts, accepted is {self.atol:g} "
-                "(--atol); nothing was written"
+                f"parity not met: ONNX Runtime {name} differs from torch by up to {side.max_abs_diff:.3g} in "
+                f"its {self.output} over {self.rows} texts, accepted is {self.atol:g} (--atol); nothing was "
+                "written"
             )
 
 
@@ -151,56 +167,82 @@ def check_parity(
     graph: Path,
     op_library: Path,
     examples: Examples,
-    atol: float = DEFAULT_ATOL["fp32"],
+    atol: float = FP32.atol,
 ) -> ParityReport:
-    """Run torch, ONNX Runtime with the op library and stock ONNX Runtime on the same examples.
+    """Run torch, and ONNX Runtime in every way of `executions.EXECUTIONS`, on the same examples.
 
     Args:
-        model: the classifier, as `checkpoint.load_classifier` gives it.
+        model: as `checkpoint.load_checkpoint` gives it.
         graph: its packed ONNX graph.
         op_library: path of `libsparse_ops.so`.
         examples: tokenised texts.
-        atol: accepted |Δlogit|, recorded in the report.
+        atol: accepted difference, recorded in the report.
     """
-    rows = list(batches(examples.encodings, model.config))
-    own = [run_torch(model, batch) for batch in rows]
-    library = _Comparison.of(model, rows, own, run_graph(graph, op_library, rows))
-    portable = _Comparison.of(model, rows, own, run_graph(graph, None, rows))
-    task = task_of(model.config)
+    head = model_head(model)
+    rows, order = examples.rows, examples.order
+    run = list(batches([rows[number] for number in order], model.config))
+    own = [run_torch(model, batch) for batch in run]
+    compared = {
+        each.name: _Comparison.of(
+            model,
+            run,
+            own,
+            run_graph(graph, op_library if each.has_library else None, run, each.provider),
+        )
+        for each in EXECUTIONS
+    }
+    expected_answers = _answers(head, examples, own)
 
-    def metrics(answered: Sequence[Answer]) -> dict[str, float] | None:
-        if examples.targets is None:
-            return None
-        return task_metrics(task.problem_type, _logits(answered), examples.targets)
-
-    def agreement(compared: _Comparison) -> Agreement:
+    def agreement(comparison: _Comparison) -> Agreement:
+        served, torchs = (_answers(head, examples, each) for each in (comparison.served, comparison.expected))
+        same = head.same_answers(served, torchs)
         return Agreement(
-            max_abs_diff=_difference(compared.served, compared.expected),
-            label_agreement=compared.label_agreement(task.problem_type),
-            metrics=metrics(compared.served),
-            flips=compared.flips(),
+            max_abs_diff=_difference(comparison.served, comparison.expected),
+            label_agreement=None if same is None else float(same.mean()),
+            metrics=_metrics(head, examples, served),
+            flips=comparison.flips(),
         )
 
+    first = next(iter(compared.values()))
     axes = [name for name in AXES if name in own[0].measures]
     return ParityReport(
-        rows=len(examples.encodings),
-        longest=max(len(encoding["input_ids"]) for encoding in examples.encodings),
+        rows=len(examples.texts),
+        longest=max(len(row["input_ids"]) for row in rows),
         atol=atol,
-        metric=headline(task.problem_type),
-        torch_metrics=metrics(own),
-        library=agreement(library),
-        portable=agreement(portable),
-        rho_torch=_mean(library.expected, "rho"),
-        rho=_mean(library.served, "rho"),
-        axes_torch={name: _mean(library.expected, name) for name in axes},
-        axes={name: _mean(library.served, name) for name in axes},
+        output=head.task.graph_output,
+        metric=head.task.headline,
+        torch_metrics=_metrics(head, examples, expected_answers),
+        executions={name: agreement(comparison) for name, comparison in compared.items()},
+        rho_torch=_mean(first.expected, "rho"),
+        rho=_mean(first.served, "rho"),
+        axes_torch={name: _mean(first.expected, name) for name in axes},
+        axes={name: _mean(first.served, name) for name in axes},
     )
 
 
 def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples) -> float:
-    """Return the largest |Δlogit| between a softmax twin's graph and the softmax torch model."""
-    rows = list(batches(examples.encodings, model.config))
-    return _difference(run_graph(graph, op_library, rows), [run_torch(model, batch) for batch in rows])
+    """Return the largest difference between the output of a softmax twin's graph and the softmax model's."""
+    run = list(batches(examples.rows, model.config))
+    return _difference(run_graph(graph, op_library, run), [run_torch(model, batch) for batch in run])
+
+
+def _answers(head: Head, examples: Examples, answered: Sequence[Answer]) -> Columns:
+    """Return what the served model would answer to the texts by the outputs of all rows, as they ran."""
+    ran = [row for answer in answered for row in answer.output]
+    rows = dict(zip(examples.order.tolist(), ran, strict=True))
+    windows = [window for text in examples.texts for window in text.windows]
+    if head.task.by_token:
+        output = np.zeros((len(windows), max(map(len, windows)), head.task.width), np.float32)
+        for number, window in enumerate(windows):
+            output[number, : len(window)] = rows[number][: len(window)]
+    else:
+        output = np.stack([rows[number] for number in range(len(windows))])
+    with np.errstate(invalid="ignore", over="ignore"):  # the gate tells of what is not finite
+        return head.task.answer(examples.texts, output)
+
+
+def _metrics(head: Head, examples: Examples, answers: Columns) -> dict[str, float] | None:
+    return None if examples.targets is None else head.task.evaluate(answers, examples.targets)
 
 
 @dataclass(frozen=True)
@@ -225,13 +267,6 @@ class _Comparison:
             for batch, answer, first in zip(rows, served, own, strict=True)
         ]
         return cls(served, own, expected)
-
-    def label_agreement(self, problem_type: ProblemType) -> float | None:
-        if problem_type == "regression":
-            return None
-        served, expected = (answers(problem_type, _logits(each)) for each in (self.served, self.expected))
-        same = served == expected
-        return float(same.reshape(len(same), -1).all(1).mean())
 
     def flips(self) -> MaskFlips | None:
         if not self.own[0].axis_logits:
@@ -260,12 +295,12 @@ def _farthest_flip(answer: Answer, expected: TorchAnswer) -> float:
     )
 
 
-def _logits(answered: Sequence[Answer]) -> Logits:
-    return np.concatenate([answer.logits for answer in answered])
-
-
 def _difference(ours: Sequence[Answer], torchs: Sequence[Answer]) -> float:
-    return float(np.abs(_logits(ours) - _logits(torchs)).max())
+    """Return the largest |Δ| of two runs of the same batches; NaN where a number is none."""
+    differences = [
+        np.abs(answer.output - expected.output).max() for answer, expected in zip(ours, torchs, strict=True)
+    ]
+    return float(np.max(differences))
 
 
 def _mean(answered: Sequence[Answer], measure: str) -> list[float]:

@@ -1,0 +1,24 @@
+"""Multi-label classification: any number of labels."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparse_export.tasks.first_token import FirstTokenHead
+from sparse_serve.tasks import Task
+from sparse_serve.tasks.multi_label import MultiLabel
+
+
+class MultiLabelHead(FirstTokenHead):
+    """Reads the first token."""
+
+    kind: ClassVar[type[Task]] = MultiLabel
+
+    def loss(self, answer: Tensor, inputs: Mapping[str, Tensor], smoothing: float = 0.0) -> Tensor:
+        """Return the mean binary cross-entropy of logits `(B, C)` with `labels` `(B, C)`."""
+        return F.binary_cross_entropy_with_logits(answer, inputs["labels"].to(answer.dtype))
+
+
+HEAD = MultiLabelHead
