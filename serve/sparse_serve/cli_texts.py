@@ -8,20 +8,29 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.text import Text as RichText
 
-from sparse_serve.data import TEXT_PAIR
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import iter_records, text_of
+from sparse_serve.records import iter_records
+from sparse_serve.rows import TEXT_PAIR, QuestionRows, RowFormat
+from sparse_serve.tasks import Classification
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; else lines of stdin.")]
 TextPairs = Annotated[list[str] | None, typer.Option("--text-pair", help="Second text, one for each TEXT.")]
-TextFile = Annotated[Path | None, typer.Option("--file", help="TSV, CSV or JSONL file of texts.")]
-TextColumn = Annotated[str, typer.Option("--text-column", help="The file's column of texts.")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option("--file", help="TSV, CSV or JSONL file of texts; of questions SQuAD's JSON, too."),
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column", help="The file's column of texts.", show_default="text_a, of questions question"
+    ),
+]
 TextPairColumn = Annotated[
     str | None,
     typer.Option(
         "--text-pair-column",
         help="The file's column of second texts.",
-        show_default=f"{TEXT_PAIR}, where there is one",
+        show_default=f"{TEXT_PAIR} where there is one, of questions {QuestionRows.columns.text_pair}",
     ),
 ]
 
@@ -37,24 +46,36 @@ def iter_texts(
     texts: Sequence[str] | None,
     pairs: Sequence[str] | None,
     file: Path | None,
-    column: str,
+    column: str | None,
     pair_column: str | None,
+    rows: RowFormat = Classification.rows,
 ) -> Iterator[Text]:
     """Yield the texts that a command line names, as they are asked for; without any, the lines of stdin.
 
+    `rows` is what a file holds.
+
+    Raises:
+        OptionError: as `require_one_source`.
+        DataError: a text that is not UTF-8, or a file that cannot be read.
+    """
+    require_one_source(texts, pairs, file)
+    if file is not None:
+        return _of_file(file, rows, column, pair_column)
+    if texts:
+        return _of_arguments(texts, pairs or [None] * len(texts))
+    return _of_stdin()
+
+
+def require_one_source(texts: Sequence[str] | None, pairs: Sequence[str] | None, file: Path | None) -> None:
+    """See that a command line names texts once.
+
     Raises:
         OptionError: arguments and a file, or second texts that are not one for each text.
-        DataError: a text that is not UTF-8, or a file that cannot be read.
     """
     if file is not None and (texts or pairs):
         raise OptionError("give texts as arguments or with --file, not both")
     if pairs and len(pairs) != len(texts or ()):
         raise OptionError(f"{len(pairs)} --text-pair for {len(texts or ())} texts: give one for each")
-    if file is not None:
-        return _of_file(file, column, pair_column)
-    if texts:
-        return _of_arguments(texts, pairs or [None] * len(texts))
-    return _of_stdin()
 
 
 def plain(text: str) -> RichText:
@@ -81,12 +102,9 @@ def _of_stdin() -> Iterator[Text]:
             raise DataError(f"line {number} of stdin is not UTF-8") from None
 
 
-def _of_file(path: Path, column: str, pair_column: str | None) -> Iterator[Text]:
-    """Yield a file's texts; an empty second text means that the row has none."""
-    required = [column] if pair_column is None else [column, pair_column]
-    pair_name = pair_column or TEXT_PAIR
-    for line, record in iter_records(path, required):
-        has_pair = record.get(pair_name) not in (None, "")
-        yield Text(
-            text_of(path, line, record, column), text_of(path, line, record, pair_name) if has_pair else None
-        )
+def _of_file(path: Path, rows: RowFormat, column: str | None, pair_column: str | None) -> Iterator[Text]:
+    """Yield a file's texts; an empty second text means that the row has none, unless all rows have one."""
+    columns = rows.named(column, pair_column)
+    for line, record in iter_records(path, columns.required, rows.formats):
+        row = rows.row(str(path), line, record, columns, labelled=False)
+        yield Text(row.text, row.text_pair if row.text_pair or rows.whole_contexts else None)

@@ -1,10 +1,10 @@
-"""A client of the public models: texts in, labels and scores out, over HTTP or gRPC."""
+"""A client of the public models: texts in, answers out, over HTTP or gRPC."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import ModuleType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import grpc
 import numpy as np
@@ -14,14 +14,15 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.errors import OptionError, RequestError
-from sparse_serve.tasks import json_array
+from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, reply_of
 
 Protocol = Literal["http", "grpc"]
 
 _TIMEOUT_SECONDS = 600.0
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
-_OUTPUTS = ("label", "scores", "logits", "token_count", "truncated")
+_SECOND_TEXT = "TEXT_PAIR"
+_EVERY_MODEL = ("token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
 # gRPC gives these the status with which Triton itself says that it is overloaded.
@@ -31,41 +32,15 @@ _LOST_CONNECTION = re.compile(
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 
-@dataclass(frozen=True)
-class ClassScore:
-    """One class and its score; `label` is None on models without labels."""
-
-    index: int
-    label: str | None
-    score: float
+Kind = TypeVar("Kind", bound=Reply)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a public model answers for one text.
+class Client:
+    """Asks served entries. Not thread-safe over HTTP: use one for each thread.
 
-    `label` is the best label, for multi-label models a JSON array of all with a score of at least 0.5, for
-    regression the value, or a JSON array of several. `score` is the highest score, for regression the
-    largest value; `top` the best classes, best first. `token_count` counts the tokens the model saw,
-    `truncated` tells whether the text had more.
+    What a model answers, its metadata says: `ask` gives the replies of any, the other methods those of one
+    kind. Texts are sent in batches of at most the model's size.
     """
-
-    label: str
-    score: float
-    top: tuple[ClassScore, ...]
-    logits: tuple[float, ...]
-    token_count: int
-    truncated: bool
-
-    @property
-    def answer(self) -> str | list[object]:
-        """The label, with a JSON array as the list it is."""
-        array = json_array(self.label)
-        return self.label if array is None else array
-
-
-class Classifier:
-    """Classifies texts with a served entry. Not thread-safe over HTTP: use one for each thread."""
 
     def __init__(self, url: str, protocol: Protocol = "http") -> None:
         """Prepare a client for the server at `host:port`; nothing is sent yet.
@@ -76,6 +51,7 @@ class Classifier:
         self.url = url
         self.protocol = protocol
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
+        self._described: dict[str, tuple[type[Reply], frozenset[str]] | None] = {}
         self._labels: dict[str, list[str | None]] = {}
         self._batch_sizes: dict[str, int] = {}
         address = _ADDRESS.fullmatch(url)
@@ -88,7 +64,7 @@ class Classifier:
         else:
             self._client = triton_grpc.InferenceServerClient(url)
 
-    def __enter__(self) -> "Classifier":
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(
@@ -107,33 +83,127 @@ class Classifier:
         text_pairs: Sequence[str] | None = None,
         top_k: int | None = None,
     ) -> list[Prediction]:
-        """Classify texts, or pairs of texts, in batches of at most the model's size.
-
-        `top_k` fills `Prediction.top` with that many classes.
+        """Classify texts, or pairs of texts; `top_k` fills `Prediction.top` with that many classes.
 
         Raises:
-            RequestError: the server cannot be reached or refuses a request.
+            RequestError: the server cannot be reached or refuses a request, or the model is no classifier.
             ValueError: `text_pairs` has another length than `texts`, or `top_k` is below 1.
         """
-        if text_pairs is not None and len(text_pairs) != len(texts):
-            raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k is {top_k}, at least 1 is needed")
-        labels = [] if top_k is None else self.labels(name)
-        predictions: list[Prediction] = []
-        while len(predictions) < len(texts):
-            start = len(predictions)
+        predictions = self._ask(name, Prediction, texts, text_pairs)
+        if top_k is None:
+            return predictions
+        labels = self.labels(name)
+        return [replace(prediction, top=prediction.best(labels, top_k)) for prediction in predictions]
+
+    def answer(self, name: str, questions: Sequence[str], contexts: Sequence[str]) -> list[Answer]:
+        """Answer questions, each about the context of the same number.
+
+        Raises:
+            RequestError: the server cannot be reached or refuses a request, or the model answers otherwise.
+            ValueError: there are not as many contexts as questions.
+        """
+        return self._ask(name, Answer, questions, contexts)
+
+    def entities(self, name: str, texts: Sequence[str]) -> list[Entities]:
+        """Find the entities of texts.
+
+        Raises:
+            RequestError: the server cannot be reached or refuses a request, or the model finds no entities.
+        """
+        return self._ask(name, Entities, texts, None)
+
+    def embed(
+        self, name: str, texts: Sequence[str], text_pairs: Sequence[str] | None = None
+    ) -> list[Embedding]:
+        """Embed texts, or pairs of texts.
+
+        Raises:
+            RequestError: the server cannot be reached or refuses a request, or the model embeds no texts.
+            ValueError: `text_pairs` has another length than `texts`.
+        """
+        return self._ask(name, Embedding, texts, text_pairs)
+
+    def ask(
+        self, name: str, texts: Sequence[str], text_pairs: Sequence[str] | None = None
+    ) -> Sequence[Reply]:
+        """Return what the model answers to texts, or pairs of texts, of the kind that it gives.
+
+        Raises:
+            RequestError: the server cannot be reached or refuses a request, or the model is none of ours, or
+                takes no second texts, or needs them.
+            ValueError: `text_pairs` has another length than `texts`.
+        """
+        return self._ask(name, self.kind(name), texts, text_pairs)
+
+    def _ask(
+        self, name: str, kind: type[Kind], texts: Sequence[str], text_pairs: Sequence[str] | None
+    ) -> list[Kind]:
+        if text_pairs is not None and len(text_pairs) != len(texts):
+            raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")
+        self._require(name, kind, pairs=text_pairs is not None)
+        replies: list[Kind] = []
+        while len(replies) < len(texts):
+            start = len(replies)
             rows = slice(start, start + self.batch_size(name))
             try:
-                answer = self._infer(name, texts[rows], None if text_pairs is None else text_pairs[rows])
+                columns = self._infer(
+                    name, kind, texts[rows], None if text_pairs is None else text_pairs[rows]
+                )
             except RequestError as error:
                 limit = _BATCH_LIMIT.search(str(error))
                 if limit is None or int(limit[1]) >= self._batch_sizes[name]:
                     raise
                 self._batch_sizes[name] = int(limit[1])
                 continue
-            predictions += _predictions(answer, labels, top_k)
-        return predictions
+            replies += kind.read(columns)
+        return replies
+
+    def _require(self, name: str, kind: type[Reply], *, pairs: bool) -> None:
+        """See that a model gives replies of a kind, and takes what is to be sent, if the server says so."""
+        described = self._describe(name)
+        if described is None:
+            return
+        own, inputs = described
+        if own is not kind:
+            raise RequestError(f"model '{name}' {own.does}: it is no model that {kind.does}")
+        if own.needs_pairs and not pairs:
+            raise RequestError(
+                f"model '{name}' {own.does}: give each question its context with --text-pair, or a file of "
+                "both"
+            )
+        if pairs and _SECOND_TEXT not in inputs:
+            raise RequestError(f"model '{name}' {own.does} and takes no second text: leave out --text-pair")
+
+    def kind(self, name: str) -> type[Reply]:
+        """Return what kind of replies the model gives: predictions, where the server keeps that to itself.
+
+        Raises:
+            RequestError: the server cannot be reached or does not know the model, or it is none of ours.
+        """
+        described = self._describe(name)
+        return Prediction if described is None else described[0]
+
+    def _describe(self, name: str) -> tuple[type[Reply], frozenset[str]] | None:
+        """Return the kind of replies and the inputs of a model, None where the server keeps metadata back."""
+        if name not in self._described:
+            try:
+                metadata = self._call(name, "get_model_metadata", name, **self._as_json())
+            except RequestError as error:
+                if not _is_restricted(error):
+                    raise
+                self._described[name] = None
+                return None
+            outputs = [tensor["name"] for tensor in metadata["outputs"]]
+            kind = reply_of(outputs)
+            if kind is None:
+                raise RequestError(
+                    f"model '{name}' answers with {', '.join(outputs)}, as no model of ours that takes texts "
+                    "does: give the name of an entry"
+                )
+            self._described[name] = kind, frozenset(tensor["name"] for tensor in metadata["inputs"])
+        return self._described[name]
 
     def batch_size(self, name: str) -> int:
         """Return how many texts the model takes in one request.
@@ -152,10 +222,9 @@ class Classifier:
             RequestError: the server cannot be reached or does not know the model.
         """
         if name not in self._labels:
+            self._require(name, Prediction, pairs=False)
             metadata = self._call(name, "get_model_metadata", name, **self._as_json())
             shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]}
-            if "scores" not in shapes:
-                raise RequestError(f"model '{name}' has no output 'scores': it is no text classifier of ours")
             count = int(shapes["scores"][-1])
             scores = self._api.InferRequestedOutput("scores", class_count=count)
             result = self._call(name, "infer", name, self._inputs([""], None), outputs=[scores])
@@ -168,21 +237,22 @@ class Classifier:
         try:
             config = self._call(name, "get_model_config", name, **self._as_json())
         except RequestError as error:
-            if isinstance(error.__cause__, InferenceServerException) and "restricted" in str(error):
+            if _is_restricted(error):
                 return _ASSUMED_BATCH_SIZE
             raise
         return max(1, int(config.get("config", config).get("max_batch_size", 1)))
 
     def _infer(
-        self, name: str, texts: Sequence[str], text_pairs: Sequence[str] | None
+        self, name: str, kind: type[Reply], texts: Sequence[str], text_pairs: Sequence[str] | None
     ) -> dict[str, npt.NDArray[Any]]:
-        outputs = [self._api.InferRequestedOutput(output) for output in _OUTPUTS]
+        names = (*kind.outputs, *_EVERY_MODEL)
+        outputs = [self._api.InferRequestedOutput(output) for output in names]
         result = self._call(name, "infer", name, self._inputs(texts, text_pairs), outputs=outputs)
-        return {output: result.as_numpy(output) for output in _OUTPUTS}
+        return {output: result.as_numpy(output) for output in names}
 
     def _inputs(self, texts: Sequence[str], text_pairs: Sequence[str] | None) -> list[Any]:
         inputs = []
-        for tensor, values in (("TEXT", texts), ("TEXT_PAIR", text_pairs)):
+        for tensor, values in (("TEXT", texts), (_SECOND_TEXT, text_pairs)):
             if values is None:
                 continue
             array = np.array([value.encode() for value in values], dtype=np.object_)[:, None]
@@ -218,27 +288,6 @@ class Classifier:
         )
 
 
-def _predictions(
-    answer: dict[str, npt.NDArray[Any]], labels: list[str | None], top_k: int | None
-) -> list[Prediction]:
-    return [
-        Prediction(
-            label=label.decode(),
-            score=float(scores.max()),
-            top=tuple(
-                ClassScore(int(index), labels[index], float(scores[index]))
-                for index in np.argsort(-scores, kind="stable")[: top_k or 0]
-            ),
-            logits=tuple(map(float, logits)),
-            token_count=int(token_count),
-            truncated=bool(truncated),
-        )
-        for label, scores, logits, token_count, truncated in zip(
-            answer["label"][:, 0],
-            answer["scores"],
-            answer["logits"],
-            answer["token_count"][:, 0],
-            answer["truncated"][:, 0],
-            strict=True,
-        )
-    ]
+def _is_restricted(error: RequestError) -> bool:
+    """Tell whether a server keeps what was asked for to itself."""
+    return isinstance(error.__cause__, InferenceServerException) and "restricted" in str(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from sparse_serve import client
-from sparse_serve.client import Classifier, Protocol
+from sparse_serve.client import Client, Protocol
 from sparse_serve.errors import OptionError, RequestError
 
 
@@ -23,10 +23,10 @@ def test_a_server_that_never_answers_is_given_up(
 ) -> None:
     monkeypatch.setattr(client, "_TIMEOUT_SECONDS", 0.2)
     with (
-        Classifier(silent_url, protocol) as classifier,
+        Client(silent_url, protocol) as asking,
         pytest.raises(RequestError, match=f"no answer from {silent_url} over {protocol}: .*timed out"),
     ):
-        classifier.classify("tiny", ["w1"])
+        asking.classify("tiny", ["w1"])
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_a_server_that_never_answers_is_given_up(
 )
 def test_malformed_addresses_are_refused(url: str) -> None:
     with pytest.raises(OptionError, match="is no address of a server: give host:port"):
-        Classifier(url)
+        Client(url)

@@ -22,7 +22,7 @@ import yaml
 from serving import addresses, alive, leftovers, serve, wait_for
 
 from sparse_serve.cli import app, run
-from sparse_serve.client import Classifier
+from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
@@ -312,8 +312,8 @@ def test_a_container_serves_until_a_signal(repository: Path, docker: FakeDocker)
     urls = addresses(process)
     container = docker.container()
     family = [container, *container.children(recursive=True)]
-    with Classifier(urls["http"]) as classifier, Classifier(urls["grpc"], "grpc") as other:
-        assert classifier.classify("tiny", ["w1"]) == other.classify("tiny", ["w1"])
+    with Client(urls["http"]) as client, Client(urls["grpc"], "grpc") as other:
+        assert client.classify("tiny", ["w1"]) == other.classify("tiny", ["w1"])
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

@@ -21,7 +21,7 @@ import pytest
 from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
 from tiny_entry import WORDS
 
-from sparse_serve.client import Classifier, Protocol
+from sparse_serve.client import Client, Protocol
 from sparse_serve.errors import RequestError
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -51,7 +51,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) ->
 @pytest.fixture(scope="module")
 def right(server: TritonServer) -> dict[str, Logits]:
     """The right answer to each text, from a server that nothing happens to."""
-    with Classifier(server.http_url) as classifier:
+    with Client(server.http_url) as classifier:
         return {text: classifier.classify("tiny", [text])[0].logits for text in TEXTS}
 
 
@@ -112,7 +112,7 @@ class Traffic:
         self._pool.shutdown()
 
     def _ask(self, protocol: Protocol) -> str:
-        with Classifier(self._urls[protocol], protocol) as classifier:
+        with Client(self._urls[protocol], protocol) as classifier:
             for text in cycle(TEXTS):
                 try:
                     (answer,) = classifier.classify("tiny", [text])
@@ -155,7 +155,7 @@ def test_a_server_killed_in_mid_request(repository: Path, right: dict[str, Logit
             command.triton.kill()
             assert all("no answer from" in error for error in traffic.errors())
         for protocol in CLIENTS:
-            late = Classifier(command.urls[protocol], protocol)
+            late = Client(command.urls[protocol], protocol)
             with late, pytest.raises(RequestError, match="no answer from"):
                 late.classify("tiny", ["w1"])
         assert command.ended().startswith("error: Triton was ended by SIGKILL: serve again")
@@ -186,8 +186,8 @@ def own_server(repository: Path) -> Iterator[TritonServer]:
 
 CLIENT = """
 import sys
-from sparse_serve.client import Classifier
-Classifier(*sys.argv[1:]).classify("tiny", ["w1"])
+from sparse_serve.client import Client
+Client(*sys.argv[1:]).classify("tiny", ["w1"])
 """
 
 
@@ -216,7 +216,7 @@ def test_clients_that_go_in_mid_request(own_server: TritonServer, right: dict[st
         for client in clients:
             client.kill()
     for protocol, url in urls.items():
-        with Classifier(url, protocol) as classifier:
+        with Client(url, protocol) as classifier:
             found = {text: classifier.classify("tiny", [text])[0].logits for text in TEXTS}
         assert found == right
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from sparse_serve.client import Classifier
+from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import overlay_repository, read_entry
@@ -33,9 +33,9 @@ def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Pat
     )
     with (
         TritonServer(ServerOptions(view, http_port=0, grpc_port=0, metrics_port=0)) as server,
-        Classifier(server.grpc_url, "grpc") as classifier,
+        Client(server.grpc_url, "grpc") as client,
     ):
-        (empty, text) = classifier.classify("sample", ["", "a fine film"])
+        (empty, text) = client.classify("sample", ["", "a fine film"])
     ids = np.array([[2, 3]], np.int64)  # [CLS] [SEP]
     (expected,) = session.run(
         ["logits"], {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}

@@ -15,7 +15,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from sparse_serve.client import Classifier
+from sparse_serve.client import Client
 from sparse_serve.profiling.workload import load_tokenizer, make_batch
 from sparse_serve.repository.entries import EntrySpec
 from sparse_serve.triton.launcher import TritonServer
@@ -53,9 +53,9 @@ def wire(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Wire]
 
 
 @pytest.fixture(params=["http", "grpc"])
-def classifier(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Classifier]:
+def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
     url = server.http_url if request.param == "http" else server.grpc_url
-    with Classifier(url, request.param) as made:
+    with Client(url, request.param) as made:
         yield made
 
 
@@ -110,10 +110,10 @@ def test_generate_takes_plain_json(server: TritonServer) -> None:
     assert answer["label"] in ("negative", "positive")
 
 
-def test_a_batch_answers_as_single_requests_in_any_order(classifier: Classifier) -> None:
-    alone = [classifier.classify("tiny", [each])[0] for each in TEXTS]
+def test_a_batch_answers_as_single_requests_in_any_order(client: Client) -> None:
+    alone = [client.classify("tiny", [each])[0] for each in TEXTS]
     for order in (slice(None), slice(None, None, -1)):
-        together = classifier.classify("tiny", TEXTS[order])
+        together = client.classify("tiny", TEXTS[order])
         for one, other in zip(together, alone[order], strict=True):
             np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
             assert (one.label, one.token_count, one.truncated) == (
@@ -125,12 +125,12 @@ def test_a_batch_answers_as_single_requests_in_any_order(classifier: Classifier)
 
 def test_concurrent_clients_get_their_own_answers(server: TritonServer) -> None:
     """Single texts and pairs, readable and not, meet in the dynamic batches of one server."""
-    with Classifier(server.grpc_url, "grpc") as classifier:
-        expected = {each: classifier.classify("tiny", [each])[0].logits for each in set(TEXTS)}
-        paired = classifier.classify("tiny", ["w1"], ["w2"])[0].logits
+    with Client(server.grpc_url, "grpc") as client:
+        expected = {each: client.classify("tiny", [each])[0].logits for each in set(TEXTS)}
+        paired = client.classify("tiny", ["w1"], ["w2"])[0].logits
 
     def ask(number: int) -> None:
-        with Classifier(server.grpc_url, "grpc") as own:
+        with Client(server.grpc_url, "grpc") as own:
             wire = Wire(triton_grpc, server.grpc_url)
             for step in range(20):
                 each = TEXTS[(number + step) % len(TEXTS)]
@@ -144,10 +144,10 @@ def test_concurrent_clients_get_their_own_answers(server: TritonServer) -> None:
         list(pool.map(ask, range(8)))
 
 
-def test_more_texts_than_a_batch_are_answered_in_order(classifier: Classifier) -> None:
+def test_more_texts_than_a_batch_are_answered_in_order(client: Client) -> None:
     texts = [f"w{number % 30}" for number in range(150)]
-    predictions = classifier.classify("tiny", texts, top_k=1)
-    assert classifier.batch_size("tiny") == 64
+    predictions = client.classify("tiny", texts, top_k=1)
+    assert client.batch_size("tiny") == 64
     assert len(predictions) == 150
     assert [prediction.logits for prediction in predictions[:30]] == [
         prediction.logits for prediction in predictions[30:60]
@@ -155,32 +155,32 @@ def test_more_texts_than_a_batch_are_answered_in_order(classifier: Classifier) -
     assert all(prediction.top[0].label == prediction.label for prediction in predictions)
 
 
-def test_a_smaller_batch_is_learnt_from_the_refusal(classifier: Classifier) -> None:
-    classifier._batch_sizes["topics"] = 64  # as where the server keeps its configuration to itself
-    assert len(classifier.classify("topics", ["w1"] * 10)) == 10
-    assert classifier.batch_size("topics") == 4
+def test_a_smaller_batch_is_learnt_from_the_refusal(client: Client) -> None:
+    client._batch_sizes["topics"] = 64  # as where the server keeps its configuration to itself
+    assert len(client.classify("topics", ["w1"] * 10)) == 10
+    assert client.batch_size("topics") == 4
 
 
-def test_answers_by_problem_type(classifier: Classifier) -> None:
-    (topics,) = classifier.classify("topics", ["w1 w2"], top_k=3)
+def test_answers_by_problem_type(client: Client) -> None:
+    (topics,) = client.classify("topics", ["w1 w2"], top_k=3)
     assert {best.label for best in topics.top} == {"a", "b", "c"}
     assert json.loads(topics.label) == [
         label for label, logit in zip("abc", topics.logits, strict=True) if logit >= 0
     ]
-    (value,) = classifier.classify("value", ["w1 w2"], top_k=1)
+    (value,) = client.classify("value", ["w1 w2"], top_k=1)
     assert value.score == value.logits[0]
     assert value.top[0].label is None
 
 
-def test_a_hundred_kilobytes_are_cut_and_flagged(classifier: Classifier) -> None:
-    (prediction,) = classifier.classify("tiny", ["w1 " * 34_000])
+def test_a_hundred_kilobytes_are_cut_and_flagged(client: Client) -> None:
+    (prediction,) = client.classify("tiny", ["w1 " * 34_000])
     assert prediction.truncated
     assert prediction.token_count == MAX_LENGTH
 
 
-def test_a_document_of_4096_tokens_is_read_whole(classifier: Classifier, wire: Wire) -> None:
+def test_a_document_of_4096_tokens_is_read_whole(client: Client, wire: Wire) -> None:
     whole = "w1 " * (LONG - 2)
-    exact, longer = classifier.classify("documents", [whole, f"{whole} w2"])
+    exact, longer = client.classify("documents", [whole, f"{whole} w2"])
     assert (exact.token_count, exact.truncated) == (LONG, False)
     assert (longer.token_count, longer.truncated) == (LONG, True)
     ids = np.full((4, LONG), 5, np.int64)
@@ -284,8 +284,8 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
     """Each text counts once, whatever batch it came in and whatever was asked of it."""
     before = scrape(server)
     wire = Wire(triton_grpc, server.grpc_url)
-    with Classifier(server.grpc_url, "grpc") as classifier, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda text: classifier.classify(name, [text]), TEXTS))
+    with Client(server.grpc_url, "grpc") as client, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda text: client.classify(name, [text]), TEXTS))
     wire.infer(name, {"TEXT": text("w0", "w0 w1 w2")}, ["rho"])
     after = scrape(server)
     grown = {
