@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import save_checkpoint
 from tiny_models import make_model, make_tokenizer
 
 
-def save_checkpoint(folder: Path, attention: AttentionSpec, family: str = "bert") -> str:
+def make_checkpoint(folder: Path, attention: AttentionSpec, family: str = "bert") -> str:
     """A tiny classifier of a family, saved as it would be after fine-tuning."""
     folder.mkdir(parents=True)
-    save_classifier(make_model(attention, family), make_tokenizer(folder, family), folder)
+    save_checkpoint(make_model(attention, family), make_tokenizer(folder, family), folder)
     return str(folder)

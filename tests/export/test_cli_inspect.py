@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from inspecting import save_checkpoint
+from inspecting import make_checkpoint
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.inspect import inspect_command
-from sparse_export.encoders.checkpoint import AttentionSpec
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_serve.cli_options import CONTEXT, run
 from tiny_models import LABELS, LAYERS
@@ -97,14 +97,14 @@ def test_several_texts_from_stdin_and_a_file(
 def test_beside_shows_checkpoints_as_they_were_trained(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dense = save_checkpoint(tmp_path / "dense", AttentionSpec())
+    dense = make_checkpoint(tmp_path / "dense", AttentionSpec())
     assert command(checkpoint, "a", "--beside", dense, "--json") == 0
     (text,) = json.loads(capsys.readouterr().out)
     assert [variant["name"] for variant in text["variants"]] == ["checkpoint: SSAF, λ = −1", "dense: softmax"]
 
 
 def test_a_learned_pattern_is_told_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+diagonal", None))
+    folder = make_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+diagonal", None))
     assert command(folder, "a warm film", "--json") == 0
     ((full, own),) = (text["variants"] for text in json.loads(capsys.readouterr().out))
     assert (full["name"], full["pattern"]) == ("softmax", None)
@@ -131,7 +131,7 @@ def test_a_learned_pattern_is_told_layer_by_layer(tmp_path: Path, capsys: pytest
 
 
 def test_a_fixed_pattern_needs_no_telling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = save_checkpoint(tmp_path / "fixed", AttentionSpec.parse("local2+global2", None))
+    folder = make_checkpoint(tmp_path / "fixed", AttentionSpec.parse("local2+global2", None))
     assert command(folder, "a warm film", "--lambda", "-4") == 0
     out = capsys.readouterr().out
     assert "local2+global2, λ = −4" in out
@@ -147,7 +147,7 @@ def test_a_fixed_pattern_needs_no_telling(tmp_path: Path, capsys: pytest.Capture
 def test_axis_layers_that_cannot_be_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: torch.Tensor | None, part: str
 ) -> None:
-    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
+    folder = make_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
     path = Path(folder) / "model.safetensors"
     weights = load_file(path)
     name = "bert.encoder.layer.1.axis.weight"

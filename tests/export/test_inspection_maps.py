@@ -8,12 +8,15 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from inspecting import save_checkpoint
+from inspecting import make_checkpoint
 
-from sparse_export.attention.implementations import zero_share
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import zero_share
 from sparse_export.attention.patterns import LayerPattern
-from sparse_export.encoders.axis import LayerMask
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported
 from sparse_export.inspection.allowed import allowed_pairs
 from sparse_export.inspection.inspecting import InspectedText, InspectOptions, Inspector
@@ -21,6 +24,7 @@ from sparse_export.inspection.maps import attention_maps, received, select_atten
 from sparse_export.inspection.summary import TokenAt, ranges, summarize
 from sparse_export.inspection.tokens import tokenize
 from sparse_serve.errors import CheckpointError, OptionError
+from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
 from tiny_models import FAMILIES, HEADS, LABELS, LAMBD, LAYERS, POSITIONS
 
 TEXT = "a warm film, isn't it?"
@@ -41,7 +45,7 @@ def inspected(inspector: Inspector) -> InspectedText:
 @pytest.fixture(scope="module", params=FAMILIES)
 def family_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("families") / request.param
-    return save_checkpoint(folder, AttentionSpec("sparsegen", LAMBD), request.param)
+    return make_checkpoint(folder, AttentionSpec(LAMBD), request.param)
 
 
 @pytest.mark.parametrize("pair", ["", "not at all."])
@@ -51,8 +55,8 @@ def test_every_family_hands_out_the_weights_it_attends_with(family_checkpoint: s
     length = len(inspected.text.tokens)
     for variant, maps in zip(inspector.variants, inspected.maps, strict=True):
         # The same attention in a model that was loaded with it, and never switched.
-        fresh = load_classifier(family_checkpoint, variant.attention)
-        if variant.attention.kind == "softmax":
+        fresh = load_checkpoint(family_checkpoint, variant.attention)
+        if variant.attention.is_dense:
             fresh.set_attn_implementation("eager")
         with torch.no_grad():
             outputs = fresh(**inspected.text.inputs, output_attentions=True)
@@ -79,7 +83,7 @@ def test_zeros_are_those_of_the_projection(inspector: Inspector, inspected: Insp
 
 
 def test_softmax_has_no_zeros_even_where_it_underflows(checkpoint: Path) -> None:
-    model = load_classifier(checkpoint)
+    model = load_checkpoint(checkpoint)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "query.weight" in name:
@@ -107,7 +111,7 @@ def test_rho_and_support_are_counts_of_zeros(inspected: InspectedText) -> None:
 
 
 def test_padding_changes_nothing(checkpoint: Path) -> None:
-    model = load_classifier(checkpoint)
+    model = load_checkpoint(checkpoint)
     text = tokenize(model, load_tokenizer(checkpoint), TEXT, "", 64)
     maps = attention_maps(model, text)
     inputs = {name: torch.nn.functional.pad(ids, (0, 5)) for name, ids in text.inputs.items()}
@@ -133,11 +137,11 @@ def test_rho_is_what_the_exported_graph_answers(exported: Exported, checkpoint: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_never_allowed_is_exactly_zero(tmp_path: Path, family: str) -> None:
-    folder = save_checkpoint(tmp_path / family, AXIS, family)
-    inspector = Inspector(InspectOptions(folder, (-4.0,)))
+    folder = make_checkpoint(tmp_path / family, AXIS, family)
+    inspector = Inspector(InspectOptions(folder, (0.0,)))
     inspected = inspector.inspect(TEXT, "not at all.")
     softmax, sparse = inspected.maps
-    fresh = load_classifier(folder)
+    fresh = load_checkpoint(folder)
     with torch.no_grad():
         outputs = fresh(**inspected.text.inputs, output_attentions=True)
     expected = torch.stack([layer[0] for layer in outputs.attentions]).numpy()
@@ -154,13 +158,13 @@ def test_what_was_never_allowed_is_exactly_zero(tmp_path: Path, family: str) -> 
     assert sparse.allowed is not None
     assert sparse.rho[0] > sparse.allowed.rho[0] == softmax.allowed.rho[0]
     scores = torch.from_numpy(softmax.weights[0]).double().log()
-    expected = entmax.sparsemax(scores.clamp_min(-1e9) / 5, dim=-1).numpy()
+    expected = entmax.sparsemax(scores.clamp_min(-1e9), dim=-1).numpy()
     np.testing.assert_allclose(sparse.weights[0], expected, atol=1e-5)
 
 
 def test_weights_that_underflow_are_told_from_those_never_allowed(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "aaa", AXIS)
-    model = load_classifier(folder)
+    folder = make_checkpoint(tmp_path / "aaa", AXIS)
+    model = load_checkpoint(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "query.weight" in name:
@@ -177,7 +181,7 @@ def test_weights_that_underflow_are_told_from_those_never_allowed(tmp_path: Path
 @pytest.mark.parametrize("name", ["axis+global1", "local2+global2", "layer-diagonal+random1", "diagonal"])
 def test_allowed_pairs_are_what_their_parts_allow(tmp_path: Path, name: str) -> None:
     spec = AttentionSpec.parse(name, None)
-    inspected = Inspector(InspectOptions(save_checkpoint(tmp_path / "own", spec))).inspect(TEXT)
+    inspected = Inspector(InspectOptions(make_checkpoint(tmp_path / "own", spec))).inspect(TEXT)
     (maps,), length = inspected.maps, len(inspected.text.tokens)
     allowed = maps.allowed
     assert allowed is not None
@@ -219,7 +223,7 @@ def test_rho_with_and_without_the_band_by_hand() -> None:
 
 
 def test_summaries_name_the_tokens_that_are_on(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+global1", None))
+    folder = make_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis+global1", None))
     inspector = Inspector(InspectOptions(folder, None))
     inspected = inspector.inspect(TEXT)
     full, own = summarize(inspector.variants, inspected).variants
@@ -269,17 +273,17 @@ def test_views(inspected: InspectedText) -> None:
     ],
 )
 def test_tokens_have_readable_names(tmp_path: Path, family: str, single: str, pair: str) -> None:
-    folder = save_checkpoint(tmp_path / family, AttentionSpec(), family)
-    model, tokenizer = load_classifier(folder), load_tokenizer(folder)
+    folder = make_checkpoint(tmp_path / family, AttentionSpec(), family)
+    model, tokenizer = load_checkpoint(folder), load_tokenizer(folder)
     assert " ".join(tokenize(model, tokenizer, "oh, no", "", 32).tokens) == single
     assert " ".join(tokenize(model, tokenizer, "oh", "no", 32).tokens) == pair
 
 
 def test_tokens_of_bytes_are_shown_as_their_text(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "roberta", AttentionSpec(), "roberta")
+    folder = make_checkpoint(tmp_path / "roberta", AttentionSpec(), "roberta")
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens(["é"])
-    text = tokenize(load_classifier(folder), tokenizer, "café", "", 32)
+    text = tokenize(load_checkpoint(folder), tokenizer, "café", "", 32)
     assert text.tokens == ("<s>", "c", "a", "f", "é", "</s>")
 
 
@@ -293,38 +297,30 @@ def test_long_texts_are_cut_and_say_so(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem_type", "labels"),
+    ("task", "label", "scores"),
     [
-        ("single_label_classification", LABELS),
-        ("multi_label_classification", LABELS),
-        ("regression", ("score",)),
-        (None, LABELS),
+        (Classification(LABELS), "positive", (0.0049, 0.2676, 0.7275)),
+        (MultiLabel(LABELS), '["neutral", "positive"]', (0.0474, 0.7311, 0.8808)),
+        (Regression(("score",)), "-3.0", (-3.0,)),
     ],
 )
-def test_answers_follow_the_problem_type(
-    checkpoint: Path, problem_type: str | None, labels: tuple[str, ...]
-) -> None:
-    model = load_classifier(checkpoint)
-    model.config.id2label = dict(enumerate(labels))
-    model.config.problem_type = problem_type
-    model.classifier = torch.nn.Linear(64, len(labels))
+def test_answers_follow_the_task(checkpoint: Path, task: Task, label: str, scores: tuple[float, ...]) -> None:
+    model = load_checkpoint(checkpoint)
+    ModelSpec.of(model.config).with_task(task).store(model.config)
+    model.classifier = torch.nn.Linear(64, task.width)
     with torch.no_grad():
         model.classifier.weight.zero_()
-        model.classifier.bias.copy_(torch.tensor([-3.0, 1.0, 2.0][: len(labels)]))
+        model.classifier.bias.copy_(torch.tensor([-3.0, 1.0, 2.0][: task.width]))
     answer = attention_maps(model, tokenize(model, load_tokenizer(checkpoint), TEXT, "", 64)).prediction
-    expected = {
-        "multi_label_classification": ('["neutral", "positive"]', (0.0474, 0.7311, 0.8808)),
-        "regression": ("-3.0", (-3.0,)),
-    }.get(problem_type or "", ("positive", (0.0049, 0.2676, 0.7275)))
-    assert answer.label == expected[0]
-    assert answer.scores == pytest.approx(dict(zip(labels, expected[1], strict=True)), abs=1e-4)
+    assert answer.label == label
+    assert answer.scores == pytest.approx(dict(zip(task.labels, scores, strict=True)), abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("own", "lambdas", "names"),
     [
-        (AttentionSpec("sparsegen", LAMBD), (0.0, -4.0, -4.0), ["softmax", "λ = −4", "λ = −1*", "λ = 0"]),
-        (AttentionSpec("sparsegen", LAMBD), (LAMBD,), ["softmax", "λ = −1*"]),
+        (AttentionSpec(LAMBD), (0.0, -4.0, -4.0), ["softmax", "λ = −4", "λ = −1*", "λ = 0"]),
+        (AttentionSpec(LAMBD), (LAMBD,), ["softmax", "λ = −1*"]),
         (AttentionSpec(), (0.5,), ["softmax*", "λ = 0.5"]),
         (AttentionSpec(), (), ["softmax*"]),
         (AttentionSpec(), None, ["softmax*", "λ = −7", "λ = −4", "λ = 0"]),
@@ -344,13 +340,13 @@ def test_answers_follow_the_problem_type(
 def test_variants_go_from_dense_to_sparse(
     tmp_path: Path, own: AttentionSpec, lambdas: tuple[float, ...] | None, names: list[str]
 ) -> None:
-    variants = Inspector(InspectOptions(save_checkpoint(tmp_path / "own", own), lambdas)).variants
+    variants = Inspector(InspectOptions(make_checkpoint(tmp_path / "own", own), lambdas)).variants
     shown = [variant.name.removeprefix("SSAF, ") + "*" * variant.as_trained for variant in variants]
     assert shown == names
 
 
 def test_checkpoints_stand_beside_each_other(checkpoint: Path, tmp_path: Path) -> None:
-    dense = save_checkpoint(tmp_path / "dense", AttentionSpec())
+    dense = make_checkpoint(tmp_path / "dense", AttentionSpec())
     inspector = Inspector(InspectOptions(str(checkpoint), beside=(dense, str(checkpoint))))
     assert [variant.name for variant in inspector.variants] == ["checkpoint: SSAF, λ = −1", "dense: softmax"]
     assert all(variant.as_trained for variant in inspector.variants)
@@ -361,7 +357,7 @@ def test_checkpoints_stand_beside_each_other(checkpoint: Path, tmp_path: Path) -
 
 def test_patterns_stand_beside_each_other(tmp_path: Path) -> None:
     names = ("axis", "local2+global2", "softmax")
-    first, *others = (save_checkpoint(tmp_path / name, AttentionSpec.parse(name, None)) for name in names)
+    first, *others = (make_checkpoint(tmp_path / name, AttentionSpec.parse(name, None)) for name in names)
     inspector = Inspector(InspectOptions(first, None, beside=tuple(others)))
     assert [variant.name for variant in inspector.variants] == [
         "axis: AAA (axis+local2)",
@@ -378,13 +374,13 @@ def test_patterns_stand_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_one_name_are_told_apart(checkpoint: Path, tmp_path: Path) -> None:
-    other = save_checkpoint(tmp_path / "checkpoint", AttentionSpec())
+    other = make_checkpoint(tmp_path / "checkpoint", AttentionSpec())
     variants = Inspector(InspectOptions(str(checkpoint), beside=(other,))).variants
     assert [variant.name.split(":")[0] for variant in variants] == [str(checkpoint), other]
 
 
 def test_checkpoints_that_do_not_compare(checkpoint: Path, tmp_path: Path) -> None:
-    other = save_checkpoint(tmp_path / "roberta", AttentionSpec(), "roberta")
+    other = make_checkpoint(tmp_path / "roberta", AttentionSpec(), "roberta")
     inspector = Inspector(InspectOptions(str(checkpoint), beside=(other,)))
     with pytest.raises(CheckpointError, match=r"roberta reads the text as other tokens than .*checkpoint"):
         inspector.inspect(TEXT)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from inspecting import save_checkpoint
+from inspecting import make_checkpoint
 
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.inspection import page as module
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.page import Page, quantize
@@ -147,7 +147,7 @@ def patterned(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
     """AAA beside learned diagonals and full attention."""
     folder = tmp_path_factory.mktemp("page")
     names = ("axis", "layer-diagonal+global1", "softmax")
-    first, *others = (save_checkpoint(folder / name, AttentionSpec.parse(name, None)) for name in names)
+    first, *others = (make_checkpoint(folder / name, AttentionSpec.parse(name, None)) for name in names)
     return Inspector(InspectOptions(first, (), tuple(others)))
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from inspecting import save_checkpoint
+from inspecting import make_checkpoint
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from sparse_export.attention.patterns import Pattern
-from sparse_export.encoders.axis import learned_modules
-from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.encoders.patterned import pattern_modules
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.picture import draw, write_picture
 from tiny_models import POSITIONS, make_model, make_tokenizer
@@ -99,13 +100,13 @@ def test_the_mean_over_heads_says_that_it_is_one(checkpoint: Path) -> None:
 def patterned(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
     """Full attention, AAA, and SSAF on its mask."""
     folder = tmp_path_factory.mktemp("picture")
-    aaa = save_checkpoint(folder / "aaa", AttentionSpec.parse("axis", None))
-    dense = save_checkpoint(folder / "dense", AttentionSpec())
+    aaa = make_checkpoint(folder / "aaa", AttentionSpec.parse("axis", None))
+    dense = make_checkpoint(folder / "dense", AttentionSpec())
     return Inspector(InspectOptions(dense, (), (aaa,), layer=0))
 
 
 def test_pairs_never_allowed_look_neither_like_zeros_nor_like_weights(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
+    folder = make_checkpoint(tmp_path / "aaa", AttentionSpec.parse("axis", None))
     inspector = Inspector(InspectOptions(folder, (0.0,), layer=1))
     inspected = inspector.inspect("a warm film")
     figure = draw(inspector, inspected)
@@ -164,10 +165,10 @@ def test_in_long_texts_the_tokens_that_are_on_are_named_first(patterned: Inspect
 
 
 def test_a_pattern_that_allows_nothing_can_be_drawn(tmp_path: Path) -> None:
-    model = make_model(AttentionSpec("axis", None, Pattern(axis=True)))
-    for layer in learned_modules(model):
+    model = make_model(AttentionSpec(None, Pattern(axis=True)))
+    for layer in pattern_modules(model):
         torch.nn.init.zeros_(layer.weight)
-    save_classifier(model, make_tokenizer(tmp_path), tmp_path)
+    save_checkpoint(model, make_tokenizer(tmp_path), tmp_path)
     inspector = Inspector(InspectOptions(str(tmp_path)))
     inspected = inspector.inspect("a")
     assert not inspected.maps[0].weights.any()

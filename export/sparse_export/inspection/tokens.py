@@ -45,6 +45,9 @@ def tokenize(
     task = ModelSpec.of(model.config).task
     (encoded,) = task.encode(tokenizer.backend_tokenizer, [text], [text_pair or None], max_length)
     window = encoded.windows[0]
+    if len(encoded.windows) == 1:
+        # The task asked for numbers alone; the tokenizer still cuts as the task has it cut.
+        window = tokenizer.backend_tokenizer.encode(text, text_pair or None)
     arrays = {
         "input_ids": window.ids,
         "attention_mask": [1] * len(window),
