@@ -40,8 +40,12 @@ class GraphTable:
         return onnx.load(self.path(model, *target))
 
 
+# What saving and loading adds to a config, and no graph depends on.
+_OF_FILES = ("_name_or_path", "architectures", "dtype", "transformers_version")
+
+
 def _digest(model: PreTrainedModel, target: tuple[Any, ...]) -> str:
-    config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _OF_FILES}
     told = {
         "class": type(model).__name__,
         "config": config,
