@@ -15,12 +15,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.attention.implementations import zero_share
-from sparse_export.encoders.axis import layer_patterns, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.measures import zero_share
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.patterned import layer_patterns, recorded
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.functions import GRAPH_DOMAIN
+from sparse_export.graph.precision import FP16
 from sparse_export.parity.executions import run_graph, run_torch
 from sparse_serve.op_library import DOMAIN, library_path
 from tiny_models import LAMBD, LAYERS, make_model, masks, token_ids
@@ -95,7 +97,7 @@ def torch_answers(model: PreTrainedModel, batch: Feed) -> tuple[Array, dict[str,
 def test_has_one_node_of_each_kind_per_layer(exported: Exported) -> None:
     proto = onnx.load(exported.graph)
     onnx.checker.check_model(proto, full_check=True)
-    spec = AttentionSpec.from_config(exported.model.config)
+    spec = ModelSpec.of(exported.model.config).attention
     assert spec.pattern is not None
     counts = Counter((node.domain, node.op_type) for node in proto.graph.node if node.domain)
     assert counts == Counter(
@@ -204,14 +206,14 @@ def test_float16_at_equal_masks(tmp_path: Path) -> None:
     """Masks may flip in float16; at the graph's own the answers are as close as float16 is."""
     model = tiny("mobilebert_aaa_ssaf")
     path = tmp_path / "model.onnx"
-    onnx.save(export_graph(model, "packed", GraphTarget(dtype="fp16")), path)
+    onnx.save(export_graph(model, "packed", GraphTarget(precision=FP16)), path)
     batches = [Exported(model, path).feed(mask) for mask in ("right_padded", "left_padded", "holes")]
     for library in (library_path(), None):
         served = run_graph(path, library, batches)
         expected = [
             run_torch(model, batch, answer.indicators) for batch, answer in zip(batches, served, strict=True)
         ]
-        difference = largest_difference([a.logits for a in served], [e.logits for e in expected])
+        difference = largest_difference([a.output for a in served], [e.output for e in expected])
         assert 1e-5 < difference <= 0.05
         for measure in MEASURES:
             ours, theirs = ([a.measures[measure] for a in each] for each in (served, expected))

@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
 from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_serve.op_library import DOMAIN, library_path
@@ -178,11 +180,11 @@ def test_twins_share_the_weights(
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
     batch = feed("right_padded")
-    twin = model if kind == "unfused" else load_classifier(checkpoint, AttentionSpec())
+    twin = model if kind == "unfused" else load_checkpoint(checkpoint, AttentionSpec())
     logits = session(path, op_library=True).run(["logits"], batch)[0]
     np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
     # Exporting a twin leaves the model as it was.
-    assert AttentionSpec.from_config(model.config) == AttentionSpec("sparsegen", LAMBD)
+    assert ModelSpec.of(model.config).attention == AttentionSpec(LAMBD)
     assert model.config._attn_implementation == "sparsegen"
 
 

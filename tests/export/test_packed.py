@@ -38,7 +38,7 @@ KINDS = {
 def make_pair(attention: AttentionSpec, family: str) -> Pair:
     """A padded model and the packed one on the same weights, both in float64."""
     model = make_model(attention, family).eval().double()
-    model.set_attn_implementation("eager" if attention.kind == "softmax" else attention.implementation)
+    model.set_attn_implementation("eager" if attention.is_dense else attention.implementation)
     return model, PackedModel(copy.deepcopy(model), model_head(model)).eval()
 
 

@@ -8,20 +8,24 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.axis import AxisLayer, learned_modules, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.axis import AxisLayer
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.patterned import pattern_modules, recorded
 from sparse_export.graph.export import GraphTarget, export_graph
-from sparse_export.parity.examples import Examples, batches, encode_examples
+from sparse_export.graph.precision import FP32
+from sparse_export.parity.examples import Examples, batches, text_examples
 from sparse_export.parity.executions import run_torch
-from sparse_export.parity.gate import DEFAULT_ATOL, MaskFlips, ParityReport, check_parity
+from sparse_export.parity.gate import MaskFlips, ParityReport, check_parity
 from sparse_serve.errors import GateError
 from sparse_serve.op_library import library_path
-from tiny_models import LAYERS, make_model, make_tokenizer
+from tiny_models import CLASSES, LAYERS, make_model, make_tokenizer
 
 TEXTS = ("a film of great charm", "", "and it's not 1 minute too long!", "no", "x" * 60)
-ATOL = DEFAULT_ATOL["fp32"]
+ATOL = FP32.atol
 BIAS = "layer.0.axis.bias"
 
 
@@ -31,13 +35,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("aaa")
     model = make_model(AttentionSpec.parse("axis", None))
     tokenizer = make_tokenizer(folder)
-    (first, second) = (module for module in learned_modules(model) if isinstance(module, AxisLayer))
+    (first, second) = (module for module in pattern_modules(model) if isinstance(module, AxisLayer))
     # Two biases of equal value would be one initialiser of the graph.
     with torch.no_grad():
         second.bias -= 0.25
-    save_classifier(model, tokenizer, folder)
-    loaded = load_classifier(folder)
-    (batch,) = batches(examples(folder).encodings, loaded.config)
+    save_checkpoint(model, tokenizer, folder)
+    loaded = load_checkpoint(folder)
+    (batch,) = batches(examples(folder).rows, loaded.config)
     rows = run_torch(loaded, batch).axis_logits[0][:, 0]
     # [CLS] begins every text with one logit; of the others the farthest from the rest.
     near = rows.unique()
@@ -45,17 +49,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (rows == near).sum() == 1
     with torch.no_grad():
         first.bias[0] -= near - 2e-5
-    save_classifier(model, tokenizer, folder)
+    save_checkpoint(model, tokenizer, folder)
     return folder
 
 
 def examples(folder: Path) -> Examples:
-    return encode_examples(load_tokenizer(folder), 40, [(text, "") for text in TEXTS])
+    return text_examples(CLASSES, Tokenizer.from_file(str(folder / "tokenizer.json")), 40, TEXTS)
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> PreTrainedModel:
-    return load_classifier(checkpoint)
+    return load_checkpoint(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ def sides(report: ParityReport) -> tuple[MaskFlips, MaskFlips]:
 def test_no_flips(model: PreTrainedModel, graph: Path, checkpoint: Path) -> None:
     report = parity(model, graph, checkpoint)
     report.require()
-    tokens = sum(len(encoding["input_ids"]) for encoding in examples(checkpoint).encodings)
+    tokens = sum(len(encoding["input_ids"]) for encoding in examples(checkpoint).rows)
     for flips in sides(report):
         assert (flips.count, flips.farthest) == (0, 0)
         assert flips.indicators == 2 * LAYERS * tokens
@@ -139,16 +143,16 @@ def test_shares_that_are_on_must_be_torchs(model: PreTrainedModel, graph: Path, 
 def test_torch_attends_by_given_masks_and_has_its_own_logits(
     model: PreTrainedModel, checkpoint: Path
 ) -> None:
-    (batch,) = batches(examples(checkpoint).encodings, model.config)
+    (batch,) = batches(examples(checkpoint).rows, model.config)
     own = run_torch(model, batch)
     flipped = [~layer for layer in own.indicators]
     imposed = run_torch(model, batch, flipped)
     torch.testing.assert_close(imposed.axis_logits[0], own.axis_logits[0])
     assert not torch.allclose(imposed.axis_logits[1], own.axis_logits[1])
-    assert np.abs(imposed.logits - own.logits).max() > 1e-3
+    assert np.abs(imposed.output - own.output).max() > 1e-3
     with torch.no_grad(), recorded(model) as masks:
         again = model(**{name: torch.from_numpy(values) for name, values in batch.items()})
-    np.testing.assert_array_equal(again.logits, own.logits)  # nothing is left behind
+    np.testing.assert_array_equal(again.logits, own.output)  # nothing is left behind
     keep = torch.from_numpy(batch["attention_mask"] != 0)
     for layer, indicators in zip(masks, own.indicators, strict=True):
         assert layer.rows is not None
@@ -159,14 +163,14 @@ def test_torch_attends_by_given_masks_and_has_its_own_logits(
 def test_fixed_patterns_have_no_flips(tmp_path: Path) -> None:
     pattern = AttentionSpec.parse("local1+global1", None)
     tokenizer = make_tokenizer(tmp_path)
-    save_classifier(make_model(AttentionSpec()), tokenizer, tmp_path)
-    model = load_classifier(tmp_path, pattern)
+    save_checkpoint(make_model(AttentionSpec()), tokenizer, tmp_path)
+    model = load_checkpoint(tmp_path, pattern)
     graph = tmp_path / "model.onnx"
     onnx.save(export_graph(model, "packed", GraphTarget()), graph)
     report = parity(model, graph, tmp_path)
     report.require()
     assert (report.library.flips, report.portable.flips) == (None, None)
-    lengths = [len(encoding["input_ids"]) for encoding in examples(tmp_path).encodings]
+    lengths = [len(encoding["input_ids"]) for encoding in examples(tmp_path).rows]
     # |B| of local 1 and global 1: three diagonals, the first row and the first column.
     shares = [1 - (3 * n - 2 + 2 * max(n - 2, 0)) / n**2 for n in lengths]
     assert report.rho == pytest.approx([np.mean(shares)] * LAYERS)
