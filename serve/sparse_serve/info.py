@@ -59,5 +59,5 @@ def _triton() -> dict[str, Any]:
         "kind": found.kind,
         "path": str(found.executable),
         "version": found.version,
-        "onnxruntime_backend": "python-based" if found.python_backend is not None else "its own",
+        "onnxruntime_backend": "its own" if found.has_onnxruntime else "python-based",
     }

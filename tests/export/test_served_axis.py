@@ -12,14 +12,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.parity.executions import run_torch
 from sparse_export.training.records import RECORD_NAME
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import AXES, METRICS_PARAMETER, parameters, read_config
+from sparse_serve.repository.config import METRICS_PARAMETER, parameters, read_config
 from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.manifest import Attention
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
@@ -57,7 +60,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
     for name, each in MODELS.items():
         folders[name] = folder = tmp_path_factory.mktemp(name)
-        save_classifier(make_model(each.attention, each.family), make_tokenizer(folder, each.family), folder)
+        save_checkpoint(make_model(each.attention, each.family), make_tokenizer(folder, each.family), folder)
         (folder / RECORD_NAME).write_text(RECORDS.get(name, RECORD))
     return folders
 
@@ -81,7 +84,7 @@ def entries(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def models(checkpoints: dict[str, Path]) -> dict[str, PreTrainedModel]:
-    return {name: load_classifier(checkpoints[name], each.instead) for name, each in MODELS.items()}
+    return {name: load_checkpoint(checkpoints[name], each.instead) for name, each in MODELS.items()}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["op_library", "portable"])
@@ -178,7 +181,7 @@ def test_torch_is_unlike_the_dense_model(
 ) -> None:
     """So that a server of dense attention would be found out."""
     for name, model in models.items():
-        dense = load_classifier(checkpoints[name], AttentionSpec())
+        dense = load_checkpoint(checkpoints[name], AttentionSpec())
         ids, segments = token_ids()
         tensors = {"input_ids": ids, "attention_mask": masks()["full"], "token_type_ids": segments}
         batch = {key: tensors[key] for key in input_names(model.config)}

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tiny_entry import MEASURE_CONSTANTS, VOCABULARY, measure_nodes
 
-from sparse_serve.repository.config import AXES
+from sparse_serve.repository.measures import AXES
 
 HEADS = 8
 HEAD_SIZE = 4

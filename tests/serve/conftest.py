@@ -7,36 +7,47 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_entry import LAYERS, LONG, MAX_LENGTH, tiny_graph, tiny_tokenizer
+from tiny_entry import CLASSES, LAYERS, LONG, MAX_LENGTH, SPANS, TAGS, VECTORS, tiny_graph, tiny_tokenizer
 
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
+from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 
-AAA = Attention(kind="axis", pattern="axis+local2")
+AAA = Attention(normalizer="softmax", pattern="axis+local2")
 DOCKER = Path(__file__).parents[2] / "docker"
+LEGACY = Path(__file__).parent / "legacy"
+"""A repository with an entry that an earlier version wrote: a front of its own, manifest schema 1."""
 
 
 @pytest.fixture(scope="session")
 def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySpec]:
-    """Specifications of tiny entries; keywords replace fields of spec and manifest alike."""
-    folder = tmp_path_factory.mktemp("parts")
-    graph, tokenizer = tiny_graph(folder / GRAPH_NAME), tiny_tokenizer(folder / "tokenizer.json")
+    """Specifications of tiny entries; keywords replace fields of spec and manifest, `task` its only one.
 
-    def make(**changes: object) -> EntrySpec:
+    A task comes with a graph that answers it.
+    """
+    folder = tmp_path_factory.mktemp("parts")
+    tokenizer = tiny_tokenizer(folder / "tokenizer.json")
+    graphs: dict[Task, Path] = {}
+
+    def graph_of(task: Task) -> Path:
+        if task not in graphs:
+            graphs[task] = tiny_graph(folder / f"{len(graphs)}.onnx", task=task, seed=len(graphs))
+        return graphs[task]
+
+    def make(task: Task = CLASSES, **changes: object) -> EntrySpec:
         manifest = Manifest(
             name="tiny",
             versions=Versions(package="0"),
             opset=20,
             ir_version=9,
             triton_release="26.07",
-            attention=Attention(kind="softmax"),
-            problem_type="single_label_classification",
-            labels=("negative", "positive"),
+            attention=Attention(normalizer="softmax"),
+            tasks={DEFAULT_TASK: task},
             max_length=MAX_LENGTH,
             layers=LAYERS,
             op_library=None,
@@ -44,16 +55,8 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySp
         manifest = manifest.model_copy(
             update={key: value for key, value in changes.items() if key in Manifest.model_fields}
         )
-        spec = EntrySpec(
-            name=manifest.name,
-            graph=graph,
-            tokenizer=tokenizer,
-            labels=manifest.labels,
-            problem_type=manifest.problem_type,
-            max_length=manifest.max_length,
-            manifest=manifest,
-            version=manifest.version,
-        )
+        graph = changes.pop("graph", None) or graph_of(task)
+        spec = EntrySpec(graph=graph, tokenizer=tokenizer, manifest=manifest)  # type: ignore[arg-type]
         own = EntrySpec.__dataclass_fields__
         return replace(spec, **{key: value for key, value in changes.items() if key in own})
 
@@ -69,26 +72,17 @@ def graph_with_domain_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     tmp_path_factory: pytest.TempPathFactory, make_spec: Callable[..., EntrySpec]
 ) -> Iterator[TritonServer]:
-    """A running Triton with entries of each problem type."""
+    """A running Triton with entries of each task."""
     repository = tmp_path_factory.mktemp("served")
-    three = tiny_graph(tmp_path_factory.mktemp("three") / GRAPH_NAME, classes=3, seed=1)
-    one = tiny_graph(tmp_path_factory.mktemp("one") / GRAPH_NAME, classes=1, seed=2)
     write_entry(repository, make_spec())
-    write_entry(
-        repository,
-        make_spec(
-            name="topics",
-            graph=three,
-            labels=("a", "b", "c"),
-            problem_type="multi_label_classification",
-            max_batch_size=4,
-        ),
-    )
-    write_entry(
-        repository,
-        make_spec(name="value", graph=one, labels=("value",), problem_type="regression", metrics=True),
-    )
+    write_entry(repository, make_spec(MultiLabel(("a", "b", "c")), name="topics", max_batch_size=4))
+    write_entry(repository, make_spec(Regression(("value",)), name="value", metrics=True))
+    write_entry(repository, make_spec(SPANS, name="spans", max_batch_size=8, metrics=True))
+    write_entry(repository, make_spec(replace(SPANS, no_answer=True), name="unanswerable"))
+    write_entry(repository, make_spec(TAGS, name="tags"))
+    write_entry(repository, make_spec(VECTORS, name="vectors"))
     write_entry(repository, make_spec(name="documents", max_length=LONG))
+    shutil.copytree(LEGACY, repository, dirs_exist_ok=True)
     axes = tiny_graph(tmp_path_factory.mktemp("axes") / GRAPH_NAME, axes=True)
     write_entry(repository, make_spec(name="aaa", graph=axes, attention=AAA, metrics=True))
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:

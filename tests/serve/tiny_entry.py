@@ -1,4 +1,4 @@
-"""The parts of a tiny classifier with the signature of a real one."""
+"""The parts of tiny entries with the signature of real ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from sparse_serve.op_library import DOMAIN
-from sparse_serve.repository.config import AXES
+from sparse_serve.repository.measures import AXES
+from sparse_serve.tasks import Classification, Embedding, QuestionAnswering, Task, TokenClassification
 
 WORDS = [f"w{number}" for number in range(30)]
 VOCABULARY = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
@@ -17,22 +18,35 @@ MAX_LENGTH = 16
 LONG = 4096
 LAYERS = 2
 
+CLASSES = Classification(("negative", "positive"))
+SPANS = QuestionAnswering(max_answer_tokens=4, stride=4)
+TAGS = TokenClassification(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
+VECTORS = Embedding(size=3)
+
 
 def tiny_graph(
-    path: Path, *, classes: int = 2, seed: int = 0, domain_nodes: bool = False, axes: bool = False
+    path: Path,
+    *,
+    task: Task = CLASSES,
+    seed: int = 0,
+    domain_nodes: bool = False,
+    axes: bool = False,
 ) -> Path:
-    """Write a graph whose logits are the sum of the embeddings of all unmasked tokens and segments.
+    """Write a graph that answers the task with sums of embeddings of tokens and segments.
 
-    `rho` is the share of special tokens, in layer 2 of w0 to w3 as well. With `domain_nodes` the logits
-    pass through an identity of the op library's domain, which is a function of the file as well. With `axes`
-    the rows of [CLS], in layer 2 of [SEP] too, are on, and the columns of both, in layer 2 of w0 too.
+    The sum is that of all unmasked tokens, or by token of it and of those before it. `rho` is the share of
+    special tokens, in layer 2 of w0 to w3 as well. With `domain_nodes` the answer passes through an identity
+    of the op library's domain, which is a function of the file as well. With `axes` the rows of [CLS], in
+    layer 2 of [SEP] too, are on, and the columns of both, in layer 2 of w0 too.
     """
     rng = np.random.default_rng(seed)
+    width, output = task.width, task.graph_output
     constants = {
-        "words": rng.standard_normal((len(VOCABULARY), classes)).astype(np.float32),
-        "segments": rng.standard_normal((2, classes)).astype(np.float32),
+        "words": rng.standard_normal((len(VOCABULARY), width)).astype(np.float32),
+        "segments": rng.standard_normal((2, width)).astype(np.float32),
         "last": np.array([-1], np.int64),
         "middle": np.array([1], np.int64),
+        "axis": np.array(1, np.int64),
     }
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["word"]),
@@ -41,15 +55,18 @@ def tiny_graph(
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
         helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
         helper.make_node("Mul", ["token", "column"], ["kept"]),
-        helper.make_node("ReduceSum", ["kept", "middle"], ["summed"], keepdims=0),
-        helper.make_node("Same", ["summed"], ["logits"], domain=DOMAIN)
+        helper.make_node("CumSum", ["kept", "axis"], ["summed"])
+        if task.by_token
+        else helper.make_node("ReduceSum", ["kept", "middle"], ["summed"], keepdims=0),
+        helper.make_node("Same", ["summed"], [output], domain=DOMAIN)
         if domain_nodes
-        else helper.make_node("Identity", ["summed"], ["logits"]),
+        else helper.make_node("Identity", ["summed"], [output]),
     ]
     measures = ("rho", *AXES) if axes else ("rho",)
     constants |= MEASURE_CONSTANTS
     nodes += measure_nodes(measures, "mask")
-    outputs = {"logits": classes} | dict.fromkeys(measures, LAYERS)
+    shape = ["batch", "sequence", width] if task.by_token else ["batch", width]
+    outputs = {output: shape} | {name: ["batch", LAYERS] for name in measures}
     graph = helper.make_graph(
         nodes,
         "tiny",
@@ -57,10 +74,7 @@ def tiny_graph(
             helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
             for name in ("input_ids", "attention_mask", "token_type_ids")
         ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width])
-            for name, width in outputs.items()
-        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]

@@ -1,19 +1,18 @@
 """Validates a repository entry offline: its parts against each other and against a Triton release."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import onnx
-from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import OpLibraryError, RepositoryError
+from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_version, verify_library
+from sparse_serve.repository.agreement import batch_faults, code_faults, config_faults, wanted_public_config
 from sparse_serve.repository.config import (
-    AXES,
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
@@ -24,7 +23,6 @@ from sparse_serve.repository.config import (
     graph_signature,
     load_graph,
     parameters,
-    public_config,
     read_config,
 )
 from sparse_serve.repository.entries import (
@@ -36,7 +34,9 @@ from sparse_serve.repository.entries import (
     versions,
 )
 from sparse_serve.repository.manifest import MANIFEST_NAME, Manifest
+from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
+from sparse_serve.tasks.encoding import load_tokenizer
 
 
 class Level(StrEnum):
@@ -105,9 +105,14 @@ def digest_faults(entry: Entry) -> Iterator[Fault]:
     for folder in (entry.path.resolve(), entry.graph_path):
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(repository))
-            is_expected = name in recorded or path == entry.path.resolve() / MANIFEST_NAME
+            is_expected = name in recorded or _is_own_manifest(path, entry)
             if path.is_file() and not is_expected and path.parent.name != "__pycache__":
                 yield Level.warning, f"{name} is not of the export"
+
+
+def _is_own_manifest(path: Path, entry: Entry) -> bool:
+    public = entry.path.resolve()
+    return path in (public / MANIFEST_NAME, public / str(entry.manifest.version) / MANIFEST_NAME)
 
 
 def _public_faults(entry: Entry) -> Iterator[Fault]:
@@ -115,40 +120,35 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     if manifest.name != entry.name:
         yield Level.error, f"the folder is '{entry.name}', the manifest says '{manifest.name}'"
     yield from label_faults(entry)
+    yield from _errors(code_faults(entry))
     try:
-        Tokenizer.from_file(str(entry.path / TOKENIZER_NAME))
-    except Exception as error:  # tokenizers raises bare Exception
-        yield Level.error, f"{TOKENIZER_NAME} cannot be read: {error}"
+        load_tokenizer(entry.path / TOKENIZER_NAME)
+    except TaskError as error:
+        yield Level.error, str(error)
     graph = load_graph(entry.graph_path / str(manifest.version) / GRAPH_NAME)
     if graph_dtype(graph) != manifest.dtype:
         yield Level.error, f"the graph's weights are {graph_dtype(graph)}, the manifest says {manifest.dtype}"
     config = read_config(entry.path / CONFIG_NAME)
     signature = graph_signature(graph)
+    signature.answer(manifest.task)
     yield from _measure_faults(manifest, config, signature)
-    wanted = public_config(
-        entry.name,
-        signature,
-        labels=manifest.labels,
-        problem_type=manifest.problem_type,
-        max_length=manifest.max_length,
-    )
-    yield from _config_faults(config, wanted)
-    graph_batch = read_config(entry.graph_path / CONFIG_NAME).max_batch_size
-    if config.max_batch_size > graph_batch:
-        yield (
-            Level.error,
-            f"max_batch_size {config.max_batch_size} is above the graph's {graph_batch}: "
-            "full batches will be refused",
-        )
+    wanted = wanted_public_config(entry, config, signature)
+    if METRICS_PARAMETER in config.parameters:  # judged above
+        wanted.parameters[METRICS_PARAMETER].CopyFrom(config.parameters[METRICS_PARAMETER])
+    yield from _errors(config_faults(config, wanted, entry.name))
+    yield from _errors(batch_faults(config, read_config(entry.graph_path / CONFIG_NAME)))
     if set(entry.versions) != set(versions(entry.graph_path)):
         yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
 
 
 def _measure_faults(manifest: Manifest, config: ModelConfig, signature: Signature) -> Iterator[Fault]:
     measures = [tensor.name for tensor in signature.measures]
-    kind = manifest.attention.kind
-    if set(AXES).issubset(measures) != (kind == "axis"):
-        yield Level.error, f"the graph measures {', '.join(measures)}, the manifest says attention '{kind}'"
+    pattern = manifest.attention.pattern
+    if set(AXES).issubset(measures) != (pattern is not None):
+        yield (
+            Level.error,
+            f"the graph measures {', '.join(measures)}, the manifest says pattern {pattern or 'none'}",
+        )
     published = parameters(config).get(METRICS_PARAMETER)
     if published is not None and not set(published.split(",")).issubset(measures):
         yield (
@@ -159,12 +159,14 @@ def _measure_faults(manifest: Manifest, config: ModelConfig, signature: Signatur
 
 def label_faults(entry: Entry) -> Iterator[Fault]:
     """Yield whether the labels that Triton reads differ from the manifest's."""
+    wanted = list(entry.manifest.task.labels)
+    if not wanted:
+        return
     try:
         labels = (entry.path / LABELS_NAME).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         yield Level.error, f"{LABELS_NAME} is not UTF-8: {error.reason} at byte {error.start}"
         return
-    wanted = list(entry.manifest.labels)
     if labels != wanted:
         yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {wanted}"
 
@@ -174,7 +176,7 @@ def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[Fault
     model = load_graph(path)
     uses_library = uses_op_library(model)
     wanted = graph_config(folder.name, graph_signature(model), op_library=uses_library)
-    yield from _config_faults(read_config(folder / CONFIG_NAME), wanted)
+    yield from _errors(config_faults(read_config(folder / CONFIG_NAME), wanted, folder.name))
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, OSError) as error:
@@ -221,14 +223,5 @@ def _library_faults(entry: Entry) -> Iterator[Fault]:
         )
 
 
-def _config_faults(found: ModelConfig, wanted: ModelConfig) -> Iterator[Fault]:
-    """Compare what must agree; batch size, instances and queues are the operator's."""
-    if found.name not in ("", wanted.name):
-        yield Level.error, f"{CONFIG_NAME} names the model '{found.name}', the folder is '{wanted.name}'"
-    for part in ("backend", "input", "output", "model_operations", "default_model_filename"):
-        if getattr(found, part) != getattr(wanted, part):
-            yield Level.error, f"{CONFIG_NAME} and the graph disagree about {part}"
-    if dict(parameters(wanted)).items() - parameters(found).items():
-        yield Level.error, f"{CONFIG_NAME} lacks parameters of the export: {dict(parameters(wanted))}"
-    if found.max_batch_size < 1:
-        yield Level.error, f"{CONFIG_NAME} has max_batch_size {found.max_batch_size}, at least 1 is needed"
+def _errors(messages: Iterable[str]) -> Iterator[Fault]:
+    return ((Level.error, message) for message in messages)

@@ -1,5 +1,6 @@
 """Triton model configurations, built as `ModelConfig` messages and written as protobuf text."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,16 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
-from sparse_serve.tasks import ProblemType
+from sparse_serve.repository.measures import AXES, MEASURES, RHO
+from sparse_serve.tasks import Task
 
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
 GRAPH_NAME = "model.onnx"
 WARMUP_TOKENS = 16
 WARMUP_MASK = "attention_mask"
-AXES = ("rows_on", "columns_on")
 METRICS_PARAMETER = "metrics"
+TEXT_BACKEND = "sparse_serve_text"
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -29,6 +31,11 @@ _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.INT32: DataType.TYPE_INT32,
     onnx.TensorProto.INT64: DataType.TYPE_INT64,
     onnx.TensorProto.BOOL: DataType.TYPE_BOOL,
+}
+_WIRE_TYPES: dict[str, int] = {
+    "FP32": DataType.TYPE_FP32,
+    "INT32": DataType.TYPE_INT32,
+    "BYTES": DataType.TYPE_STRING,
 }
 
 
@@ -43,10 +50,25 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a classifier graph, in the file's order."""
+    """Inputs and outputs of a graph, in the file's order."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+
+    def answer(self, task: Task) -> Tensor:
+        """Return the output that `task` is answered from.
+
+        Raises:
+            RepositoryError: it is missing, or of another type or shape.
+        """
+        tensor = self.output(task.graph_output)
+        wanted = (-1, task.width) if task.by_token else (task.width,)
+        if tensor.data_type != DataType.TYPE_FP32 or tensor.dims != wanted:
+            raise RepositoryError(
+                f"graph gives {tensor.name} {_shown(tensor)} for {task.type.replace('_', ' ')}: "
+                f"FP32 {[-1, *wanted]} is needed"
+            )
+        return tensor
 
     def output(self, name: str) -> Tensor:
         """Return the output called `name`.
@@ -62,26 +84,29 @@ class Signature:
 
     @property
     def measures(self) -> tuple[Tensor, ...]:
-        """What the graph measures of its attention, by layer: `rho`, and with an axis pattern `AXES`.
+        """What the graph measures of its attention, by layer: those of `MEASURES` that it has.
 
-        `rho` is the share of attention weights that are exactly zero, `rows_on` and `columns_on` those of the
-        tokens whose row and column are on. Each is FP32 [-1, layers], and computed only when asked for.
+        Each is FP32 [-1, layers], and computed only when asked for.
 
         Raises:
             RepositoryError: one is missing, or of another type or shape.
         """
-        rho = self.output("rho")
-        has_axes = any(tensor.name in AXES for tensor in self.outputs)
-        measures = (rho, *(self.output(name) for name in AXES if has_axes))
+        rho = self.output(RHO)
+        has_pattern = any(tensor.name in AXES for tensor in self.outputs)
+        wanted = (measure for measure in MEASURES if has_pattern or not measure.with_pattern)
+        measures = tuple(self.output(measure.name) for measure in wanted)
         for tensor in measures:
             is_by_layer = len(tensor.dims) == 1 and tensor.dims == rho.dims
             if tensor.data_type != DataType.TYPE_FP32 or not is_by_layer:
-                kind = DataType.Name(tensor.data_type).removeprefix("TYPE_")
                 raise RepositoryError(
-                    f"graph output '{tensor.name}' is {kind} {[-1, *tensor.dims]}: FP32 [-1, layers] is "
-                    "needed, with as many layers as rho"
+                    f"graph output '{tensor.name}' is {_shown(tensor)}: FP32 [-1, layers] is needed, with as "
+                    "many layers as rho"
                 )
         return measures
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{DataType.Name(tensor.data_type).removeprefix('TYPE_')} {[-1, *tensor.dims]}"
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -108,6 +133,14 @@ def graph_signature(model: onnx.ModelProto) -> Signature:
     return Signature(
         inputs=tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
         outputs=tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def signature_in(config: ModelConfig) -> Signature:
+    """Return the signature of a graph as its configuration has it."""
+    return Signature(
+        inputs=tuple(Tensor(each.name, each.data_type, tuple(each.dims)) for each in config.input),
+        outputs=tuple(Tensor(each.name, each.data_type, tuple(each.dims)) for each in config.output),
     )
 
 
@@ -153,35 +186,35 @@ def public_config(
     name: str,
     signature: Signature,
     *,
-    labels: Sequence[str],
-    problem_type: ProblemType,
+    tasks: Mapping[str, Task],
     max_length: int,
     max_batch_size: int = 64,
     metrics: bool = False,
 ) -> ModelConfig:
-    """Return the configuration of the public model: text in, labels out, by way of `NAME_model`.
+    """Return the configuration of the public model: text in, answers out, by way of `NAME_model`.
 
     With `metrics` it asks the graph for its measures with every batch, and sums them up on Triton's metrics
     port.
     """
-    config = ModelConfig(name=name, backend="python")
+    (task,) = tasks.values()
+    config = ModelConfig(name=name, backend=TEXT_BACKEND)
     config.input.add(name="TEXT", data_type=DataType.TYPE_STRING, dims=[1])
-    config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1], optional=True)
-    scores = config.output.add(name="scores", data_type=DataType.TYPE_FP32, dims=[len(labels)])
-    if problem_type != "regression":
-        scores.label_filename = LABELS_NAME
-    rho = signature.output("rho")
-    config.output.add(name="label", data_type=DataType.TYPE_STRING, dims=[1])
-    config.output.add(name="logits", data_type=DataType.TYPE_FP32, dims=[len(labels)])
+    pair = config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1])
+    pair.optional = task.text_pair != "required"
+    for output in task.outputs:
+        tensor = config.output.add(name=output.name, data_type=_WIRE_TYPES[output.datatype], dims=output.dims)
+        if output.is_labelled:
+            tensor.label_filename = LABELS_NAME
+    rho = signature.output(RHO)
     config.output.add(name="token_count", data_type=DataType.TYPE_INT32, dims=[1])
     config.output.add(name="truncated", data_type=DataType.TYPE_BOOL, dims=[1])
-    config.output.add(name="rho", data_type=rho.data_type, dims=rho.dims)
+    config.output.add(name=RHO, data_type=rho.data_type, dims=rho.dims)
     _add_scheduling(config, max_batch_size)
     parameters = {
         "model": graph_name(name),
         "inputs": ",".join(tensor.name for tensor in signature.inputs),
         "max_length": str(max_length),
-        "problem_type": problem_type,
+        "tasks": json.dumps({key: each.to_json() for key, each in tasks.items()}),
     }
     if metrics:
         parameters[METRICS_PARAMETER] = ",".join(tensor.name for tensor in signature.measures)
@@ -248,3 +281,9 @@ def read_config(path: Path) -> ModelConfig:
 def parameters(config: ModelConfig) -> Mapping[str, str]:
     """Return the configuration's string parameters."""
     return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def backend_of(config: ModelConfig) -> str:
+    """Return the name of a model's backend; "" for an ensemble."""
+    backend: str = config.backend or config.platform.partition("_")[0]  # such as onnxruntime_onnx
+    return "" if backend == "ensemble" else backend

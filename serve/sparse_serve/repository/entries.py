@@ -1,8 +1,8 @@
 """The model repository: entries written whole, found again, and viewed with edited settings.
 
-An entry is a pair of Triton models: `NAME` (python backend, text in, labels out) and `NAME_model` (the
-graph, onnxruntime backend). Dense twins of the graph lie in `NAME/baselines/`, itself a Triton repository
-that the server of the outer one does not see.
+An entry is a pair of Triton models: `NAME` (text in, answers out, on the backend that comes with this
+package) and `NAME_model` (the graph, onnxruntime backend). Both are data alone. Dense twins of the graph lie
+in `NAME/baselines/`, itself a Triton repository that the server of the outer one does not see.
 """
 
 import os
@@ -11,16 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import onnx
-from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import RepositoryError
+from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.config import (
     CONFIG_NAME,
@@ -44,7 +42,7 @@ from sparse_serve.repository.manifest import (
     read_manifest,
 )
 from sparse_serve.repository.staging import replaced_folders
-from sparse_serve.tasks import ProblemType
+from sparse_serve.tasks.encoding import load_tokenizer
 
 TOKENIZER_NAME = "tokenizer.json"
 BASELINES_NAME = "baselines"
@@ -57,21 +55,27 @@ class EntrySpec:
     """What an entry is made of.
 
     `graph` is an ONNX file, external weights beside it; `baselines` maps variants ("packed_dense") to ONNX
-    files. `manifest` comes without `files` and `baselines`, which `write_entry` fills in. With `metrics` the
-    public model sums up what the graph measures on Triton's metrics port.
+    files. `manifest` says what it is called and answers, and comes without `files` and `baselines`, which
+    `write_entry` fills in. With `metrics` the public model sums up what the graph measures on Triton's
+    metrics port.
     """
 
-    name: str
     graph: Path
     tokenizer: Path
-    labels: Sequence[str]
-    problem_type: ProblemType
-    max_length: int
     manifest: Manifest
-    version: int = 1
     max_batch_size: int = 64
     metrics: bool = False
     baselines: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The public model's name."""
+        return self.manifest.name
+
+    @property
+    def version(self) -> int:
+        """The version that is written."""
+        return self.manifest.version
 
 
 @dataclass(frozen=True)
@@ -233,39 +237,30 @@ def versions(model: Path) -> list[int]:
 
 def _checked_signature(spec: EntrySpec) -> Signature:
     """Return the graph's signature after holding all parts of the entry against each other."""
-    given = (spec.name, spec.version, tuple(spec.labels), spec.problem_type, spec.max_length)
     manifest = spec.manifest
-    recorded = (manifest.name, manifest.version, manifest.labels, manifest.problem_type, manifest.max_length)
-    if given != recorded:
-        raise ValueError(f"entry {given} and its manifest {recorded} differ")
     signature = graph_signature(load_graph(spec.graph))
-    width = signature.output("logits").dims
-    if width != (len(spec.labels),):
-        raise RepositoryError(f"graph {spec.graph} gives logits {list(width)} for {len(spec.labels)} labels")
+    try:
+        signature.answer(manifest.task)
+    except RepositoryError as error:
+        raise RepositoryError(f"graph {spec.graph}: {error}") from None
     layers = signature.measures[0].dims
     if layers != (manifest.layers,):
         raise RepositoryError(f"graph {spec.graph} gives rho {list(layers)} for {manifest.layers} layers")
-    if len(set(spec.labels)) != len(spec.labels) or not all(_is_label(label) for label in spec.labels):
-        raise RepositoryError(
-            f"labels {list(spec.labels)} are not usable: they must be unique, single non-empty lines"
-        )
     unknown = {tensor.name for tensor in signature.inputs} - {"input_ids", "attention_mask", "token_type_ids"}
     if unknown:
         raise RepositoryError(
             f"graph {spec.graph} has inputs no tokenizer gives: {', '.join(sorted(unknown))}"
         )
     try:
-        tokenizer = Tokenizer.from_file(str(spec.tokenizer))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise RepositoryError(f"tokenizer {spec.tokenizer} cannot be read: {error}") from error
+        tokenizer = load_tokenizer(spec.tokenizer)
+    except TaskError as error:
+        raise RepositoryError(f"tokenizer {spec.tokenizer}: {error}") from error
     special = tokenizer.num_special_tokens_to_add(True)
-    if spec.max_length <= special:
-        raise RepositoryError(f"max_length {spec.max_length} leaves no room beside {special} special tokens")
+    if manifest.max_length <= special:
+        raise RepositoryError(
+            f"max_length {manifest.max_length} leaves no room beside {special} special tokens"
+        )
     return signature
-
-
-def _is_label(label: str) -> bool:
-    return bool(label) and label.isprintable()
 
 
 @contextmanager
@@ -286,9 +281,9 @@ def _link_versions(repository: Path, new: Path, spec: EntrySpec) -> None:
     for name in (spec.name, graph_name(spec.name)):
         shutil.copytree(repository / name, new / name, ignore=not_carried, copy_function=_link)
     manifest = new / spec.name / MANIFEST_NAME
-    former = read_manifest(manifest).version
-    if former != spec.version:
-        _link(manifest, new / spec.name / str(former) / MANIFEST_NAME)
+    former = new / spec.name / str(read_manifest(manifest).version)
+    if former.is_dir() and not (former / MANIFEST_NAME).exists():  # of an earlier version of this package
+        _link(manifest, former / MANIFEST_NAME)
 
 
 def _link(source: str | Path, target: str | Path) -> None:
@@ -300,24 +295,17 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_settings: bool) -> None:
     """Write the entry's own version below `new`; with `keep_settings`, beside others that must agree."""
-    public = new / spec.name
+    public, manifest = new / spec.name, spec.manifest
     (public / str(spec.version)).mkdir(parents=True)
-    source = files("sparse_serve") / "triton" / "text_model" / "model.py"
-    (public / str(spec.version) / "model.py").write_bytes(source.read_bytes())
     config = public_config(
         spec.name,
         signature,
-        labels=spec.labels,
-        problem_type=spec.problem_type,
-        max_length=spec.max_length,
+        tasks=manifest.tasks,
+        max_length=manifest.max_length,
         max_batch_size=spec.max_batch_size,
         metrics=spec.metrics,
     )
-    shared = {
-        LABELS_NAME: "".join(f"{label}\n" for label in spec.labels).encode(),
-        TOKENIZER_NAME: spec.tokenizer.read_bytes(),
-    }
-    for name, content in shared.items():
+    for name, content in _shared_files(spec).items():
         if keep_settings:
             _require_same_bytes(public / name, content)
         else:
@@ -332,9 +320,19 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
         str(path.relative_to(new)): file_digest(path) for path in sorted(new.rglob("*")) if path.is_file()
     }
     digests.pop(f"{spec.name}/{MANIFEST_NAME}", None)
-    manifest = spec.manifest.model_copy(update={"files": digests, "baselines": baselines})
-    (public / MANIFEST_NAME).unlink(missing_ok=True)
-    (public / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    complete = manifest.model_copy(update={"files": digests, "baselines": baselines}).to_json()
+    # Each version keeps its own; the one beside them is that of the version written last.
+    for folder in (public, public / str(spec.version)):
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+        (folder / MANIFEST_NAME).write_text(complete, encoding="utf-8")
+
+
+def _shared_files(spec: EntrySpec) -> dict[str, bytes]:
+    """Return the files, by name, that all versions of the public model have in common."""
+    shared = {TOKENIZER_NAME: spec.tokenizer.read_bytes()}
+    if labels := spec.manifest.task.labels:
+        shared[LABELS_NAME] = "".join(f"{label}\n" for label in labels).encode()
+    return shared
 
 
 def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: bool) -> None:
@@ -391,7 +389,7 @@ def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
     found = read_config(path)
     if any(
         getattr(found, part) != getattr(wanted, part)
-        for part in ("input", "output", "parameters", "model_operations")
+        for part in ("backend", "input", "output", "parameters", "model_operations")
     ):
         raise _disagreement(path)
 

@@ -1,7 +1,8 @@
 """`manifest.json`: what an entry of the model repository is, from what it was made, and its digests."""
 
+import json
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -9,15 +10,18 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    PlainSerializer,
+    PlainValidator,
     StringConstraints,
     ValidationError,
     model_validator,
 )
 
-from sparse_serve.errors import RepositoryError
-from sparse_serve.tasks import ProblemType, Task
+from sparse_serve.errors import RepositoryError, TaskError
+from sparse_serve.repository import legacy
+from sparse_serve.tasks import Task, read_tasks
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
 MAX_VERSION = 2**31 - 1
 MANIFEST_NAME = "manifest.json"
@@ -37,6 +41,18 @@ def _inside(path: str) -> str:
     return path
 
 
+def _tasks(value: Any) -> dict[str, Task]:
+    """Read tasks, or take them as they are; a TaskError is no fault of the schema, and passes."""
+    if isinstance(value, dict) and value and all(isinstance(task, Task) for task in value.values()):
+        return dict(value)
+    return read_tasks(value)
+
+
+_Tasks = Annotated[
+    dict[str, Task],
+    PlainValidator(_tasks),
+    PlainSerializer(lambda tasks: {name: task.to_json() for name, task in tasks.items()}),
+]
 _RelativePath = Annotated[str, AfterValidator(_inside)]
 _ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
 
@@ -58,13 +74,13 @@ class Versions(_Record):
 class Attention(_Record):
     """The attention of every layer: all keys with softmax or sparsegen-lin, or those of a pattern.
 
-    `lambd` is sparsegen-lin's λ < 1. Kind "axis" has a `pattern`, by the name that `export --attention`
-    takes, and its numbers: the sizes `local`, `global_size` and `random` (with the `seed` of its draws), and
-    the `diagonals`, offsets that are on, of all layers or of each. Where `finetune` made the checkpoint, its
+    `lambd` is sparsegen-lin's λ < 1. A `pattern` goes by the name that `export --attention` takes, with its
+    numbers: the sizes `local`, `global_size` and `random` (with the `seed` of its draws), and the
+    `diagonals`, offsets that are on, of all layers or of each. Where `finetune` made the checkpoint, its
     `rho` is the share of pairs that are not allowed, and `rho_target` what was asked for.
     """
 
-    kind: Literal["softmax", "sparsegen", "axis"]
+    normalizer: Literal["softmax", "sparsegen"]
     lambd: float | None = None
     pattern: str | None = None
     local: int | None = Field(default=None, ge=0)
@@ -86,12 +102,13 @@ class OpLibrary(_Record):
 class Manifest(_Record):
     """Everything recorded about one entry.
 
-    `files` maps paths relative to the repository (`NAME/labels.txt`) to sha256 and is filled in by
-    `write_entry`; `parity` and `quality` hold the figures of the export gates; `baselines` maps a variant
-    to the model of that name under `NAME/baselines/`.
+    `tasks` are what it answers, by name; texts are cut at `max_length` tokens. `files` maps paths relative to
+    the repository (`NAME/labels.txt`) to sha256 and is filled in by `write_entry`; `parity` and `quality`
+    hold the figures of the export gates; `baselines` maps a variant to the model of that name under
+    `NAME/baselines/`. One of schema 1 has been read as `legacy` says.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     name: str
     version: int = Field(default=1, ge=1, le=MAX_VERSION)
     versions: Versions
@@ -100,8 +117,7 @@ class Manifest(_Record):
     dtype: Dtype = "fp32"
     triton_release: str
     attention: Attention
-    problem_type: ProblemType
-    labels: tuple[str, ...]
+    tasks: _Tasks
     max_length: int = Field(ge=1)
     layers: int = Field(ge=1)
     op_library: OpLibrary | None
@@ -112,14 +128,20 @@ class Manifest(_Record):
     command: str = ""
 
     @model_validator(mode="after")
-    def _can_be_served(self) -> Self:
-        _ = self.task
+    def _answers_one_task(self) -> Self:
+        if len(self.tasks) != 1:
+            raise ValueError(f"an entry answers one task, got {', '.join(self.tasks)}")
         return self
 
     @property
     def task(self) -> Task:
         """What the entry answers."""
-        return Task(self.problem_type, self.labels)
+        return next(iter(self.tasks.values()))
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether an earlier version wrote the entry, with a front of its own."""
+        return self.schema_version == legacy.SCHEMA
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON with a final newline."""
@@ -127,19 +149,33 @@ class Manifest(_Record):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a `manifest.json`.
+    """Read a `manifest.json`, of this schema or an earlier one.
 
     Raises:
-        RepositoryError: the file is missing, unreadable, or does not follow the schema.
+        RepositoryError: the file is missing, unreadable, or does not follow a schema known here.
     """
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        record = json.loads(path.read_bytes())
+        version = record.get("schema_version", legacy.SCHEMA) if isinstance(record, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RepositoryError(
+                f"manifest {path} is of schema version {version}, known here are up to {SCHEMA_VERSION}: "
+                "upgrade sparse-serve"
+            )
+        return Manifest.model_validate(legacy.upgraded(record) if version == legacy.SCHEMA else record)
     except OSError as error:
         raise RepositoryError(f"manifest {path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+    except TaskError as error:
+        raise RepositoryError(f"manifest {path}: {error}") from error
+    except (ValidationError, ValueError, RecursionError) as error:
         raise RepositoryError(
-            f"manifest {path} is not of schema version {SCHEMA_VERSION}: {where}: {first['msg']}; "
+            f"manifest {path} is not of schema version {SCHEMA_VERSION}: {_first_fault(error)}; "
             "export the entry again"
         ) from error
+
+
+def _first_fault(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return f"the file: not JSON: {error}"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

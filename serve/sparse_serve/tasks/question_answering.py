@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from sparse_serve.errors import TaskError
 from sparse_serve.rows import QuestionRows, RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_windows, text_column
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
@@ -86,9 +85,8 @@ class QuestionAnswering(Task):
         Raises:
             TaskError: a question has no context.
         """
+        self.check_pairs(pairs)
         contexts = [pair for pair in pairs or () if pair is not None]
-        if len(contexts) != len(texts):
-            raise TaskError("question answering needs TEXT_PAIR, the context, beside TEXT, the question")
         return encode_windows(tokenizer, texts, contexts, max_length, self.stride)
 
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from sparse_serve.errors import TaskError
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
 
@@ -115,6 +116,19 @@ class Task(ABC):
     ) -> list[EncodedText]:
         """Return texts, or pairs, as rows of the graph of at most `max_length` tokens."""
         return encode_cut(tokenizer, texts, pairs, max_length)
+
+    def check_pairs(self, pairs: Pairs) -> None:
+        """Refuse second texts that rows of this task cannot have, or the lack of those they must.
+
+        Raises:
+            TaskError: `pairs` has or lacks one.
+        """
+        name = self.type.replace("_", " ")
+        has = [pair is not None for pair in pairs or (None,)]
+        if self.text_pair == "required" and not all(has):
+            raise TaskError(f"{name} needs TEXT_PAIR beside TEXT")
+        if self.text_pair == "refused" and any(has):
+            raise TaskError(f"{name} reads TEXT alone: leave out TEXT_PAIR")
 
     @abstractmethod
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:

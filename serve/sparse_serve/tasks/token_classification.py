@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from sparse_serve.errors import DataError, TaskError
+from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat, Tag, TaggedRows
 from sparse_serve.tags import OUTSIDE, chunks, split_tag
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut, softmax, text_column
@@ -66,8 +66,7 @@ class TokenClassification(Task):
         Raises:
             TaskError: there is a second text.
         """
-        if any(pair is not None for pair in pairs or ()):
-            raise TaskError("token classification reads TEXT alone: leave out TEXT_PAIR")
+        self.check_pairs(pairs)
         return encode_cut(tokenizer, texts, None, max_length, offsets=True)
 
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:

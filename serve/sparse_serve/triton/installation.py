@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.resources import files
@@ -12,28 +13,50 @@ from pathlib import Path
 from typing import Literal
 
 from sparse_serve.errors import ServerError
+from sparse_serve.repository.config import TEXT_BACKEND
 from sparse_serve.repository.releases import BUNDLED
 
 Mode = Literal["auto", "path", "bundled"]
 
+PYTHON = "python"
+ONNXRUNTIME = "onnxruntime"
+
+TEXT_BACKEND_MODULES = (
+    "__init__.py",
+    "errors.py",
+    "records.py",
+    "repository/__init__.py",
+    "repository/measures.py",
+    "rows.py",
+    "tags.py",
+    "tasks",
+)
+"""What of this package its text backend needs, beside `model.py`."""
+
 _WHEEL = "nvidia-pytriton"
 _HELP_SECONDS = 30
+_COMPILED = shutil.ignore_patterns("__pycache__")
 
 
 @dataclass(frozen=True)
 class TritonInstallation:
     """A server program and the folders its backends and libraries come from.
 
-    `python_backend` holds `libtriton_python.so`; None where the server has an onnxruntime backend of its
-    own, so that its own backend directory serves. `library_folders` go before the user's LD_LIBRARY_PATH.
+    `backends` is the server's own backend directory, `stub` that of its Python backend where it lies
+    elsewhere. `library_folders` go before the user's LD_LIBRARY_PATH.
     """
 
     kind: Literal["path", "bundled"]
     executable: Path
-    python_backend: Path | None
+    backends: Path
     stub: Path | None
     library_folders: tuple[Path, ...]
     version: str | None
+
+    @property
+    def has_onnxruntime(self) -> bool:
+        """Whether the server has an onnxruntime backend of its own."""
+        return (self.backends / ONNXRUNTIME).is_dir()
 
     def variables(self) -> dict[str, str]:
         """Return the variables the server needs set, the op library's folder on its library path."""
@@ -95,13 +118,10 @@ def find_triton(mode: Mode = "auto") -> TritonInstallation:
 
 
 def _on_path(executable: Path) -> TritonInstallation:
-    backends = executable.parent.parent / "backends"
-    has_python = (backends / "python" / "libtriton_python.so").is_file()
-    has_onnxruntime = (backends / "onnxruntime").is_dir()
     return TritonInstallation(
         kind="path",
         executable=executable,
-        python_backend=backends / "python" if has_python and not has_onnxruntime else None,
+        backends=executable.parent.parent / "backends",
         stub=None,
         library_folders=_op_library_folder(),
         version=None,
@@ -132,7 +152,7 @@ def _bundled() -> TritonInstallation:
     return TritonInstallation(
         kind="bundled",
         executable=root / "bin" / "tritonserver",
-        python_backend=root / "backends" / "python",
+        backends=root / "backends",
         stub=stub,
         library_folders=(
             site / "nvidia_pytriton.libs",
@@ -148,21 +168,40 @@ def _op_library_folder() -> tuple[Path, ...]:
     return (Path(str(files("sparse_serve") / "lib")),)
 
 
-def backend_directory(installation: TritonInstallation, target: Path) -> Path | None:
-    """Fill `target` with a backend directory that has our onnxruntime backend; None if none is needed.
+def backend_directory(installation: TritonInstallation, target: Path, needed: Iterable[str] = ()) -> Path:
+    """Make `target` a backend directory: the `needed` ones of the server's own, Python's, and this package's.
 
-    Copies, because Triton refuses links out of a backend directory.
+    Where the server has no onnxruntime backend, the python-based one takes its place. All are copies or hard
+    links, because Triton refuses symbolic links out of a backend directory.
     """
-    if installation.python_backend is None:
-        return None
-    python = target / "python"
-    python.mkdir(parents=True)
-    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
-        shutil.copy2(installation.python_backend / name, python / name)
-    stub = installation.stub or installation.python_backend / "triton_python_backend_stub"
-    shutil.copy2(stub, python / "triton_python_backend_stub")
-    onnxruntime = target / "onnxruntime"
-    onnxruntime.mkdir()
-    source = files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"
-    (onnxruntime / "model.py").write_bytes(source.read_bytes())
+    for name in sorted({PYTHON, *needed} - {TEXT_BACKEND}):
+        if name == Path(name).name and (installation.backends / name).is_dir():
+            shutil.copytree(
+                installation.backends / name, target / name, copy_function=_link, ignore=_COMPILED
+            )
+    if installation.stub is not None:
+        (target / PYTHON).mkdir(parents=True, exist_ok=True)
+        _link(installation.stub, target / PYTHON / "triton_python_backend_stub")
+    package = Path(__file__).parents[1]
+    if not installation.has_onnxruntime:
+        _copy(package / "triton" / "onnxruntime_backend", target / ONNXRUNTIME)
+    text = target / TEXT_BACKEND
+    _copy(package / "triton" / "text_backend", text)
+    for name in TEXT_BACKEND_MODULES:
+        _copy(package / name, text / package.name / name)
     return target
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=_COMPILED)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:  # another file system, or another owner's file
+        shutil.copy2(source, target)

@@ -12,8 +12,15 @@ import psutil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.errors import ServerError
+from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
 from sparse_serve.repository.entries import overlay_repository
-from sparse_serve.triton.installation import TritonInstallation, backend_directory, find_triton
+from sparse_serve.triton.installation import (
+    ONNXRUNTIME,
+    PYTHON,
+    TritonInstallation,
+    backend_directory,
+    find_triton,
+)
 from sparse_serve.triton.preflight import (
     check_op_library,
     ipv4_address,
@@ -94,7 +101,7 @@ class TritonServer(Server):
         key = f"{','.join(closed)}:sparse-serve={secrets.token_hex(16)}"
         wanted = [
             ("--model-repository", str(self._overlay if self._is_changed else self.repository)),
-            ("--backend-directory", None if installation.python_backend is None else str(self._backends)),
+            ("--backend-directory", str(self._backends)),
             ("--model-control-mode", "none"),
             ("--disable-auto-complete-config", ""),
             ("--exit-on-error", "true"),
@@ -109,8 +116,10 @@ class TritonServer(Server):
             ("--allow-vertex-ai", "false"),
             ("--http-restricted-api", key),
             ("--grpc-restricted-protocol", key),
-            ("--backend-config", f"python,shm-region-prefix-name={self._mark}"),
-            ("--backend-config", f"onnxruntime,shm-region-prefix-name={self._mark}"),
+            *(
+                ("--backend-config", f"{backend},shm-region-prefix-name={self._mark}")
+                for backend in (PYTHON, ONNXRUNTIME, TEXT_BACKEND)
+            ),
         ]
         return [
             flag if value == "" else f"{flag}={value}"
@@ -128,7 +137,8 @@ class TritonServer(Server):
 
     def _prepare(self) -> None:
         if self.installation is not None:
-            backend_directory(self.installation, self._backends)
+            configs = (read_config(self.repository / model / CONFIG_NAME) for model in self.models)
+            backend_directory(self.installation, self._backends, map(backend_of, configs))
         if self._is_changed:
             overlay_repository(self.repository, self._overlay, self._edit, self.models)
 

@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
 from sparse_serve.repository import staging
+from sparse_serve.repository.agreement import entry_faults, library_faults
 from sparse_serve.repository.check import Fault, Level, digest_faults, label_faults
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
@@ -47,17 +48,23 @@ def servable_models(
 ) -> tuple[str, ...]:
     """Return the names of the repository's models.
 
-    Only those that are `wanted`, if given. With `verify`, every file of their entries is held against the
-    digest that its export recorded.
+    Only those that are `wanted`, if given. Whatever Triton would load or open for an entry must be what this
+    package writes, and no model may name an op library that is not this package's: to load one is to run it.
+    With `verify`, every file of their entries is held against the digest that its export recorded.
 
     Raises:
-        RepositoryError: the repository cannot be served, or an entry's labels or, with `verify`, files are
-            not those of its export.
+        RepositoryError: the repository cannot be served, a model names a foreign library, or an entry's
+            configurations, labels or, with `verify`, files are not those of its export.
     """
     models = tuple(path.name for path in find_models(repository) if wanted is None or path.name in wanted)
     if not models:
         raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+    for model in models:
+        config = read_config(repository / model / CONFIG_NAME)
+        for message in library_faults(config, model):
+            raise RepositoryError(f"model repository {repository} is not fit to serve: {message}")
     for entry in _entries(repository, models):
+        _require(entry, ((Level.error, message) for message in entry_faults(entry)))
         # An index without a label would be answered by an error, at the first text of that class.
         _require(entry, label_faults(entry))
         if verify:

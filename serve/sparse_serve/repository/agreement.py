@@ -1,0 +1,159 @@
+"""Whether an entry is what this package writes: its configurations part by part, and no code beside them.
+
+Everything in a `config.pbtxt` that Triton would open or load for it must be as `export` wrote it; what
+operators tune is theirs. What is held here needs no graph to be read, so that every start of a server can ask
+for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sparse_serve.digests import file_digest
+from sparse_serve.op_library import LIBRARY_NAME
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    METRICS_PARAMETER,
+    Signature,
+    graph_config,
+    parameters,
+    public_config,
+    read_config,
+    signature_in,
+)
+from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.legacy import FRONT_DIGESTS, FRONT_NAME, legacy_config
+
+TUNABLE = frozenset(
+    {
+        "dynamic_batching",
+        "instance_group",
+        "max_batch_size",
+        "model_warmup",
+        "name",
+        "optimization",
+        "response_cache",
+        "version_policy",
+    }
+)
+"""The parts of a configuration that are the operator's; the name is held against the folder."""
+
+# What other accelerators open is theirs to say.
+_ACCELERATOR = "cuda"
+_CODE = (".py", ".pyc", ".so")
+
+
+def entry_faults(entry: Entry) -> Iterator[str]:
+    """Yield what of an entry Triton would load or open, and this package has not written.
+
+    Raises:
+        RepositoryError: a configuration is missing or malformed.
+        OSError: a folder cannot be read.
+    """
+    yield from code_faults(entry)
+    graph = read_config(entry.graph_path / CONFIG_NAME)
+    signature = signature_in(graph)
+    public = read_config(entry.path / CONFIG_NAME)
+    yield from config_faults(public, wanted_public_config(entry, public, signature), entry.name)
+    has_library = bool(graph.model_operations.op_library_filename)
+    wanted = graph_config(entry.graph_path.name, signature, op_library=has_library)
+    yield from config_faults(graph, wanted, entry.graph_path.name)
+    yield from batch_faults(public, graph)
+
+
+def wanted_public_config(entry: Entry, found: ModelConfig, signature: Signature) -> ModelConfig:
+    """Return the configuration that the entry's public model is written with, as far as that is not tuned."""
+    manifest = entry.manifest
+    wanted = public_config(
+        entry.name,
+        signature,
+        tasks=manifest.tasks,
+        max_length=manifest.max_length,
+        metrics=METRICS_PARAMETER in parameters(found),
+    )
+    return legacy_config(wanted, manifest.task) if manifest.is_legacy else wanted
+
+
+def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterator[str]:
+    """Yield in which parts a model's configuration is not the wanted one; what is tunable may differ."""
+    where = f"{model}/{CONFIG_NAME}"
+    if found.name not in ("", wanted.name):
+        yield f"{where} names the model '{found.name}', the folder is '{wanted.name}'"
+    yield from library_faults(found, model)
+    fields = [field.name for field in found.DESCRIPTOR.fields if field.name not in TUNABLE]
+    for part in fields:
+        if part in ("parameters", "model_operations"):
+            continue
+        if getattr(found, part) != getattr(wanted, part):
+            yield f"{where} has another {part} than the export wrote{_shown(found, wanted, part)}"
+    if bool(found.model_operations.op_library_filename) != bool(wanted.model_operations.op_library_filename):
+        yield f"{where} and the graph disagree about model_operations"
+    yield from _parameter_faults(parameters(found), parameters(wanted), where)
+    yield from _accelerator_faults(found, where)
+    if found.max_batch_size < 1:
+        yield f"{where} has max_batch_size {found.max_batch_size}, at least 1 is needed"
+
+
+def batch_faults(public: ModelConfig, graph: ModelConfig) -> Iterator[str]:
+    """Yield whether the public model takes more rows than the graph, which it asks for as many."""
+    if public.max_batch_size > graph.max_batch_size:
+        yield (
+            f"max_batch_size {public.max_batch_size} is above the graph's {graph.max_batch_size}: "
+            "full batches will be refused"
+        )
+
+
+def library_faults(config: ModelConfig, model: str) -> Iterator[str]:
+    """Yield which op libraries a model's configuration names that are not this package's."""
+    for name in config.model_operations.op_library_filename:
+        if name != LIBRARY_NAME:
+            yield (
+                f"{model}/{CONFIG_NAME} names the op library '{name}', which Triton would load: only "
+                f"{LIBRARY_NAME} is served"
+            )
+
+
+def code_faults(entry: Entry) -> Iterator[str]:
+    """Yield which files of an entry Triton would take for code; entries of earlier versions have a front."""
+    for folder in (entry.path.resolve(), entry.graph_path):
+        for path in sorted(_reachable(folder)):
+            name = path.relative_to(folder.parent)
+            is_front = entry.manifest.is_legacy and path.name == FRONT_NAME and folder.name == entry.name
+            if is_front and file_digest(path) in FRONT_DIGESTS:
+                continue
+            if is_front:
+                yield f"{name} is no front that a version of sparse-serve wrote"
+            elif ".so" in path.suffixes or path.suffix in _CODE:
+                yield f"{name} is code, which no entry has"
+
+
+def _reachable(folder: Path) -> Iterator[Path]:
+    """Yield the files that Triton looks at in a model's folder: its own and those of its versions."""
+    for path in folder.iterdir():
+        if path.is_dir() and path.name.isdecimal():
+            yield from (inner for inner in path.iterdir() if inner.is_file())
+        elif path.is_file():
+            yield path
+
+
+def _shown(found: ModelConfig, wanted: ModelConfig, part: str) -> str:
+    values = [getattr(config, part) for config in (found, wanted)]
+    return f": '{values[0]:.80}' for '{values[1]}'" if all(isinstance(each, str) for each in values) else ""
+
+
+def _parameter_faults(found: Mapping[str, str], wanted: Mapping[str, str], where: str) -> Iterator[str]:
+    for key in sorted(found.keys() - wanted.keys()):
+        yield f"{where} has the parameter {key!r:.80}, which the export did not write"
+    for key, value in wanted.items():
+        if key not in found:
+            yield f"{where} lacks the parameter '{key}' of the export"
+        elif found[key] != value:
+            yield f"{where} has {found[key]!r:.80} for the parameter '{key}', the export wrote {value!r:.80}"
+
+
+def _accelerator_faults(config: ModelConfig, where: str) -> Iterator[str]:
+    accelerators = config.optimization.execution_accelerators
+    for each in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        if each.name != _ACCELERATOR:
+            yield f"{where} asks for the accelerator {each.name!r:.80}: only {_ACCELERATOR} is served"
