@@ -92,7 +92,7 @@ def test_two_processes_equal_one(
 def test_a_pattern_is_learned_together(outcomes: list[Mapping[str, Any]]) -> None:
     """Its weights have no part in the dense stage; ρ is that of all rows, each counted once."""
     record = outcomes[0]["records"]["pattern"]
-    assert [epoch["stage"] for epoch in record["epochs"]] == ["dense", "dense", "annealing", "final"]
+    assert [epoch["stage"] for epoch in record["epochs"]] == ["dense", "dense", "final", "final"]
     measured = [layer["mask"]["rho"] for layer in record["layers"]]  # by the first process alone
     assert record["rho"] == pytest.approx(statistics.mean(measured), abs=1e-6)
     assert record["rho"] == pytest.approx(record["rho_target"], abs=0.02)

@@ -12,11 +12,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments
 
 import sparse_export.training.batches as batches_module
-import sparse_export.training.classifier as classifier_module
 import sparse_export.training.run as run_module
+import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 import tiny_models
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import RECORD_NAME, FinetuneRecord, finetune
 from sparse_export.training.callbacks import Steering
 from sparse_serve.data import Columns
@@ -66,7 +68,10 @@ def test_checkpoint_is_a_transformers_folder_that_remembers_its_attention(
     record = finetune(encoder, train, output, LEARNS, evaluation=evaluation)
 
     config = json.loads((output / "config.json").read_text(encoding="utf-8"))
-    assert config["sparse_attention"] == {"kind": "sparsegen", "lambd": -4.0}
+    assert config["sparse_serve"]["attention"] == {"normalizer": "sparsegen", "lambd": -4.0, "pattern": None}
+    assert config["sparse_serve"]["tasks"] == {
+        "default": {"type": "single_label_classification", "labels": ["negative", "positive"]}
+    }
     assert config["id2label"] == {"0": "negative", "1": "positive"}
     assert config["label2id"] == {"negative": 0, "positive": 1}
     assert config["problem_type"] == "single_label_classification"
@@ -87,7 +92,7 @@ def test_checkpoint_answers_as_in_training(
     encoder: Path, train: Path, evaluation: Path, tmp_path: Path
 ) -> None:
     record = finetune(encoder, train, tmp_path / "out", FAST, evaluation=evaluation)
-    model, tokenizer = load_classifier(tmp_path / "out"), load_tokenizer(tmp_path / "out")
+    model, tokenizer = load_checkpoint(tmp_path / "out"), load_tokenizer(tmp_path / "out")
     lines = evaluation.read_text(encoding="utf-8").splitlines()[1:]
     texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
     with torch.no_grad():
@@ -98,7 +103,7 @@ def test_checkpoint_answers_as_in_training(
     loss = torch.nn.functional.cross_entropy(answer.logits, expected).item()
     assert loss == pytest.approx(record.epochs[record.best_epoch - 1].eval_loss, abs=1e-5)
     assert (answer.attentions[0] == 0).any()  # sparsegen's exact zeros: it was not loaded as softmax
-    softmax = load_classifier(tmp_path / "out", AttentionSpec())
+    softmax = load_checkpoint(tmp_path / "out", AttentionSpec())
     with torch.no_grad():
         assert (softmax(**inputs).logits - answer.logits).abs().max() > 1e-4
 
@@ -106,12 +111,12 @@ def test_checkpoint_answers_as_in_training(
 def test_softmax_checkpoint_loads_in_stock_transformers(
     encoder: Path, train: Path, evaluation: Path, tmp_path: Path
 ) -> None:
-    options = replace(FAST, attention=AttentionSpec("softmax"))
+    options = replace(FAST, attention=AttentionSpec())
     finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     inputs = load_tokenizer(tmp_path / "out")(["the film is good", "bad"], padding=True, return_tensors="pt")
     with torch.no_grad():
-        ours = load_classifier(tmp_path / "out")(**inputs).logits
+        ours = load_checkpoint(tmp_path / "out")(**inputs).logits
         assert torch.allclose(stock(**inputs).logits, ours, atol=1e-6)
 
 
@@ -122,8 +127,8 @@ def test_record_tells_how_the_checkpoint_was_made(
     record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     stored = json.loads((tmp_path / "out" / RECORD_NAME).read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(asdict(record)))
-    assert stored["schema_version"] == 3
-    assert stored["options"]["attention"] == {"kind": "sparsegen", "lambd": -4.0, "pattern": None}
+    assert stored["schema_version"] == 4
+    assert stored["options"]["attention"] == {"lambd": -4.0, "pattern": None}
     assert stored["train"] == {
         "source": str(train),
         "sha256": file_digest(train),
@@ -152,7 +157,7 @@ def test_equal_seeds_give_equal_weights_to_the_bit(encoder: Path, train: Path, t
 def script_figures(monkeypatch: pytest.MonkeyPatch, figures: list[dict[str, float]]) -> None:
     """Make the evaluations after each epoch answer `figures`, whatever the model says."""
     answers = iter(figures)
-    monkeypatch.setattr(classifier_module, "_figures", lambda _: lambda _: next(answers))
+    monkeypatch.setattr(task_module, "figures_of", lambda *_: lambda _: next(answers))
 
 
 def figures_of(metric: str, values: list[float]) -> list[dict[str, float]]:
@@ -245,19 +250,19 @@ def test_pairs_are_encoded_as_pairs(encoder: Path, tmp_path: Path, monkeypatch: 
     path = tmp_path / "pairs.tsv"
     rows = "".join(f"the film\tis {('bad', 'good')[n % 2]}\t{n % 2}\n" for n in range(24))
     path.write_text("one\ttwo\ty\n" + rows, encoding="utf-8")
-    encoded: list[list[dict[str, Any]]] = []
-    encode = classifier_module.encode
+    encoded: list[task_module.EncodedData] = []
+    encode = task_module.encode
 
-    def spy(*args: Any) -> list[dict[str, Any]]:
-        encoded.append(encode(*args))
+    def spy(*args: Any, **more: Any) -> task_module.EncodedData:
+        encoded.append(encode(*args, **more))
         return encoded[-1]
 
-    monkeypatch.setattr(classifier_module, "encode", spy)
+    monkeypatch.setattr(task_module, "encode", spy)
     options = replace(FAST, epochs=1, columns=Columns("one", "two", "y"))
     record = finetune(encoder, path, tmp_path / "out", options)
     assert list(record.labels) == ["0", "1"]
     # [CLS] the film [SEP] is good [SEP]
-    assert encoded[0][0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+    assert encoded[0].rows[0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
@@ -265,7 +270,7 @@ def test_every_family_trains_to_the_length_it_has_positions_for(tmp_path: Path, 
     encoder = tmp_path / "encoder"
     encoder.mkdir()
     tokenizer = tiny_models.make_tokenizer(encoder, family)
-    save_classifier(tiny_models.make_model(AttentionSpec(), family), tokenizer, encoder)
+    save_checkpoint(tiny_models.make_model(AttentionSpec(), family), tokenizer, encoder)
     path = tmp_path / "train.tsv"
     texts = ("a" * 5, "b" * 20, "c" * 400, "")
     path.write_text(
@@ -274,7 +279,7 @@ def test_every_family_trains_to_the_length_it_has_positions_for(tmp_path: Path, 
     record = finetune(encoder, path, tmp_path / "out", replace(FAST, epochs=1), evaluation=path)
     assert record.max_length == tiny_models.POSITIONS
     assert len(record.layers) == tiny_models.LAYERS
-    assert load_classifier(tmp_path / "out").config.model_type == family
+    assert load_checkpoint(tmp_path / "out").config.model_type == family
 
 
 def test_evaluation_labels_may_be_indices(encoder: Path, train: Path, tmp_path: Path) -> None:
@@ -298,9 +303,9 @@ def write_task(path: Path, label_of: Callable[[int], str], count: int = 48) -> P
 def test_multi_label_trains_each_label_by_itself(encoder: Path, tmp_path: Path) -> None:
     names = ("[]", '["warm"]', '["warm", "long"]', '["long"]')
     path = write_task(tmp_path / "train.tsv", lambda good: names[good])
-    options = replace(FAST, epochs=6, problem_type="multi_label_classification")
+    options = replace(FAST, epochs=6, task="multi_label_classification")
     record = finetune(encoder, path, tmp_path / "out", options, evaluation=path)
-    model = load_classifier(tmp_path / "out")
+    model = load_checkpoint(tmp_path / "out")
     assert model.config.problem_type == "multi_label_classification"
     assert list(record.labels) == ["long", "warm"]
     assert set(record.metrics) == {"f1", "f1_macro", "accuracy"}
@@ -313,9 +318,9 @@ def test_multi_label_trains_each_label_by_itself(encoder: Path, tmp_path: Path) 
 
 def test_regression_trains_the_value_itself(encoder: Path, tmp_path: Path) -> None:
     path = write_task(tmp_path / "train.tsv", lambda good: str(good * 1.5 - 100))
-    options = replace(FAST, epochs=2, problem_type="regression", metric="mse")
+    options = replace(FAST, epochs=2, task="regression", metric="mse")
     record = finetune(encoder, path, tmp_path / "out", options, evaluation=path)
-    assert load_classifier(tmp_path / "out").config.problem_type == "regression"
+    assert load_checkpoint(tmp_path / "out").config.problem_type == "regression"
     assert set(record.metrics) == {"pearson", "spearman", "mse"}
     logits, texts = answers(tmp_path / "out", path)
     targets = torch.tensor([float(text) for text in texts["label"]])
@@ -331,7 +336,7 @@ def answers(checkpoint: Path, path: Path) -> tuple[torch.Tensor, dict[str, list[
     columns = dict(zip(header, map(list, zip(*lines, strict=True)), strict=True))
     inputs = load_tokenizer(checkpoint)(columns["text_a"], padding=True, return_tensors="pt")
     with torch.no_grad():
-        return load_classifier(checkpoint)(**inputs).logits, columns
+        return load_checkpoint(checkpoint)(**inputs).logits, columns
 
 
 @pytest.mark.parametrize("parts", [2, 8])
@@ -498,7 +503,7 @@ def test_failure_while_saving_leaves_the_old_checkpoint_and_what_was_trained(
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     changed = replace(options, seed=5)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "save_classifier", failing_save)
+        patch.setattr(run_module, "save_checkpoint", failing_save)
         with pytest.raises(CheckpointError, match="was not written: No space left on device"):
             finetune(encoder, train, output, changed, force=True)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
@@ -578,7 +583,7 @@ def test_evaluation_rows_are_taken_longest_first(
             lengths.extend(length for batch in loader for length in batch["attention_mask"].sum(1).tolist())
             return loader
 
-    monkeypatch.setattr(classifier_module.ClassifierJob, "trainer", Listening)
+    monkeypatch.setattr(trainer_module, "RunTrainer", Listening)
     finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1), evaluation=evaluation)
     assert len(lengths) == 20
     assert lengths == sorted(lengths, reverse=True)
@@ -598,7 +603,7 @@ def test_the_longest_evaluation_row_decides_how_many_are_taken_at_once(
             sizes.update(len(batch) * longest**2 for batch in batches)
             return loader
 
-    monkeypatch.setattr(classifier_module.ClassifierJob, "trainer", Listening)
+    monkeypatch.setattr(trainer_module, "RunTrainer", Listening)
     whole = finetune(encoder, train, tmp_path / "whole", replace(FAST, epochs=1), evaluation=evaluation)
     (together,) = sizes
     sizes.clear()

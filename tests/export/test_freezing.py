@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import tiny_models
-from sparse_export.encoders.checkpoint import AttentionSpec, new_classifier, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import new_model, save_checkpoint
 from sparse_export.training.freezing import freeze
 from sparse_serve.errors import OptionError
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Classification
 
-TASK = Task("single_label_classification", ("bad", "good"))
+TASK = Classification(("bad", "good"))
 LOWEST = re.compile(r"\w+\.(embeddings(_project)?\.|(encoder|transformer)\.layer\.0\.)")
 EMBEDDINGS = re.compile(r"\w+\.embeddings(_project)?\.")
 
@@ -23,10 +24,10 @@ def test_all_other_weights_get_a_gradient(
     tmp_path: Path, family: str, layers: int | None, frozen: re.Pattern[str] | None
 ) -> None:
     """None of them stays without one, which is why DDP need not search for such."""
-    attention = AttentionSpec("sparsegen", -4.0)
+    attention = AttentionSpec(-4.0)
     tokenizer = tiny_models.make_tokenizer(tmp_path, family)
-    save_classifier(tiny_models.make_model(attention, family), tokenizer, tmp_path)
-    model = new_classifier(tmp_path, attention, TASK)
+    save_checkpoint(tiny_models.make_model(attention, family), tokenizer, tmp_path)
+    model = new_model(tmp_path, attention, TASK)
     if layers is not None:
         freeze(model, layers)
     inputs = tokenizer(["a short text", "another one"], padding=True, return_tensors="pt")

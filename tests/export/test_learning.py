@@ -12,22 +12,25 @@ from rich.console import Console
 from torch.nn import functional as F
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-import sparse_export.training.classifier as classifier_module
+import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
-from sparse_export.attention.implementations import zero_shares
+from sparse_export.attention.masks import LayerMask
+from sparse_export.attention.measures import zero_shares
 from sparse_export.attention.patterns import LayerPattern, Pattern
-from sparse_export.encoders.axis import LayerMask, recorded
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.patterned import recorded
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, finetune
-from sparse_export.training.calibration import calibrate
+from sparse_export.training.calibration import calibrate, set_aside
 from sparse_export.training.callbacks import Steering
-from sparse_export.training.classifier import ClassifierJob
 from sparse_export.training.job import Training
 from sparse_export.training.learning import PatternLearning, make_learning
-from sparse_export.training.schedule import PatternSchedule, fixed_rho, stage_of
+from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
 from sparse_export.training.sparsity import mask_shares, mean_rho
+from sparse_export.training.task import TaskJob
 from sparse_serve.data import Columns, read_data
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import DataError, OptionError
 from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows
 
 AXIS = replace(FAST, attention=AttentionSpec.parse("axis", None), epochs=4)
@@ -46,8 +49,15 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(encoder: Path, rows: Path, options: FinetuneOptions) -> Training:
-    data = read_data(rows, Columns(), problem_type=options.problem_type)
-    return ClassifierJob(options).prepare(str(encoder), data, data)
+    data = read_data(rows, Columns(), task=options.task)
+    return TaskJob(options).prepare(str(encoder), data, data)
+
+
+def learning_of(options: FinetuneOptions, training: Training) -> PatternLearning:
+    stages = Stages.of(options, training.batches.plan.steps)
+    learning = make_learning(options, training, stages, Console(quiet=True))
+    assert learning is not None
+    return learning
 
 
 def at_step(learning: PatternLearning, training: Training, step: int) -> tuple[TrainerState, Any]:
@@ -63,7 +73,8 @@ def at_step(learning: PatternLearning, training: Training, step: int) -> tuple[T
 
 def test_the_schedule_goes_from_everything_to_the_served_mask_at_its_target() -> None:
     options = PatternOptions(alpha=2.0, alpha_schedule="linear", temperature=1.0, final_temperature=0.01)
-    schedule = PatternSchedule(rho_target=0.8, dense_steps=10, steps=110, options=options)
+    stages = Stages(per_epoch=10, dense=10, steps=110, learns=True)
+    schedule = PatternSchedule(rho_target=0.8, stages=stages, options=options)
     moments = [schedule.at(step) for step in range(111)]
     assert [moment.sampling.dense for moment in moments] == [True] * 10 + [False] * 101
     assert not any(moment.measures for moment in moments[:10])
@@ -83,22 +94,22 @@ def test_the_schedule_goes_from_everything_to_the_served_mask_at_its_target() ->
 
 
 def test_an_epoch_is_final_where_noise_and_target_have_settled() -> None:
-    schedule = PatternSchedule.of(AXIS, 10, 0.5)
     for epochs, dense in ((1, None), (4, None), (9, 2), (7, 0)):
         options = replace(AXIS, epochs=epochs, dense_epochs=dense)
-        schedule = PatternSchedule.of(options, 10, 0.5)
+        stages = Stages.of(options, 10)
+        schedule = PatternSchedule.of(options, stages, 0.5)
         for epoch in range(1, epochs + 1):
             moment = schedule.at(10 * epoch)
             settled = moment.sampling.noise == 0 and moment.rho_target == schedule.rho_target
-            expected = "dense" if epoch <= options.dense_stage else "final" if settled else "annealing"
-            assert stage_of(options, epoch) == expected
-        assert stage_of(options, epochs) == "final"
+            expected = "dense" if 10 * epoch <= stages.dense else "final" if settled else "annealing"
+            assert stages.stage(10 * epoch) == expected
+        assert stages.stage(10 * epochs) == "final"
 
 
 @pytest.mark.parametrize(
     ("attention", "dense_epochs", "stages"),
     [
-        ("axis", None, ["dense", "dense", "annealing", "final"]),
+        ("axis", None, ["dense", "dense", "final", "final"]),
         ("local2", None, ["final"] * 4),
         ("local2+global1", 1, ["dense", "final", "final", "final"]),
         ("softmax", None, ["final"] * 4),
@@ -107,7 +118,8 @@ def test_an_epoch_is_final_where_noise_and_target_have_settled() -> None:
 def test_stages(attention: str, dense_epochs: int | None, stages: list[str]) -> None:
     spec = AttentionSpec.parse(attention, None)
     options = replace(FAST, attention=spec, epochs=4, dense_epochs=dense_epochs)
-    assert [stage_of(options, epoch) for epoch in range(1, 5)] == stages
+    found = Stages.of(options, 7)
+    assert [found.stage(7 * epoch) for epoch in range(1, 5)] == stages
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
@@ -115,9 +127,8 @@ def test_the_sparsity_loss_by_hand(encoder: Path, rows: Path, alpha: float) -> N
     learning_options = PatternOptions(rho_target=0.6, alpha=alpha)
     options = replace(AXIS, learning=learning_options, attention=AttentionSpec.parse("axis+local1", None))
     training = prepared(encoder, rows, options)
-    learning = make_learning(options, training, Console(quiet=True))
-    assert learning is not None
-    settled = learning.schedule.steps - 1
+    learning = learning_of(options, training)
+    settled = learning.schedule.stages.steps - 1
     learning_at = learning.schedule.at(settled)
     assert learning_at.rho_target == 0.6
     # Nothing was measured yet: the model is at ρ 0, and lacks all of its target.
@@ -156,10 +167,9 @@ def test_the_sparsity_loss_by_hand(encoder: Path, rows: Path, alpha: float) -> N
 def test_nothing_is_lost_at_the_target_nor_in_the_dense_stage(encoder: Path, rows: Path) -> None:
     options = replace(AXIS, learning=PatternOptions(rho_target=0.0))
     training = prepared(encoder, rows, options)
-    learning = make_learning(options, training, Console(quiet=True))
-    assert learning is not None
+    learning = learning_of(options, training)
     batch = training.collator([training.rows[0]])
-    for step, count in ((0, 0), (learning.schedule.steps - 1, LAYERS)):
+    for step, count in ((0, 0), (learning.schedule.stages.steps - 1, LAYERS)):
         at_step(learning, training, step)
         with recorded(training.model) as masks:
             training.model(**batch)
@@ -168,15 +178,14 @@ def test_nothing_is_lost_at_the_target_nor_in_the_dense_stage(encoder: Path, row
 
 def test_rho_is_measured_on_the_served_masks_and_noted(encoder: Path, rows: Path) -> None:
     training = prepared(encoder, rows, AXIS)
-    learning = make_learning(AXIS, training, Console(quiet=True))
-    assert learning is not None
+    learning = learning_of(AXIS, training)
     before = torch.get_rng_state()
-    state, _ = at_step(learning, training, learning.schedule.dense_steps)
+    state, _ = at_step(learning, training, learning.schedule.stages.dense)
     assert torch.equal(torch.get_rng_state(), before)
     assert training.model.training
     training.model.eval()
     shares = []
-    for row in training.evaluation:
+    for row in training.calibration:
         with recorded(training.model) as masks, torch.no_grad():
             batch = training.collator([row])
             training.model(**batch)
@@ -191,16 +200,15 @@ def test_rho_is_measured_on_the_served_masks_and_noted(encoder: Path, rows: Path
             )
             shares.append(1 - allowed / length**2)  # Eq. 9
     assert state.log_history == [
-        {"step": learning.schedule.dense_steps, "rho": pytest.approx(sum(shares) / len(shares), abs=1e-6)}
+        {"step": learning.schedule.stages.dense, "rho": pytest.approx(sum(shares) / len(shares), abs=1e-6)}
     ]
 
 
 def test_the_patterns_weights_have_their_own_rate_and_no_decay(encoder: Path, rows: Path) -> None:
     options = replace(AXIS, learning=PatternOptions(pattern_learning_rate=0.25))
     training = prepared(encoder, rows, options)
-    learning = make_learning(options, training, Console(quiet=True))
-    assert learning is not None
-    _, optimizer = at_step(learning, training, learning.schedule.dense_steps + 3)
+    learning = learning_of(options, training)
+    _, optimizer = at_step(learning, training, learning.schedule.stages.dense + 3)
     names = {id(weight): name for name, weight in training.model.named_parameters()}
     groups = [{names[id(weight)] for weight in group["params"]} for group in optimizer.param_groups]
     assert groups[-1] == {name for name in names.values() if ".axis." in name}
@@ -222,15 +230,15 @@ def test_what_is_learned_changes_whatever_else_is_frozen(encoder: Path, rows: Pa
 
 def script_accuracy(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     answers = iter({"loss": 1.0, "accuracy": value, "f1": 0.5, "matthews": 0.0} for value in values)
-    monkeypatch.setattr(classifier_module, "_figures", lambda _: lambda _: next(answers))
+    monkeypatch.setattr(task_module, "figures_of", lambda *_: lambda _: next(answers))
 
 
 @pytest.mark.parametrize(
     ("values", "patience", "trained", "best"),
     [
-        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.8, 0.2, 0.1], None, 8, 7),
-        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.8, 0.2, 0.3], 1, 8, 8),
-        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.8, 0.2, 0.1], 1, 8, 7),
+        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.2, 0.1, 0.1], None, 8, 6),
+        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.2, 0.3, 0.1], 1, 8, 7),
+        ([0.9, 0.8, 0.7, 0.6, 0.9, 0.2, 0.1, 0.9], 1, 7, 6),
     ],
 )
 def test_only_a_final_epoch_is_the_best_or_tries_the_patience(
@@ -247,7 +255,8 @@ def test_only_a_final_epoch_is_the_best_or_tries_the_patience(
     options = replace(AXIS, epochs=8, early_stopping_patience=patience)
     record = finetune(encoder, rows, tmp_path / "out", options, evaluation=rows)
     assert (len(record.epochs), record.best_epoch) == (trained, best)
-    assert [epoch.stage for epoch in record.epochs] == ["dense"] * 4 + ["annealing"] * 2 + ["final"] * 2
+    stages = ["dense"] * 4 + ["annealing"] + ["final"] * 3
+    assert [epoch.stage for epoch in record.epochs] == stages[:trained]
     assert record.rho == record.epochs[best - 1].rho
 
 
@@ -270,7 +279,7 @@ def test_a_dense_epoch_is_judged_as_the_dense_model(
     for state, epoch, attention in zip(
         states, record.epochs, (AttentionSpec(), options.attention), strict=True
     ):
-        model = load_classifier(tmp_path / "out", attention)
+        model = load_checkpoint(tmp_path / "out", attention)
         model.load_state_dict(state, strict=False)
         with torch.no_grad():
             loss = F.cross_entropy(model(**inputs).logits, labels).item()
@@ -292,7 +301,7 @@ def test_the_record_tells_how_sparse_each_layer_is(
 ) -> None:
     options = replace(FAST, attention=AttentionSpec.parse(name, lambd))
     record = finetune(encoder, rows, tmp_path / "out", options, evaluation=rows)
-    model, tokenizer = load_classifier(tmp_path / "out"), load_tokenizer(tmp_path / "out")
+    model, tokenizer = load_checkpoint(tmp_path / "out"), load_tokenizer(tmp_path / "out")
     texts = [line.split("\t")[0] for line in rows.read_text(encoding="utf-8").splitlines()[1:]]
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad(), recorded(model) as masks:
@@ -373,7 +382,7 @@ def test_a_target_out_of_reach_is_warned_of(encoder: Path, rows: Path, tmp_path:
     assert isinstance(console.file, StringIO)
     said = console.file.getvalue()
     assert (
-        "warning: --rho-target is 0.9, but what is fixed in axis+local2 leaves at most 0.454 on these" in said
+        "warning: --rho-target is 0.9, but what is fixed in axis+local2 leaves at most 0.402 on these" in said
     )
     assert record.rho_target == 0.9
 
@@ -381,8 +390,67 @@ def test_a_target_out_of_reach_is_warned_of(encoder: Path, rows: Path, tmp_path:
 def test_the_default_target_is_within_reach(encoder: Path, rows: Path, tmp_path: Path) -> None:
     record = finetune(encoder, rows, tmp_path / "out", AXIS, evaluation=rows)
     assert record.rho_target is not None
-    assert 0 < record.rho_target < 0.454
-    assert record.rho == pytest.approx(record.rho_target, abs=0.02)
+    assert record.calibration is not None
+    assert 0 < record.rho_target < 0.402
+    assert record.calibration.rho == pytest.approx(record.rho_target, abs=0.02)
+
+
+def test_thresholds_are_set_on_rows_that_are_neither_trained_nor_judged_on(
+    encoder: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Shuffling what the evaluation rows are like changes what is reported, and nothing that is learned."""
+    others = tmp_path / "others.tsv"
+    lines = rows.read_text(encoding="utf-8").splitlines()
+    others.write_text("\n".join([lines[0], *sorted(lines[1:], key=len)[-12:]]) + "\n", encoding="utf-8")
+    options = replace(AXIS, learning=PatternOptions(rho_target=0.25), metric="loss", epochs=2)
+    one, two = (
+        finetune(encoder, rows, tmp_path / name, options, evaluation=path)
+        for name, path in (("one", rows), ("two", others))
+    )
+    assert one.calibration is not None
+    assert (one.calibration.rows, one.calibration) == (5, two.calibration)
+    assert one.calibration.rho == pytest.approx(0.25, abs=0.05)
+    assert one.rho != two.rho
+    mine, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(2, 1), (40, 4), (2559, 256), (100_000, 256)])
+def test_a_tenth_of_the_training_rows_is_set_aside(rows: int, size: int) -> None:
+    kept, aside = set_aside(range(rows), 3)
+    assert len(aside) == size
+    assert sorted([*kept, *aside]) == list(range(rows))
+    assert set_aside(range(rows), 3) == (kept, aside)
+    assert rows < 40 or set_aside(range(rows), 4)[1] != aside
+
+
+def test_one_row_cannot_be_set_aside() -> None:
+    with pytest.raises(DataError, match="there is one training row; a learned pattern needs two or more"):
+        set_aside([0], 0)
+
+
+def test_the_default_number_of_epochs_has_a_choice_of_the_best() -> None:
+    options = FinetuneOptions(attention=AXIS.attention)
+    stages = Stages.of(options, 10)
+    assert [stages.stage(10 * epoch) for epoch in range(1, 5)].count("final") == 2
+
+
+def test_rho_is_looked_at_often_however_long_the_run() -> None:
+    for steps, looks in ((20, 20), (400, 20), (1000, 20), (15_000, 300)):
+        schedule = PatternSchedule(0.5, Stages(per_epoch=100, dense=steps, steps=2 * steps, learns=True))
+        measured = [step for step in range(2 * steps) if schedule.at(step).measures]
+        assert len(measured) == looks
+        assert max(later - step for step, later in itertools.pairwise(measured)) <= 50
+
+
+def test_steps_are_counted_where_they_end_a_run() -> None:
+    learns = replace(AXIS, max_steps=9)
+    assert Stages.of(learns, 4) == Stages(per_epoch=4, dense=4, steps=9, learns=True)
+    assert [Stages.of(learns, 4).epoch(step) for step in (0, 4, 6, 9)] == [0, 1, 1.5, 2.25]
+    with pytest.raises(
+        OptionError, match="--dense-epochs 3 is 12 steps, and --max-steps 9; leave some steps"
+    ):
+        Stages.of(replace(AXIS, max_steps=9, dense_epochs=3), 4)
 
 
 def test_the_epochs_tell_their_rho(encoder: Path, rows: Path, tmp_path: Path) -> None:
@@ -393,7 +461,7 @@ def test_the_epochs_tell_their_rho(encoder: Path, rows: Path, tmp_path: Path) ->
     assert [line.split(":")[0] for line in lines] == [
         "epoch 1 of 4 (dense)",
         "epoch 2 of 4 (dense)",
-        "epoch 3 of 4 (annealing)",
+        "epoch 3 of 4",
         "epoch 4 of 4",
     ]
     assert all(", rho 0." in line for line in lines)
@@ -403,7 +471,8 @@ def test_a_pattern_is_learned_in_accumulated_parts(encoder: Path, rows: Path, tm
     options = replace(AXIS, epochs=10, dense_epochs=4, gradient_accumulation_steps=2)
     record = finetune(encoder, rows, tmp_path / "out", options, evaluation=rows)
     assert record.metrics["accuracy"] > 0.8
-    assert record.rho == pytest.approx(record.rho_target, abs=0.02)
+    assert record.calibration is not None
+    assert record.calibration.rho == pytest.approx(record.rho_target, abs=0.02)
 
 
 @pytest.mark.parametrize(

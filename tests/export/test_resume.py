@@ -17,7 +17,7 @@ from rich.console import Console
 
 import sparse_export.training.run as run_module
 import sparse_export.training.trainer as trainer_module
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
 from sparse_export.training.callbacks import Steering
 from sparse_serve.errors import CheckpointError, SparseServeError
@@ -87,7 +87,7 @@ def states(partial: Path) -> set[int]:
         (replace(RUN, save_steps=3), STEPS + 6, 12),  # from the middle of an epoch
         (replace(RUN, save_steps=3, gradient_accumulation_steps=2), STEPS + 6, 12),
         (replace(RUN, save_steps=STEPS), STEPS + 5, STEPS),
-        (replace(RUN, attention=AttentionSpec("softmax")), STEPS + 1, STEPS),
+        (replace(RUN, attention=AttentionSpec()), STEPS + 1, STEPS),
         (AXIS, STEPS + 1, STEPS),
         # Between two measurements of ρ, whose last one counts on.
         (replace(AXIS, epochs=8, save_steps=3), 4 * STEPS + 6, 4 * STEPS + 5),
@@ -172,7 +172,7 @@ def test_a_run_in_the_way_is_neither_overwritten_nor_continued_unasked(
     ("changed", "message"),
     [
         (replace(RUN, epochs=5), r"epochs \(4, now 5\)"),
-        (replace(RUN, attention=AttentionSpec("softmax")), r"attention.kind \(sparsegen, now softmax\)"),
+        (replace(RUN, attention=AttentionSpec()), r"attention.lambd \(-4.0, now None\)"),
         (replace(RUN, learning_rate=1e-5, seed=3), r"learning_rate \(0.005, now 1e-05\), seed \(1, now 3\)"),
     ],
 )

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from sparse_export.cli.config_file import ConfigFile
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_export.cli.patterns import (
     Alpha,
@@ -24,91 +25,90 @@ from sparse_export.cli.patterns import (
     RhoTarget,
     Temperature,
 )
+from sparse_export.cli.training import (
+    DEFAULT_TASK_NAME,
+    MLM,
+    BatchSize,
+    Bf16,
+    DatasetConfig,
+    Dropout,
+    EarlyStoppingPatience,
+    Encoder,
+    Epochs,
+    EvalSplit,
+    EvalSteps,
+    Evaluation,
+    Force,
+    FreezeLayers,
+    FromScratch,
+    GradientAccumulationSteps,
+    GradientCheckpointing,
+    LabelColumn,
+    LabelSmoothing,
+    LearningRate,
+    LrSchedulerType,
+    MaxAnswerTokens,
+    MaxEvalRows,
+    MaxGradNorm,
+    MaxLength,
+    MaxSteps,
+    MaxTrainRows,
+    Metric,
+    Nsp,
+    PositionsOption,
+    ReportTo,
+    Resume,
+    Revision,
+    SaveSteps,
+    Schedule,
+    Seed,
+    Stride,
+    Task,
+    Test,
+    TextColumn,
+    TextPairColumn,
+    Tf32,
+    Train,
+    TrainSplit,
+    WarmupRatio,
+    WeightDecay,
+)
 from sparse_serve.cli_options import Verbose, table_console
-from sparse_serve.data import TEXT_PAIR, Columns
 from sparse_serve.errors import OptionError
-from sparse_serve.tasks import ProblemType
+from sparse_serve.tasks import TASKS
+from sparse_serve.tasks import Task as TaskOfRows
 
 if TYPE_CHECKING:
-    from sparse_export.training import PatternOptions, TrainingOptions, TrainingRecord
+    from sparse_export.training import TrainingOptions, TrainingRecord
 
-
-class TaskKind(StrEnum):
-    """What labels are, by the names of the command line."""
-
-    CLASSIFICATION = "classification"
-    MULTI_LABEL = "multi-label"
-    REGRESSION = "regression"
-    MLM = "mlm"
-
-
-Positions = Literal["learned", "sinusoidal"]
-
-_PROBLEM_TYPES: dict[TaskKind, ProblemType] = {
-    TaskKind.CLASSIFICATION: "single_label_classification",
-    TaskKind.MULTI_LABEL: "multi_label_classification",
-    TaskKind.REGRESSION: "regression",
-}
+# What only the one, or only the other, kind of training takes.
+_OF_MLM = ("nsp", "positions")
+_OF_TASKS = ("label_column", "label_smoothing", "max_answer_tokens", "stride", "test")
 
 
 def finetune_command(  # noqa: PLR0913  one parameter per option
-    encoder: Annotated[
-        str, typer.Argument(help="Pretrained encoder: a hub id, or a folder.", show_default=False)
-    ],
+    encoder: Encoder,
     *,
-    train: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|DATASET",
-            help="Training rows: a .tsv, .csv or .jsonl file with named columns, or a data set of the "
-            "`datasets` library: a hub id, or a folder of data files. With --task mlm also plain text, "
-            ".txt, a text on each line.",
-            show_default=False,
-        ),
-    ],
+    train: Train,
     output: Annotated[Path, typer.Option(help="Folder for the checkpoint.", show_default=False)],
-    evaluation: Annotated[
-        str | None,
-        typer.Option(
-            "--eval",
-            envvar="SPARSE_SERVE_EVAL",
-            metavar="FILE|DATASET",
-            help="Rows that choose the best epoch. Without it a data set's split 'validation' does, or a "
-            "tenth of the training rows is held out.",
-            show_default=False,
-        ),
-    ] = None,
-    task: Annotated[
-        TaskKind,
-        typer.Option(
-            help="What labels are: one name, a JSON array of names, or a number. mlm reads none: it "
-            "pre-trains an encoder on texts, to tell masked tokens.",
-        ),
-    ] = TaskKind.CLASSIFICATION,
-    nsp: Annotated[
-        bool,
-        typer.Option(
-            "--nsp",
-            help="mlm: also tell which segment follows which. Rows are sentences, blank ones stand between "
-            "documents.",
-        ),
-    ] = False,
-    positions: Annotated[
-        Positions | None,
-        typer.Option(
-            help="mlm: learned position embeddings, or fixed sines and cosines, which need --from-scratch.",
-            show_default="the encoder's",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Figure that chooses the best epoch: the loss, or accuracy, f1, matthews; multi-label: f1, "
-            "f1_macro, accuracy; regression: pearson, spearman, mse; mlm: accuracy, perplexity, "
-            "nsp_accuracy.",
-            show_default="the task's first; mlm: loss",
-        ),
-    ] = None,
+    evaluation: Evaluation = None,
+    test: Test = None,
+    text_column: TextColumn = None,
+    text_pair_column: TextPairColumn = None,
+    label_column: LabelColumn = None,
+    dataset_config: DatasetConfig = None,
+    train_split: TrainSplit = None,
+    eval_split: EvalSplit = None,
+    max_train_rows: MaxTrainRows = None,
+    max_eval_rows: MaxEvalRows = None,
+    max_length: MaxLength = None,
+    task: Task = DEFAULT_TASK_NAME,
+    max_answer_tokens: MaxAnswerTokens = None,
+    stride: Stride = None,
+    nsp: Nsp = False,
+    positions: PositionsOption = None,
+    from_scratch: FromScratch = False,
+    revision: Revision = None,
     attention: Attention = None,
     lambd: Lambd = None,
     pattern_from: PatternFrom = None,
@@ -119,75 +119,34 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
     temperature: Temperature = None,
     final_temperature: FinalTemperature = None,
     pattern_learning_rate: PatternLearningRate = None,
-    from_scratch: Annotated[
-        bool,
-        typer.Option("--from-scratch", help="Random weights: only the encoder's architecture and tokenizer."),
-    ] = False,
-    freeze_layers: Annotated[
-        int | None,
-        typer.Option(help="Leave the embeddings and so many first layers as they are.", show_default="none"),
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 4,
-    early_stopping_patience: Annotated[
-        int | None,
-        typer.Option(help="End after so many epochs without a better one.", show_default="never"),
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 2e-5,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", "-b", help="Rows per training step, over all processes.")
-    ] = 16,
-    gradient_accumulation_steps: Annotated[
-        int, typer.Option(help="Parts in which each process computes its share of a batch: less memory.")
-    ] = 1,
-    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.01,
-    warmup_ratio: Annotated[
-        float, typer.Option(help="Share of the steps over which the learning rate rises; then it falls to 0.")
-    ] = 0.1,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens per row; longer rows are cut from the right.", show_default="the encoder's positions"
-        ),
-    ] = None,
-    max_train_rows: Annotated[
-        int | None, typer.Option(help="Use a random sample of so many training rows.", show_default="all")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the samples, new weights, shuffling and dropout.")] = 0,
-    text_column: Annotated[str, typer.Option(help="Column of the text.")] = "text_a",
-    text_pair_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the second text.", show_default=f"{TEXT_PAIR}, where there is one"),
-    ] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the label.")] = "label",
-    dataset_config: Annotated[
-        str | None, typer.Option(help="Configuration of a data set.", show_default="its only one")
-    ] = None,
-    train_split: Annotated[
-        str | None, typer.Option(help="Split of a data set to train on.", show_default="train")
-    ] = None,
-    eval_split: Annotated[
-        str | None, typer.Option(help="Split of a data set to evaluate on.", show_default="validation")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue this run where it was interrupted; without such a run, start it."
-        ),
-    ] = False,
-    save_steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps after which a run can be resumed, besides each epoch.", show_default="epochs only"
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace a checkpoint that is already there, or an interrupted run."),
-    ] = False,
+    epochs: Epochs = 4,
+    max_steps: MaxSteps = None,
+    learning_rate: LearningRate = 2e-5,
+    lr_scheduler_type: LrSchedulerType = Schedule.LINEAR,
+    warmup_ratio: WarmupRatio = 0.1,
+    batch_size: BatchSize = 16,
+    weight_decay: WeightDecay = 0.01,
+    max_grad_norm: MaxGradNorm = 1.0,
+    label_smoothing: LabelSmoothing = None,
+    dropout: Dropout = None,
+    freeze_layers: FreezeLayers = None,
+    seed: Seed = 0,
+    metric: Metric = None,
+    eval_steps: EvalSteps = None,
+    early_stopping_patience: EarlyStoppingPatience = None,
+    report_to: ReportTo = None,
+    bf16: Bf16 = False,
+    tf32: Tf32 = False,
+    gradient_accumulation_steps: GradientAccumulationSteps = 1,
+    gradient_checkpointing: GradientCheckpointing = False,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    save_steps: SaveSteps = None,
+    force: Force = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fine-tune an encoder into a text classifier with sparse (or softmax) attention, or pre-train it.
+    """Fine-tune an encoder for a task with sparse (or softmax) attention, or pre-train it.
 
     The checkpoint is the best epoch's, in Transformers' format, and remembers its attention. It appears whole
     or not at all; meanwhile OUTPUT.partial holds what an interrupted run is resumed from. Progress goes to
@@ -208,77 +167,96 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
 
     In several processes: torchrun --nproc-per-node 2 --no-python sparse-serve finetune …
     """
+    given: dict[str, Any] = dict(locals())  # by the names of `TrainingOptions`
     with ending_cleanly():
         load_model_side(verbose=verbose, training=True)
         from sparse_export import training  # noqa: PLC0415
 
         with training.one_line():
-            with training.said_once():
-                make_options, train_with = _job(task, nsp, positions, label_column)
-                attentions = training.choose_attentions(
-                    encoder, attention, _numbers(lambd), pattern_from, seed
-                )
-                learning = _learning(
-                    rho_target=rho_target,
-                    alpha=alpha,
-                    alpha_schedule=None if alpha_schedule is None else alpha_schedule.value,
-                    temperature=temperature,
-                    final_temperature=final_temperature,
-                    pattern_learning_rate=pattern_learning_rate,
-                )
-                make_options = partial(
-                    make_options,
-                    metric=metric,
-                    from_scratch=from_scratch,
-                    freeze_layers=freeze_layers,
-                    epochs=epochs,
-                    learning_rate=learning_rate,
-                    batch_size=batch_size,
-                    gradient_accumulation_steps=gradient_accumulation_steps,
-                    weight_decay=weight_decay,
-                    warmup_ratio=warmup_ratio,
-                    max_length=max_length,
-                    early_stopping_patience=early_stopping_patience,
-                    save_steps=save_steps,
-                    seed=seed,
-                    max_train_rows=max_train_rows,
-                    columns=Columns(text_column, text_pair_column, label_column),
-                )
-                train_rows, eval_rows = training.sources_of(
-                    train, evaluation, dataset_config, train_split, eval_split
-                )
-                runs = training.runs_of(make_options, attentions, learning, dense_epochs)
-                training.require_fitting(runs, encoder)
-            run = partial(
-                train_with,
-                encoder,
-                train_rows,
-                evaluation=eval_rows,
-                force=force,
-                resume=resume,
-                console=Console(stderr=True, soft_wrap=True),
-            )
-            records = training.sweep(runs, run, output, force=force, resume=resume)
-            if training.is_first_process():
-                if len(records) > 1:
-                    training.write_sweep(records, attentions, output)
-                _show(records, output, as_json=as_json)
+            _train({name: each.value if isinstance(each, StrEnum) else each for name, each in given.items()})
+
+
+def _train(given: Mapping[str, Any]) -> None:
+    from sparse_export import training  # noqa: PLC0415
+
+    encoder, output, force, resume = (given[name] for name in ("encoder", "output", "force", "resume"))
+    with training.said_once():
+        make_options, train_with = _job(given)
+        attentions = training.choose_attentions(
+            encoder,
+            given["attention"],
+            _numbers(given["lambd"]),
+            given["pattern_from"],
+            given["seed"],
+            given["revision"],
+        )
+        learning = _taken(training.PatternOptions, given)
+        train, evaluation, test = training.sources_of(
+            *(given[name] for name in ("train", "evaluation", "test")),
+            *(given[name] for name in ("dataset_config", "train_split", "eval_split")),
+        )
+        runs = training.runs_of(
+            make_options,
+            attentions,
+            training.PatternOptions(**learning) if learning else None,
+            given["dense_epochs"],
+        )
+        training.require_fitting(runs, encoder)
+    run = partial(
+        train_with,
+        encoder,
+        train,
+        evaluation=evaluation,
+        force=force,
+        resume=resume,
+        console=Console(stderr=True, soft_wrap=True),
+        **({} if test is None else {"test": test}),
+    )
+    records = training.sweep(runs, run, output, force=force, resume=resume)
+    if training.is_first_process():
+        if len(records) > 1:
+            training.write_sweep(records, attentions, output)
+        _show(records, output, as_json=given["as_json"])
 
 
 def _job(
-    task: TaskKind, nsp: bool, positions: Positions | None, label_column: str
+    given: Mapping[str, Any],
 ) -> tuple[Callable[..., "TrainingOptions"], Callable[..., "TrainingRecord"]]:
-    """Return what makes the options of a task, and what trains with them."""
+    """Return what makes the options of each run of a task, and what trains with them."""
     from sparse_export import pretraining, training  # noqa: PLC0415
 
-    if task is TaskKind.MLM:
-        if label_column != Columns().label:
-            raise OptionError(f"--label-column {label_column}: --task mlm reads no labels; leave it out")
-        return partial(pretraining.PretrainOptions, nsp=nsp, positions=positions), pretraining.pretrain
-    for option, is_given in (("--nsp", nsp), (f"--positions {positions}", positions is not None)):
-        if is_given:
-            raise OptionError(f"{option} is for --task mlm, and this is --task {task}; leave it out")
-    return partial(training.FinetuneOptions, problem_type=_PROBLEM_TYPES[task]), training.finetune
+    task = given["task"]
+    others = _OF_TASKS if task == MLM else _OF_MLM
+    for name in others:
+        if given[name] not in (None, False):
+            option = f"--{name.replace('_', '-')}" + ("" if given[name] is True else f" {given[name]}")
+            why = (
+                f"--task {MLM} reads no labels"
+                if task == MLM
+                else f"is for --task {MLM}, and this is --task {task}"
+            )
+            raise OptionError(f"{option}{':' if task == MLM else ''} {why}; leave it out")
+    kind = next((kind for kind in TASKS.values() if kind.option == task), None)
+    taken: type[TrainingOptions] = pretraining.PretrainOptions if kind is None else training.FinetuneOptions
+    options = _taken(taken, given) | {"columns": _columns(given, kind)}
+    for name in ("attention", "dense_epochs"):  # of each run
+        options.pop(name, None)
+    if kind is None:
+        options.pop("task", None)
+        return partial(pretraining.PretrainOptions, **options), pretraining.pretrain
+    return partial(training.FinetuneOptions, **options | {"task": kind.type}), training.finetune
+
+
+def _taken(options: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is given of options by their names."""
+    return {each.name: given[each.name] for each in fields(options) if given.get(each.name) is not None}
+
+
+def _columns(given: Mapping[str, Any], kind: type[TaskOfRows] | None) -> Any:
+    """Return the names of columns, where any is given."""
+    names = [given[f"{name}_column"] for name in ("text", "text_pair", "label")]
+    rows = (kind or TASKS["single_label_classification"]).rows
+    return rows.named(*names) if any(names) else None
 
 
 def _numbers(text: str | None) -> list[float]:
@@ -288,14 +266,6 @@ def _numbers(text: str | None) -> list[float]:
         raise OptionError(
             f"--lambda is {text!r}; it must be a number below 1, or several with commas between: -7,-4,0"
         ) from None
-
-
-def _learning(**given: Any) -> "PatternOptions | None":
-    """Return how a pattern is learned, where any of it was given."""
-    from sparse_export.training import PatternOptions  # noqa: PLC0415
-
-    options = {name: value for name, value in given.items() if value is not None}
-    return PatternOptions(**options) if options else None
 
 
 def _show(records: Mapping[str, "TrainingRecord"], output: Path, *, as_json: bool) -> None:
@@ -313,8 +283,10 @@ def _show(records: Mapping[str, "TrainingRecord"], output: Path, *, as_json: boo
 
 def _summary(record: "TrainingRecord", output: Path) -> str:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
-    epoch = f"epoch {record.best_epoch} of {len(record.epochs)}"
-    return f"{output}: {figures} on {record.evaluation.rows} rows ({epoch}){_learned(record)}"
+    epoch = f"epoch {record.best_epoch:.3g} of {record.epochs[-1].epoch:.3g}"
+    return (
+        f"{output}: {figures} on {record.evaluation.rows} rows ({epoch}){_learned(record)}{_tested(record)}"
+    )
 
 
 def _learned(record: "TrainingRecord") -> str:
@@ -324,3 +296,10 @@ def _learned(record: "TrainingRecord") -> str:
         f"; rho {record.rho:.4f}, target {record.rho_target:.4f}, "
         f"{record.rho_without_band:.4f} without the fixed part"
     )
+
+
+def _tested(record: "TrainingRecord") -> str:
+    if record.test is None:
+        return ""
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in record.test.metrics.items()) or "answers"
+    return f"; test: {figures} on {record.test.data.rows} rows"

@@ -48,7 +48,12 @@ class Attentions:
 
 
 def choose_attentions(
-    encoder: str, text: str | None, lambdas: Sequence[float], pattern_from: str | None, seed: int
+    encoder: str,
+    text: str | None,
+    lambdas: Sequence[float],
+    pattern_from: str | None,
+    seed: int,
+    revision: str | None = None,
 ) -> Attentions:
     """Read what the options `--attention`, `--lambda` and `--pattern-from` say.
 
@@ -60,6 +65,7 @@ def choose_attentions(
         lambdas: λ of sparsegen-lin; several make one run each.
         pattern_from: a checkpoint whose diagonals, learned or fixed, join each pattern as fixed ones.
         seed: of random keys.
+        revision: of an encoder on the hub.
 
     Raises:
         OptionError: an unknown name, a contradiction, a λ out of range or given twice, or several of both.
@@ -71,10 +77,10 @@ def choose_attentions(
     elif pattern_from is not None:
         chosen = _only(AttentionSpec(lambd, _fixed_part(pattern_from)))
     else:
-        own = ModelSpec.of(load_config(encoder)).attention
+        own = ModelSpec.of(load_config(encoder, revision)).attention
         chosen = _only(resolve_attention(own, None, lambd, default=_DEFAULT))
     if pattern_from is not None:
-        diagonals = _diagonals_of(pattern_from, encoder)
+        diagonals = _diagonals_of(pattern_from, encoder, revision)
         joined = {name: _join(attention, diagonals) for name, attention in chosen.by_name.items()}
         chosen = replace(chosen, by_name=joined)
     return _with_lambdas(chosen, lambdas) if len(lambdas) > 1 else chosen
@@ -154,7 +160,7 @@ def _fixed_part(checkpoint: str) -> Pattern:
     return replace(pattern, axis=False, diagonal=None, offsets=((0,),))
 
 
-def _diagonals_of(checkpoint: str, encoder: str) -> tuple[tuple[int, ...], ...]:
+def _diagonals_of(checkpoint: str, encoder: str, revision: str | None) -> tuple[tuple[int, ...], ...]:
     """Return the learned or fixed diagonals of a checkpoint: one set, or one for each layer."""
     attention = ModelSpec.of(load_config(checkpoint)).attention
     if attention.pattern is None or not (attention.pattern.diagonal or attention.pattern.offsets):
@@ -163,7 +169,7 @@ def _diagonals_of(checkpoint: str, encoder: str) -> tuple[tuple[int, ...], ...]:
     if attention.pattern.diagonal is not None:
         # With the main one, which a learned diagonal never lacks.
         offsets = tuple((0, *each) for each in learned_offsets(load_checkpoint(checkpoint)))
-    layers = load_config(encoder).num_hidden_layers
+    layers = load_config(encoder, revision).num_hidden_layers
     if len(offsets) not in (1, layers):
         raise OptionError(
             f"--pattern-from {checkpoint} has diagonals for {len(offsets)} layers, and {encoder} has "

@@ -14,6 +14,7 @@ from accelerate.utils import (  # type: ignore[import-untyped]
     broadcast_object_list,
     gather_object,
 )
+from rich.console import Console
 
 from sparse_export.training.options import TrainingOptions
 from sparse_serve.errors import OptionError, SparseServeError
@@ -49,6 +50,16 @@ def _leave() -> None:
     """End the connections before the interpreter does, which would abort the process."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def warn_of_idle_devices(processes: int, console: Console) -> None:
+    """Say that a run uses one of several accelerators, and how it would use all."""
+    devices = 0 if on_cpu() else torch.accelerator.device_count()
+    if processes == 1 and devices > 1:
+        console.print(
+            f"warning: {devices} devices are here and one of them trains; to use all: torchrun "
+            f"--nproc-per-node {devices} --no-python sparse-serve finetune …"
+        )
 
 
 def rows_per_pass(options: TrainingOptions, processes: int) -> int:

@@ -16,9 +16,10 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFas
 from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.objectives import Objective
 from sparse_export.training.options import TrainingOptions
-from sparse_export.training.records import TrainingRecord
+from sparse_export.training.records import TrainingRecord, TrialRecord
 from sparse_export.training.sources import Rows, Source
 from sparse_serve.data import TextData
+from sparse_serve.errors import OptionError
 
 Encoded = dict[str, Any]
 """A row's token ids (and segment ids), unpadded, and its targets."""
@@ -101,6 +102,19 @@ class Job(ABC):
             DataError: the rows do not fit the task.
             CheckpointError: the encoder cannot be loaded.
         """
+
+    def read_test(self, source: Source) -> Rows:
+        """Read rows that the result is tried on.
+
+        Raises:
+            OptionError: this job answers nothing.
+            DataError: a source that cannot be read.
+        """
+        raise OptionError(f"--test {source} is for tasks, and a language model answers none; leave it out")
+
+    def test(self, model: PreTrainedModel, training: Training, rows: Rows, folder: Path) -> TrialRecord:
+        """Try a trained model on rows that `read_test` has read, and write what it answers into a folder."""
+        raise NotImplementedError(type(self).__name__)
 
     @abstractmethod
     def load(self, folder: Path) -> PreTrainedModel:

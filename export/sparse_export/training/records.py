@@ -124,6 +124,18 @@ class CalibrationRecord:
 
 
 @dataclass(frozen=True)
+class TrialRecord:
+    """How a checkpoint did on rows that had no part in its making; without labels there are no metrics."""
+
+    data: DataRecord
+    metrics: Mapping[str, float]
+
+    def to_json(self) -> str:
+        """Return it as a file holds it."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """What decides the outcome of a run: where two agree in all of it, one can be finished for the other.
 
@@ -134,6 +146,7 @@ class RunSettings:
         evaluation: the rows that choose the best epoch.
         held_out: whether these are a share of the training source, taken out of training.
         processes: how many train together.
+        tested_on: the rows that the result is tried on; None where it is not.
     """
 
     encoder: str
@@ -142,6 +155,7 @@ class RunSettings:
     evaluation: DataRecord
     held_out: bool
     processes: int
+    tested_on: DataRecord | None
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """Tell in which settings a stored run, as parsed JSON, was another one: "epochs (4, now 5)"."""
@@ -162,6 +176,7 @@ class TrainingRecord(RunSettings):
         rho_target: ρ that a learned pattern was trained towards; None where nothing is learned.
         rho: that of the best epoch, of a pattern; None without one.
         rho_without_band: that of the best epoch, of what is learned alone; None where nothing is.
+        test: how the checkpoint did on rows that had no part in its making; None where it was not tried.
         seconds: of the last start of the run.
         device: what it ran on.
         threads: of each process.
@@ -177,6 +192,7 @@ class TrainingRecord(RunSettings):
     rho_target: float | None
     rho: float | None
     rho_without_band: float | None
+    test: TrialRecord | None
     seconds: float
     device: str
     threads: int

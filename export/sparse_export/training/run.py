@@ -3,7 +3,7 @@
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,13 @@ from transformers import TrainerState
 
 from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
-from sparse_export.training.distributed import agreed, ending_together, join_processes, shared
+from sparse_export.training.distributed import (
+    agreed,
+    ending_together,
+    join_processes,
+    shared,
+    warn_of_idle_devices,
+)
 from sparse_export.training.job import Job, Training
 from sparse_export.training.learning import CALIBRATED
 from sparse_export.training.options import FinetuneOptions, TrainingOptions
@@ -37,19 +43,20 @@ from sparse_export.training.records import (
     versions,
 )
 from sparse_export.training.schedule import Stages
-from sparse_export.training.sources import Source
+from sparse_export.training.sources import Rows, Source
 from sparse_export.training.sparsity import layer_sparsity
 from sparse_export.training.task import TaskJob
 from sparse_export.training.trainer import RunTrainer, make_trainer
 
 
-def finetune(
+def finetune(  # noqa: PLR0913  rows are of three kinds
     encoder: str | Path,
     train: Source,
     output: Path,
     options: FinetuneOptions,
     *,
     evaluation: Source | None = None,
+    test: Source | None = None,
     force: bool = False,
     resume: bool = False,
     console: Console | None = None,
@@ -65,6 +72,7 @@ def finetune(
         train,
         output,
         evaluation=evaluation,
+        test=test,
         force=force,
         resume=resume,
         console=console,
@@ -72,13 +80,14 @@ def finetune(
     return cast(FinetuneRecord, record)
 
 
-def train_checkpoint(
+def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
     job: Job,
     encoder: str | Path,
     train: Source,
     output: Path,
     *,
     evaluation: Source | None = None,
+    test: Source | None = None,
     force: bool = False,
     resume: bool = False,
     console: Console | None = None,
@@ -99,6 +108,7 @@ def train_checkpoint(
         output: folder to be made; one with files in it is refused unless `force` replaces it.
         evaluation: rows that choose the best epoch; None takes a data set's split "validation", or else holds
             out a tenth of the training rows by the seed.
+        test: rows that the result is tried on: its answers and figures are written into the checkpoint.
         force: replace the checkpoint that is at `output`, and discard an interrupted run.
         resume: continue the interrupted run, if there is one; to the bit, on a CPU with as many threads and
             the same versions. A checkpoint that the same run has finished is left as it is.
@@ -122,6 +132,7 @@ def train_checkpoint(
         if is_first and not resume:
             refuse_occupied(run, force=force, resume=resume)
         train_rows, eval_rows, held_out = job.read(train, evaluation, console)
+        test_rows = None if test is None else job.read_test(test)
         console.print(
             f"{run.output.name}: {train_rows.record.rows} rows to train on, "
             f"{eval_rows.record.rows} to evaluate on",
@@ -134,7 +145,9 @@ def train_checkpoint(
             eval_rows.record,
             held_out,
             processes.num_processes,
+            None if test_rows is None else test_rows.record,
         )
+        warn_of_idle_devices(processes.num_processes, console)
         done = _finished(job, settings, run.output) if resume and is_first else None
         if done is not None:
             discard_leftover(run, settings)
@@ -152,7 +165,8 @@ def train_checkpoint(
         latest = shared(run.latest_state() if is_first else None)
         state = _train(trainer, job.options, stages, run, latest)
         with agreed():
-            record = _write(job, training, trainer, state, settings, run, started) if is_first else None
+            result = Result(training, trainer, state, test_rows)
+            record = _write(job, result, settings, run, started) if is_first else None
         return cast(TrainingRecord, shared(record))
 
 
@@ -190,16 +204,21 @@ def _train(
     return trainer.state
 
 
+@dataclass(frozen=True)
+class Result:
+    """What has been trained: on what, by what, how far, and on which rows it is to be tried, if on any."""
+
+    training: Training
+    trainer: RunTrainer
+    state: TrainerState
+    test: Rows | None
+
+
 def _write(
-    job: Job,
-    training: Training,
-    trainer: RunTrainer,
-    state: TrainerState,
-    settings: RunSettings,
-    run: PartialRun,
-    started: float,
+    job: Job, result: Result, settings: RunSettings, run: PartialRun, started: float
 ) -> TrainingRecord:
     """Write the best epoch's checkpoint with its record, and put it into its place."""
+    training, trainer, state = result.training, result.trainer, result.state
     device = trainer.model.device
     model = job.load(run.state_after(state.best_global_step)).to(device)
     options = settings.options
@@ -207,6 +226,10 @@ def _write(
     stages = Stages.of(options, training.batches.plan.steps)
     epochs = _epoch_records(state.log_history, options, stages)
     best = next(each for each in epochs if each.step == state.best_global_step)
+    # Truncation is how this run encoded, not a property of the tokenizer.
+    training.tokenizer.backend_tokenizer.no_truncation()
+    save_checkpoint(model, training.tokenizer, run.checkpoint)
+    tried = None if result.test is None else job.test(model, training, result.test, run.checkpoint)
     record = job.record(
         **{name: getattr(settings, name) for name in asdict(settings)},
         labels=job.labels(model),
@@ -218,14 +241,12 @@ def _write(
         rho_target=trainer.learning.schedule.rho_target if trainer.learning and options.learns else None,
         rho=best.rho,
         rho_without_band=best.rho_without_band,
+        test=tried,
         seconds=round(time.monotonic() - started, 1),
         device=str(device),
         threads=torch.get_num_threads(),
         versions=versions(),
     )
-    # Truncation is how this run encoded, not a property of the tokenizer.
-    trainer.processing_class.backend_tokenizer.no_truncation()
-    save_checkpoint(model, trainer.processing_class, run.checkpoint)
     (run.checkpoint / RECORD_NAME).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     run.install()
     return record

@@ -15,10 +15,11 @@ from sparse_export.training.records import DataRecord
 from sparse_serve.data import Arrange, TextData, hold_out, read_data
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import SUFFIXES
+from sparse_serve.records import SUFFIXES, iter_records
+from sparse_serve.tasks import TASKS
 
 HOLD_OUT_SHARE = 0.1
-VALIDATION = "validation"
+VALIDATION, TEST = "validation", "test"
 
 # The tokenizer's own results take four times the memory of what is kept of them.
 _ROWS_AT_ONCE = 1000
@@ -27,13 +28,19 @@ Source = Path | DatasetSplit
 
 
 def sources_of(
-    train: str, evaluation: str | None, config: str | None, train_split: str | None, eval_split: str | None
-) -> tuple[Source, Source | None]:
+    train: str,
+    evaluation: str | None,
+    test: str | None,
+    config: str | None,
+    train_split: str | None,
+    eval_split: str | None,
+) -> tuple[Source, Source | None, Source | None]:
     """Tell what a command line means: files, or data sets by their hub ids or folders.
 
     Args:
         train: names the training rows.
         evaluation: names the rows that choose the best epoch; None where nothing was said.
+        test: names the rows that the result is tried on: of a data set, its split "test".
         config: configuration of the data sets.
         train_split: split to train on.
         eval_split: split to evaluate on; without `evaluation`, of the data set that is trained on.
@@ -47,11 +54,12 @@ def sources_of(
         eval_source = _source(evaluation, config, eval_split or VALIDATION)
     elif eval_split is not None:
         eval_source = _source(train, config, eval_split)
-    sources = (train_source, eval_source)
+    test_source = None if test is None else _source(test, config, TEST)
+    sources = (train_source, eval_source, test_source)
     for option, value, described in (
         ("--dataset-config", config, sources),
         ("--train-split", train_split, sources[:1]),
-        ("--eval-split", eval_split, sources[1:]),
+        ("--eval-split", eval_split, sources[1:2]),
     ):
         if value is not None and not any(isinstance(source, DatasetSplit) for source in described):
             raise OptionError(f"{option} {value} is for data sets, and {train} is a file; leave it out")
@@ -75,10 +83,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows and where they came from."""
+    """Rows and where they came from; not all rows to be tried on are labelled."""
 
     data: TextData
     record: DataRecord
+    is_labelled: bool = True
 
 
 def read_rows(
@@ -112,6 +121,25 @@ def read_rows(
             "in both, or single texts in both (--text-pair-column names the column)"
         )
     return train_rows, eval_rows, held_out
+
+
+def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
+    """Read rows that a result is tried on, with labels where all of them have one.
+
+    Raises:
+        DataError: a source that cannot be read.
+    """
+    kind = TASKS[task].rows
+    columns = options.columns or kind.columns
+    if isinstance(source, Path):
+        records = iter_records(source, columns.required, kind.formats)
+        if not any(kind.has_label(record, columns) for _, record in records):
+            records = iter_records(source, columns.required, kind.formats)
+            rows = tuple(kind.row(str(source), *each, columns, labelled=False) for each in records)
+            data = TextData(str(source), rows, (), len(rows), kind.whole_contexts)
+            record = DataRecord(str(source), file_digest(source), len(rows), len(rows))
+            return Rows(data, record, is_labelled=False)
+    return _read(source, options, Reading(task))
 
 
 def tokenize(

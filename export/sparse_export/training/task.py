@@ -24,8 +24,8 @@ from sparse_export.training.freezing import freeze
 from sparse_export.training.job import Encoded, Figures, Job, Training
 from sparse_export.training.objectives import Inputs, Objective, Part
 from sparse_export.training.options import LOSS, FinetuneOptions
-from sparse_export.training.records import FinetuneRecord, TrainingRecord
-from sparse_export.training.sources import Reading, Rows, Source, read_rows
+from sparse_export.training.records import FinetuneRecord, TrainingRecord, TrialRecord
+from sparse_export.training.sources import Reading, Rows, Source, read_rows, read_test_rows
 from sparse_serve.data import TextData
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import TASKS, Task
@@ -115,6 +115,17 @@ class TaskJob(Job):
             figures=figures_of(head, judged, evaluation, head.collator(tokenizer)),
         )
 
+    def read_test(self, source: Source) -> Rows:
+        """Read rows that the result is tried on."""
+        return read_test_rows(source, self.options, self.options.task)
+
+    def test(self, model: PreTrainedModel, training: Training, rows: Rows, folder: Path) -> TrialRecord:
+        """Answer rows as they are served."""
+        from sparse_export.training.testing import try_out  # noqa: PLC0415  which encodes as this does
+
+        head = cast(TrainedHead, head_of(ModelSpec.of(model.config).task))
+        return try_out(head, model, training.tokenizer, rows, training.max_length, folder)
+
     def load(self, folder: Path) -> PreTrainedModel:
         """Load a trained model with its task."""
         return load_checkpoint(folder)
@@ -158,18 +169,25 @@ def encode(
     texts: list[EncodedText] = []
     for start in range(0, len(data.rows), _ROWS_AT_ONCE):
         part = replace(data, rows=data.rows[start : start + _ROWS_AT_ONCE])
-        encoded = head.task.encode(
-            tokenizer.backend_tokenizer,
-            [row.text for row in part.rows],
-            [row.text_pair for row in part.rows] if data.has_pairs else None,
-            max_length,
-        )
+        encoded = encode_texts(head.task, tokenizer, part, max_length)
         for text, targets in zip(encoded, head.window_targets(part, encoded), strict=True):
             for window, target in zip(text.windows, targets, strict=True):
                 segments = {"token_type_ids": window.type_ids} if has_segments else {}
                 rows.append({"input_ids": window.ids, **segments, **target})
         texts += encoded if keep_texts else ()
     return EncodedData(rows, texts)
+
+
+def encode_texts(
+    task: Task, tokenizer: PreTrainedTokenizerFast, data: TextData, max_length: int
+) -> list[EncodedText]:
+    """Encode the texts of rows as they are served."""
+    return task.encode(
+        tokenizer.backend_tokenizer,
+        [row.text for row in data.rows],
+        [row.text_pair for row in data.rows] if data.has_pairs else None,
+        max_length,
+    )
 
 
 def figures_of(head: TrainedHead, data: EncodedData, rows: TextData, collator: Any) -> Figures:

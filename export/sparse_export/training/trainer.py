@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 
 from sparse_export.attention.masks import LayerMask
 from sparse_export.encoders.patterned import recorded
@@ -28,6 +29,7 @@ from sparse_export.training.partial import PartialRun
 from sparse_export.training.precision import require_precision
 from sparse_export.training.records import RunSettings
 from sparse_export.training.schedule import Stages
+from sparse_serve.errors import OptionError
 
 
 class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
@@ -206,6 +208,12 @@ def _arguments(
 ) -> TrainingArguments:
     options = job.options
     require_precision(options)
+    if options.report_to is not None and options.report_to not in get_available_reporting_integrations():
+        installed = ", ".join(get_available_reporting_integrations()) or "none is installed"
+        raise OptionError(
+            f"--report-to {options.report_to} is not here; known and installed: {installed}: install its "
+            "package, or leave it out"
+        )
     arguments = TrainingArguments(
         output_dir=str(run.states),
         num_train_epochs=options.epochs,
