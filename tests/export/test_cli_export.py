@@ -11,14 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli import app
 from sparse_export.cli.export import _summary
-from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.entry import Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
 from sparse_serve.cli_options import run
 from sparse_serve.repository.entries import read_entry
-from tiny_models import POSITIONS, make_model, make_tokenizer
+from tiny_models import CLASSES, LABELS, POSITIONS, make_model, make_tokenizer
 
 
 def invoke(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -53,7 +54,8 @@ def test_json_figures_and_manifest(
     status, out, _ = invoke(capsys, *args)
     assert status == 0
     figures = json.loads(out)
-    assert figures["attention"] == {"kind": "sparsegen", "lambd": -1.0, "pattern": None}
+    assert figures["attention"] == {"normalizer": "sparsegen", "lambd": -1.0, "pattern": None}
+    assert figures["task"] == {"type": "single_label_classification", "labels": list(LABELS)}
     assert figures["parity"]["library"]["max_abs_diff"] <= 1e-4
     manifest = read_entry(tmp_path / "x").manifest
     assert manifest.triton_release == "25.02"
@@ -127,7 +129,7 @@ def test_axis_layer_that_cannot_be_served(
 ) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    save_classifier(make_model(AttentionSpec.parse("axis", None)), make_tokenizer(folder), folder)
+    save_checkpoint(make_model(AttentionSpec.parse("axis", None)), make_tokenizer(folder), folder)
     weights = load_file(folder / "model.safetensors")
     name = "bert.encoder.layer.1.axis.weight"
     changed = change(weights.pop(name))
@@ -158,8 +160,9 @@ def test_pattern_and_metrics_from_the_environment(
 
 def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:
     agreement = Agreement(1e-6, 1.0, None, MaskFlips(3, 500, 2e-5, 0.25))
-    parity = ParityReport(9, 30, 1e-4, "accuracy", None, agreement, agreement, [], [], {}, {})
-    _, line = _summary(Exported(tmp_path, AttentionSpec(), parity, None, {})).splitlines()
+    sides = {"library": agreement, "portable": agreement}
+    parity = ParityReport(9, 30, 1e-4, "logits", "accuracy", None, sides, [], [], {}, {})
+    _, line = _summary(Exported(tmp_path, AttentionSpec(), CLASSES, parity, None, {})).splitlines()
     for part in ("mask flips", "3 of 500", "2.0e-05", "2.5e-01"):
         assert part in line
 

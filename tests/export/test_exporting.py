@@ -10,14 +10,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import sparse_export.entry as module
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
-from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
-from tiny_models import LABELS, LAMBD, LAYERS, POSITIONS
+from tiny_models import CLASSES, LABELS, LAMBD, LAYERS, POSITIONS
 
 
 @pytest.fixture
@@ -31,9 +30,9 @@ def is_unwritten(options: ExportOptions) -> bool:
 
 def test_manifest_says_what_the_entry_is(exported: Exported) -> None:
     manifest = read_entry(exported.path).manifest
-    assert (manifest.attention.kind, manifest.attention.lambd) == ("sparsegen", LAMBD)
+    assert (manifest.attention.normalizer, manifest.attention.lambd) == ("sparsegen", LAMBD)
     assert (manifest.opset, manifest.ir_version, manifest.triton_release) == (20, 9, "26.07")
-    assert manifest.labels == LABELS
+    assert manifest.task == CLASSES
     assert (manifest.layers, manifest.max_length) == (LAYERS, POSITIONS)
     assert manifest.op_library is not None
     assert manifest.op_library.sha256 == file_digest(library_path())
@@ -72,7 +71,7 @@ def test_quality_is_compared_on_every_side(options: ExportOptions, tmp_path: Pat
 def test_quality_is_judged_on_pairs_where_there_are_pairs(options: ExportOptions, tmp_path: Path) -> None:
     file = tmp_path / "eval.tsv"
     file.write_text("text_a\tother\tlabel\na b\tc d e\tneutral\n")
-    columns = Columns(text_pair="other")
+    columns = {"text_pair": "other"}
     quality = export_checkpoint(replace(options, eval_file=file, columns=columns)).quality
     assert quality is not None
     assert quality.longest == 8  # [CLS] a b [SEP] c d e [SEP]
@@ -81,7 +80,7 @@ def test_quality_is_judged_on_pairs_where_there_are_pairs(options: ExportOptions
 def test_a_plain_checkpoint_can_be_exported_as_ssaf(
     options: ExportOptions, checkpoint: Path, tmp_path: Path
 ) -> None:
-    spec = AttentionSpec("sparsegen", -7.0)
+    spec = AttentionSpec(-7.0)
     exported = export_checkpoint(replace(options, attention=spec, max_length=40, model_version=3))
     manifest = read_entry(exported.path).manifest
     assert (manifest.attention.lambd, manifest.max_length, manifest.version) == (-7.0, 40, 3)
