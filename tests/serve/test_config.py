@@ -15,7 +15,16 @@ from sparse_serve.repository.config import (
     read_config,
     to_text,
 )
+from sparse_serve.tasks import (
+    Classification,
+    Embedding,
+    QuestionAnswering,
+    Regression,
+    Task,
+    TokenClassification,
+)
 
+TASKS = {"default": Classification(("a", "b"))}
 GOLDEN = Path(__file__).parent / "golden"
 
 SIGNATURE = Signature(
@@ -36,8 +45,7 @@ SIGNATURE = Signature(
             public_config(
                 "reviews",
                 SIGNATURE,
-                labels=("negative", "positive"),
-                problem_type="single_label_classification",
+                tasks={"default": Classification(("negative", "positive"))},
                 max_length=512,
             ),
         ),
@@ -46,11 +54,26 @@ SIGNATURE = Signature(
             public_config(
                 "value",
                 SIGNATURE,
-                labels=("value",),
-                problem_type="regression",
+                tasks={"default": Regression(("value",))},
                 max_length=8,
                 max_batch_size=4,
             ),
+        ),
+        (
+            "question_answering.pbtxt",
+            public_config(
+                "reader", SIGNATURE, tasks={"default": QuestionAnswering(no_answer=True)}, max_length=384
+            ),
+        ),
+        (
+            "token_classification.pbtxt",
+            public_config(
+                "tagger", SIGNATURE, tasks={"default": TokenClassification(("O", "B-PER"))}, max_length=128
+            ),
+        ),
+        (
+            "embedding.pbtxt",
+            public_config("vectors", SIGNATURE, tasks={"default": Embedding(size=384)}, max_length=128),
         ),
     ],
 )
@@ -76,9 +99,7 @@ def test_rows_and_columns_are_outputs_of_the_graph_alone() -> None:
     ]
     assert graph.output[:2] == plain.output[:]
     public, without = (
-        public_config(
-            "reviews", each, labels=("a", "b"), problem_type="single_label_classification", max_length=8
-        )
+        public_config("reviews", each, tasks={"default": Classification(("a", "b"))}, max_length=8)
         for each in (AXES_SIGNATURE, SIGNATURE)
     )
     assert public == without
@@ -88,9 +109,7 @@ def test_rows_and_columns_are_outputs_of_the_graph_alone() -> None:
     ("signature", "measures"), [(SIGNATURE, "rho"), (AXES_SIGNATURE, "rho,rows_on,columns_on")]
 )
 def test_metrics_are_every_measure_of_the_graph(signature: Signature, measures: str) -> None:
-    config = public_config(
-        "reviews", signature, labels=("a", "b"), problem_type="regression", max_length=8, metrics=True
-    )
+    config = public_config("reviews", signature, tasks=TASKS, max_length=8, metrics=True)
     assert parameters(config)["metrics"] == measures
 
 
@@ -108,6 +127,38 @@ def test_measures_of_another_shape_are_refused(outputs: dict[str, tuple[int, ...
     tensors = tuple(Tensor(name, DataType.TYPE_FP32, dims) for name, dims in outputs.items())
     with pytest.raises(RepositoryError, match=message):
         _ = Signature(SIGNATURE.inputs, tensors).measures
+
+
+@pytest.mark.parametrize(
+    ("task", "tensor", "message"),
+    [
+        (Classification(("a", "b")), ("logits", (2,)), None),
+        (
+            Classification(("a", "b")),
+            ("logits", (3,)),
+            r"logits FP32 \[-1, 3\] for single .* FP32 \[-1, 2\]",
+        ),
+        (QuestionAnswering(), ("logits", (-1, 2)), None),
+        (
+            QuestionAnswering(),
+            ("logits", (2,)),
+            r"\[-1, 2\] for question .*\[-1, -1, 2\] is needed",
+        ),
+        (TokenClassification(("O",)), ("logits", (-1, 1)), None),
+        (Embedding(size=4), ("embedding", (4,)), None),
+        (Embedding(size=4), ("logits", (4,)), "no output 'embedding', only logits"),
+    ],
+)
+def test_what_a_task_is_answered_from(
+    task: Task, tensor: tuple[str, tuple[int, ...]], message: str | None
+) -> None:
+    found = Tensor(tensor[0], DataType.TYPE_FP32, tensor[1])
+    signature = Signature(SIGNATURE.inputs, (found,))
+    if message is None:
+        assert signature.answer(task) == found
+        return
+    with pytest.raises(RepositoryError, match=message):
+        signature.answer(task)
 
 
 def test_measures_of_another_type_are_refused() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tiny_entry import SPANS, VECTORS
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
@@ -21,6 +22,7 @@ from sparse_serve.repository.entries import (
 )
 from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
+from sparse_serve.tasks import Classification, Regression
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -42,7 +44,7 @@ def test_an_entry_has_the_layout_of_the_contract(tmp_path: Path, make_spec: Make
     twin = "tiny/baselines/tiny_padded_dense_eager"
     assert list(contents(repository)) == sorted(
         [
-            "tiny/1/model.py",
+            "tiny/1/manifest.json",
             f"{twin}/1/model.onnx",
             f"{twin}/config.pbtxt",
             f"{twin}/warmup/attention_mask",
@@ -63,7 +65,7 @@ def test_the_manifest_holds_the_digest_of_every_other_file(tmp_path: Path, make_
     public = write_entry(tmp_path, make_spec(baselines={"packed_dense": make_spec().graph}))
     manifest = read_manifest(public / "manifest.json")
     found = contents(tmp_path)
-    del found["tiny/manifest.json"]
+    assert found.pop("tiny/manifest.json") == found.pop("tiny/1/manifest.json")
     assert manifest.files == found
     assert manifest.baselines == {"packed_dense": "tiny_packed_dense"}
 
@@ -125,7 +127,9 @@ def test_usable_names_pass() -> None:
 
 
 def test_an_existing_entry_is_replaced_only_by_force(tmp_path: Path, make_spec: MakeSpec) -> None:
-    write_entry(tmp_path, make_spec(labels=("bad", "good"), baselines={"packed_dense": make_spec().graph}))
+    write_entry(
+        tmp_path, make_spec(Classification(("bad", "good")), baselines={"packed_dense": make_spec().graph})
+    )
     before = contents(tmp_path)
     with pytest.raises(RepositoryError, match="has version 1 already: replace it with --force"):
         write_entry(tmp_path, make_spec())
@@ -160,7 +164,15 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     assert read_entry(tmp_path / "tiny").versions == (1, 2)
 
 
-@pytest.mark.parametrize("change", [{"labels": ("no", "yes")}, {"max_length": 9}, {"metrics": True}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": Classification(("no", "yes"))},
+        {"task": Regression(("a", "b"))},
+        {"max_length": 9},
+        {"metrics": True},
+    ],
+)
 def test_versions_that_differ_are_refused(
     tmp_path: Path, make_spec: MakeSpec, change: dict[str, object]
 ) -> None:
@@ -174,9 +186,8 @@ def test_versions_that_differ_are_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": ("only",)}, r"gives logits \[2\] for 1 labels"),
-        ({"labels": ("same", "same")}, "must be unique"),
-        ({"labels": ("two\nlines", "b")}, "single non-empty lines"),
+        ({"tasks": {"default": SPANS}}, r"gives logits FP32 \[-1, 2\] for question answering"),
+        ({"tasks": {"default": VECTORS}}, "no output 'embedding', only logits"),
         ({"layers": 3}, r"gives rho \[2\] for 3 layers"),
         ({"max_length": 3}, "no room beside 3 special tokens"),
         ({"tokenizer": Path(__file__)}, "tokenizer .* cannot be read"),
@@ -234,11 +245,11 @@ def test_a_replacement_killed_between_renames_is_finished_later(
 ) -> None:
     repository = tmp_path / "models"
     write_entry(repository, make_spec())
-    write_entry(tmp_path / "wanted", make_spec(labels=("bad", "good")))
+    write_entry(tmp_path / "wanted", make_spec(Classification(("bad", "good"))))
     with pytest.MonkeyPatch.context() as patch:
         kill_at_rename(patch, number)
         with pytest.raises(Killed):
-            write_entry(repository, make_spec(labels=("bad", "good")), force=True)
+            write_entry(repository, make_spec(Classification(("bad", "good"))), force=True)
     public, graph = repository / "tiny", repository / graph_name("tiny")
     # Never the public model of one export beside the graph of another, nor without any.
     assert number == 1 or not public.exists()

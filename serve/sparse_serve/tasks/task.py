@@ -107,7 +107,7 @@ class Task(ABC):
                 f"{cls.type} has no setting {', '.join(sorted(map(repr, unknown)))}: upgrade sparse-serve"
             )
         labels = settings.pop("labels", ())
-        if not isinstance(labels, Sequence) or not all(isinstance(label, str) for label in labels):
+        if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
             raise ValueError(f"labels are {reprlib.repr(labels)}; a list of names is needed")
         return cls(labels=tuple(labels), **settings)
 

@@ -1,6 +1,8 @@
-"""The public model in this process: tokenization, answers by problem type, and fault isolation."""
+"""The text backend in this process: tokenization, answers by task, and fault isolation."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_stub as stub
-from tiny_entry import MAX_LENGTH, VOCABULARY, tiny_graph
+from tiny_entry import CLASSES, MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, tiny_graph
 
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention
-from sparse_serve.tasks import ProblemType, Task
+from sparse_serve.tasks import MultiLabel, Regression, Task
+from sparse_serve.triton.installation import backend_directory, find_triton
 
 TRITON = Path(str(files("sparse_serve") / "triton"))
 OUTPUTS = ("scores", "label", "logits", "token_count", "truncated", "rho")
@@ -38,11 +41,11 @@ class Graph:
 def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Write an entry and return its public model with the graph behind it."""
 
-    def load_entry(**changes: Any) -> tuple[Any, Graph]:
-        public = write_entry(tmp_path, make_spec(**changes))
+    def load_entry(task: Task = CLASSES, **changes: Any) -> tuple[Any, Graph]:
+        public = write_entry(tmp_path, make_spec(task, **changes))
         graph = Graph(tmp_path / f"{public.name}_model")
         monkeypatch.setattr(stub.Request, "call", graph, raising=False)
-        return stub.load_model(public / "1" / "model.py", public), graph
+        return stub.load_model(TRITON / "text_backend" / "model.py", public), graph
 
     return load_entry
 
@@ -150,13 +153,16 @@ def test_a_request_without_text_fails_alone(tiny: tuple[Any, Graph]) -> None:
 
 def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> None:
     model, _ = tiny
-    encode = model.tokenizer.encode_batch_fast
+    own = model.tokenizer
 
     class Tokenizer:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
         def encode_batch_fast(self, texts: list[str]) -> Any:
             if "w9" in texts:
                 raise RuntimeError("out\nof order")
-            return encode(texts)
+            return own.encode_batch_fast(texts)
 
     model.tokenizer = Tokenizer()
     responses = model.execute([request("w1"), request("w9")])
@@ -180,7 +186,8 @@ def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph
     responses = tiny[0].execute([good, unreadable, uneven, Nameless(good.inputs, OUTPUTS), good])
     assert [response.has_error() for response in responses] == [False, True, True, True, False]
     errors = [response.error() for response in responses[1:4]]
-    assert {error.code() for error in errors} == {stub.Error.INTERNAL}
+    codes = [error.code() for error in errors]
+    assert codes == [stub.Error.INTERNAL, stub.Error.INVALID_ARG, stub.Error.INTERNAL]
     assert errors[0].message() == "MemoryError: cannot allocate"
 
 
@@ -233,7 +240,7 @@ def test_metrics_are_sums_over_the_texts_answered(
     port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     monkeypatch.setattr(stub.MetricFamily, "ports", port)
     graph = tiny_graph(tmp_path / "axes.onnx", axes=True)
-    model, served = load(graph=graph, attention=Attention(kind="axis"), metrics=True)
+    model, served = load(graph=graph, attention=Attention(normalizer="softmax", pattern="axis"), metrics=True)
     families = [f"sparse_serve_{name}_total" for name in ("texts", "rho", "rows_on", "columns_on")]
     assert list(port) == families
     assert not any(value for counters in port.values() for value in counters.values())
@@ -270,13 +277,9 @@ def test_single_label_scores_are_a_softmax(tiny: tuple[Any, Graph]) -> None:
     assert arrays["scores"].dtype == np.float32
 
 
-def test_multi_label_scores_are_sigmoids(load: Callable[..., Any], tmp_path: Path) -> None:
+def test_multi_label_scores_are_sigmoids(load: Callable[..., Any]) -> None:
     labels = ("a", "bé", 'c "d"')
-    model, _ = load(
-        graph=tiny_graph(tmp_path / "three.onnx", classes=3),
-        labels=labels,
-        problem_type="multi_label_classification",
-    )
+    model, _ = load(MultiLabel(labels))
     (arrays,) = answer(model, request("w1", "w2 w3 w4", "w7 " * 30))
     logits = arrays["logits"].astype(np.float64)
     np.testing.assert_allclose(arrays["scores"], 1 / (1 + np.exp(-logits)), rtol=1e-4, atol=1e-7)
@@ -285,36 +288,133 @@ def test_multi_label_scores_are_sigmoids(load: Callable[..., Any], tmp_path: Pat
     assert arrays["scores"].dtype == np.float32
 
 
-def test_regression_gives_the_value_itself(load: Callable[..., Any], tmp_path: Path) -> None:
-    model, _ = load(
-        graph=tiny_graph(tmp_path / "one.onnx", classes=1), labels=("value",), problem_type="regression"
-    )
+def test_regression_gives_the_value_itself(load: Callable[..., Any]) -> None:
+    model, _ = load(Regression(("value",)))
     (arrays,) = answer(model, request("w1", "w2"))
     np.testing.assert_array_equal(arrays["scores"], arrays["logits"])
     assert [np.float32(text) for text in arrays["label"][:, 0]] == arrays["logits"][:, 0].tolist()
 
 
-@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
-def test_answers_are_read_from_logits_as_everywhere_else(
-    load: Callable[..., Any], problem_type: ProblemType
-) -> None:
-    model, _ = load(problem_type=problem_type)
-    rng = np.random.default_rng(0)
-    rows = rng.normal(0, 4, (200, 2)).astype(np.float32)
-    logits = np.concatenate([rows, np.float32([[0, 0], [-1e-7, 1e-7], [80, -80], [-90, 90]])])
-    scores, labels = Task(problem_type, tuple(model.labels)).read(logits)
-    served_scores, served_labels = model.answer(logits, model.labels)
-    np.testing.assert_array_equal(served_scores, scores)
-    assert served_labels == labels
+def test_several_values_are_a_json_array(load: Callable[..., Any]) -> None:
+    model, _ = load(Regression(("length", "width")))
+    (arrays,) = answer(model, request("w1"))
+    assert np.float32(json.loads(arrays["label"].item())).tolist() == arrays["logits"][0].tolist()
 
 
-@pytest.mark.parametrize("labels", [("score",), ("length", "width")])
-def test_values_are_read_from_logits_as_everywhere_else(
-    load: Callable[..., Any], labels: tuple[str, ...]
+SPAN_OUTPUTS = ("answer", "start", "end", "score", "token_count", "truncated", "rho")
+
+
+def test_a_question_is_answered_from_all_windows_of_its_context(load: Callable[..., Any]) -> None:
+    """Windows of several requests share the graph's batches, of at most its size."""
+    model, graph = load(SPANS, max_batch_size=4)
+    long = " ".join(f"w{number % 30}" for number in range(40))
+    short = request("w1", pairs=("w2 w3",), names=SPAN_OUTPUTS)
+    responses = answer(model, request("w4", "w5", pairs=(long, "w6"), names=SPAN_OUTPUTS), short)
+    rows = [len(call.inputs[0].as_numpy()) for call in graph.calls]
+    windows = sum(rows)
+    assert rows == [4] * (windows // 4) + [windows % 4] * (windows % 4 > 0)
+    assert windows > 4
+    counts = [arrays["token_count"][:, 0].tolist() for arrays in responses]
+    assert counts[0][0] > MAX_LENGTH
+    assert (counts[0][1], counts[1]) == (5, [6])
+    for arrays in responses:
+        for row, context in enumerate((long, "w6") if arrays is responses[0] else ("w2 w3",)):
+            start, end = arrays["start"][row, 0], arrays["end"][row, 0]
+            assert context[start:end] == arrays["answer"][row, 0].decode() != ""
+        assert not arrays["truncated"].any()
+    alone = answer(model, request("w4", pairs=(long,), names=SPAN_OUTPUTS))[0]
+    for name in SPAN_OUTPUTS:
+        np.testing.assert_array_equal(alone[name][0], responses[0][name][0])
+
+
+def test_rho_of_a_question_is_the_mean_of_its_windows(load: Callable[..., Any]) -> None:
+    model, graph = load(SPANS)
+    context = " ".join(["w20"] * 30)
+    (arrays,) = answer(model, request("w21", pairs=(context,), names=SPAN_OUTPUTS))
+    masks = graph.calls[0].inputs[1].as_numpy()
+    assert len(masks) > 1
+    np.testing.assert_allclose(arrays["rho"][0], [(3 / masks.sum(axis=1)).mean()] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "pairs", "message"),
+    [
+        (SPANS, None, "question answering needs TEXT_PAIR beside TEXT"),
+        (TAGS, ("w2",), "token classification reads TEXT alone: leave out TEXT_PAIR"),
+    ],
+)
+def test_texts_that_a_task_cannot_have_fail_alone(
+    load: Callable[..., Any], task: Task, pairs: tuple[str, ...] | None, message: str
 ) -> None:
-    model, _ = load(problem_type="regression")
-    logits = np.float32([[2.6, -1e-7], [3e38, 0], [0.1, 7]])[:, : len(labels)]
-    scores, read = Task("regression", labels).read(logits)
-    served_scores, served = model.answer(logits, labels)
-    np.testing.assert_array_equal(served_scores, scores)
-    assert served == read
+    model, graph = load(task)
+    names = tuple(output.name for output in task.outputs)
+    good = request("w1", pairs=("w2",) if pairs is None else None, names=names)
+    responses = model.execute([good, request("w1", pairs=pairs, names=names), good])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    assert responses[1].error().message() == message
+    assert responses[1].error().code() == stub.Error.INVALID_ARG
+    assert len(graph.calls) == 1
+
+
+def test_tags_of_batches_of_several_lengths_become_entities(load: Callable[..., Any]) -> None:
+    model, graph = load(TAGS, max_batch_size=2)
+    texts = ["w1 w2", "w3", "w4 w5 w6 w7 w8", "", "w9 w10"]
+    names = ("entities", "truncated", "token_count")
+    together = answer(model, *(request(text, names=names) for text in texts))
+    assert [call.inputs[0].as_numpy().shape for call in graph.calls] == [(2, 4), (2, 7), (1, 4)]
+    for text, arrays in zip(texts, together, strict=True):
+        alone = answer(model, request(text, names=names))[0]
+        assert json.loads(arrays["entities"].item()) == json.loads(alone["entities"].item())
+        for entity in json.loads(arrays["entities"].item()):
+            assert text[entity["start"] : entity["end"]] == entity["text"]
+    assert json.loads(together[3]["entities"].item()) == []
+
+
+def test_an_embedding_is_the_graphs(load: Callable[..., Any]) -> None:
+    model, graph = load(VECTORS)
+    (arrays,) = answer(model, request("w1", "w2 w3", "", names=("embedding", "token_count")))
+    assert arrays["embedding"].shape == (3, VECTORS.size)
+    assert arrays["embedding"].dtype == np.float32
+    assert graph.calls[0].requested_output_names() == ["embedding"]
+
+
+def test_an_entry_of_a_task_that_the_front_does_not_know_is_refused_at_load(
+    tmp_path: Path, make_spec: MakeSpec
+) -> None:
+    public = write_entry(tmp_path, make_spec())
+    config = public / "config.pbtxt"
+    config.write_text(config.read_text().replace("single_label_classification", "translation"))
+    with pytest.raises(Exception, match=r"task 'translation' is not known here, .*: upgrade") as raised:
+        stub.load_model(TRITON / "text_backend" / "model.py", public)
+    assert type(raised.value).__name__ == "TritonModelException"
+    assert "\n" not in str(raised.value)
+
+
+BARE = """
+import importlib.util, sys
+from types import ModuleType
+sys.path.append({packages!r})
+sys.modules["triton_python_backend_utils"] = ModuleType("triton_python_backend_utils")
+specification = importlib.util.spec_from_file_location("model", {model!r})
+module = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(module)
+own = [name for name in sys.modules if name.split(".")[0] == "sparse_serve"]
+assert all(sys.modules[name].__file__.startswith({backend!r}) for name in own), own
+foreign = [name for name in ("onnx", "pydantic", "tritonclient", "sklearn", "torch") if name in sys.modules]
+print(len(own), foreign)
+"""
+
+
+def test_the_backend_needs_no_installed_package(tmp_path: Path) -> None:
+    """The container's Python has numpy and tokenizers; without `site`, nothing finds sparse_serve."""
+    backends = backend_directory(find_triton("bundled"), tmp_path / "backends")
+    backend = backends / "sparse_serve_text"
+    packages = str(Path(np.__file__).parents[1])
+    code = BARE.format(packages=packages, model=str(backend / "model.py"), backend=str(backend))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    count, foreign = done.stdout.split(maxsplit=1)
+    assert int(count) > 10
+    assert foreign.strip() == "[]"
