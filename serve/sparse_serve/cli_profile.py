@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
-from sparse_serve.data import TEXT_PAIR, Columns
+from sparse_serve.data import TEXT_PAIR
 from sparse_serve.errors import OptionError
 from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
 from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ProfileOptions, profile
@@ -66,14 +66,21 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             help="Labelled rows: measure the task metrics of every variant.",
         ),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of the text in --eval.")] = "text_a",
+    text_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the text in --eval.", show_default="text_a, or as the task has it"),
+    ] = None,
     text_pair_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of the second text in --eval.", show_default=f"{TEXT_PAIR}, where there is one"
+            help="Column of the second text in --eval.",
+            show_default=f"{TEXT_PAIR} where there is one, or as the task has it",
         ),
     ] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the label in --eval.")] = "label",
+    label_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the label in --eval.", show_default="label, or as the task has it"),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
     ] = False,
@@ -95,7 +102,9 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         threads=threads,
         inputs=inputs,
         evaluation=evaluation,
-        columns=Columns(text_column, text_pair_column, label_column),
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
     )
     make_output_folder(output_dir)
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:

@@ -78,11 +78,12 @@ SSAF = Served(
     layers=2,
     max_length=512,
     dtype="fp32",
-    attention="sparsegen",
+    task="single_label_classification",
+    normalizer="sparsegen",
     pattern=None,
     lambd=-4.0,
 )
-AAA = SSAF.model_copy(update={"attention": "axis", "pattern": "axis+local2", "lambd": None})
+AAA = SSAF.model_copy(update={"normalizer": "softmax", "pattern": "axis+local2", "lambd": None})
 
 
 def with_axes(measured: Measurement) -> Measurement:

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Barrier, BrokenBarrierError, get_ident
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling import measure, memory
@@ -25,7 +22,6 @@ from sparse_serve.profiling.measure import (
     Window,
     measure_latencies,
     measure_window,
-    percentile,
 )
 from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD
@@ -76,20 +72,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: clock.now)
     return clock
-
-
-@given(
-    st.lists(st.floats(0, 1e6), min_size=1, max_size=50),
-    st.sampled_from([1, 25, 50, 90, 95, 99, 100]),
-)
-def test_percentile_is_nearest_rank(values: list[float], rank: int) -> None:
-    assert percentile(values, rank) == np.percentile(values, rank, method="inverted_cdf")
-
-
-@pytest.mark.parametrize(("values", "rank"), [([], 50), ([1.0], 0), ([1.0], 101)])
-def test_percentile_refuses_what_has_none(values: list[float], rank: int) -> None:
-    with pytest.raises(ValueError, match="percentile"):
-        percentile(values, rank)
 
 
 @pytest.mark.parametrize(

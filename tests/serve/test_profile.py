@@ -19,29 +19,27 @@ import numpy as np
 import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
-from tiny_entry import WORDS
+from tiny_entry import CLASSES, SPANS, WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from sparse_serve import cli_profile
 from sparse_serve.cli import app, run
-from sparse_serve.data import Columns, read_texts
-from sparse_serve.errors import DataError
+from sparse_serve.client import Client
+from sparse_serve.data import Columns, read_data, read_texts
+from sparse_serve.errors import DataError, OptionError
+from sparse_serve.metrics import squad_metrics
 from sparse_serve.profiling import summary
-from sparse_serve.profiling.evaluation import read_evaluation
-from sparse_serve.profiling.load import Answer
+from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
+from sparse_serve.profiling.load import Answer, TritonLoad
 from sparse_serve.profiling.measure import Timing
 from sparse_serve.profiling.report import Axes, Measurement, Report, Variant, report_schema
 from sparse_serve.profiling.subjects import attention_heads, find_subjects
-from sparse_serve.profiling.workload import (
-    BUILT_IN,
-    REQUESTS,
-    Batch,
-    load_tokenizer,
-    make_workload,
-    row_lengths,
-)
+from sparse_serve.profiling.workload import BUILT_IN, REQUESTS, Batch, Tokens, make_workload, row_lengths
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import Attention
+from sparse_serve.rows import Span
+from sparse_serve.tasks import MultiLabel, QuestionAnswering, Task
+from sparse_serve.triton.launcher import TritonServer
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -56,7 +54,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) ->
     spec = make_spec(
         name="attending",
         graph=attention_graph(folder / "fused.onnx", "fused", axes=True),
-        attention=Attention(kind="axis", pattern="axis+local2"),
+        attention=Attention(normalizer="softmax", pattern="axis+local2"),
         max_length=MAX_LENGTH,
         layers=LAYERS,
         baselines={"padded_eager": attention_graph(folder / "eager.onnx", "eager")},
@@ -172,7 +170,8 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
         ):
             assert [measured.length * share for share in shares] == pytest.approx(counts)
     (served,) = report.served
-    assert (served.model, served.attention, served.pattern) == ("attending", "axis", "axis+local2")
+    assert (served.model, served.task) == ("attending", "single_label_classification")
+    assert (served.normalizer, served.pattern, served.lambd) == ("softmax", "axis+local2", None)
 
 
 @dataclass
@@ -204,6 +203,124 @@ def test_what_the_graph_measures_is_asked_for(axes: bool, tmp_path: Path) -> Non
         columns_on_count=(6.0,) * LAYERS,
     )
     assert sparsity.axes == (expected if axes else None)
+
+
+@pytest.fixture(scope="module")
+def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions on contexts of up to 150 tokens, which are more windows than the graph takes at a time."""
+    rows = []
+    for number in range(20):
+        context = " ".join(f"w{(number + word) % 30}" for word in range(1 + 8 * number))
+        answer = context.split()[number // 2]
+        row = {"question": f"w{number}", "context": context, "answer": "", "answer_start": ""}
+        if number % 4:
+            row |= {"answer": [answer], "answer_start": [context.index(answer)]}
+        rows.append(row)
+    path = tmp_path_factory.mktemp("questions") / "dev.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tags_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tags") / "dev.conll"
+    tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    sentences = [
+        [f"w{number + word}\t{tags[(number * word) % 5]}" for word in range(9)] for number in range(20)
+    ]
+    path.write_text("\n\n".join("\n".join(sentence) for sentence in sentences), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "dev.tsv"
+    rows = [f"w{number} w{2 * number % 30}\tw{29 - number} w1\t{number % 6}" for number in range(25)]
+    path.write_text("\n".join(["text_a\ttext_b\tlabel", *rows]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "metrics"),
+    [
+        ("spans", "questions_file", {"f1", "exact_match"}),
+        ("unanswerable", "questions_file", {"f1", "exact_match"}),
+        ("tags", "tags_file", {"f1", "precision", "recall"}),
+        ("vectors", "pairs_file", {"spearman", "pearson"}),
+        ("topics", "topics_file", {"f1", "f1_macro", "accuracy"}),
+    ],
+)
+def test_quality_is_that_of_the_task_from_texts_and_from_the_graph(
+    server: TritonServer, request: pytest.FixtureRequest, name: str, file: str, metrics: set[str]
+) -> None:
+    entry = read_entry(server.repository / name)
+    evaluation = read_evaluation(request.getfixturevalue(file), entry)
+    with (
+        TritonLoad(server.grpc_url, name, "") as texts,
+        TritonLoad(server.grpc_url, f"{name}_model", "") as graph,
+    ):
+        found = measure_quality(graph, evaluation)
+        # The front's answers are those that the task reads from the graph, whatever the batches.
+        assert measure_quality(texts, evaluation) == pytest.approx(found, abs=1e-6)
+    assert set(found) == metrics
+    assert any(0 < value < 1 or -1 < value < 0 for value in found.values())
+    data = read_data(evaluation.path, task=entry.manifest.task.type)
+    assert evaluation.rows == len(data.rows)
+
+
+@pytest.fixture(scope="module")
+def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("topics") / "dev.tsv"
+    rows = [f"w{number}\t{json.dumps(list('abc'[: number % 4]))}" for number in range(20)]
+    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
+    return path
+
+
+def test_answers_are_judged_as_clients_get_them(server: TritonServer, questions_file: Path) -> None:
+    data = read_data(questions_file, task="question_answering")
+    with Client(server.grpc_url, "grpc") as client:
+        replies = client.answer(
+            "spans", [row.text for row in data.rows], [row.text_pair for row in data.rows]
+        )
+    accepted = [
+        [each.text for each in row.label if isinstance(each, Span)]
+        for row in data.rows
+        if isinstance(row.label, tuple)
+    ]
+    evaluation = read_evaluation(questions_file, read_entry(server.repository / "spans"))
+    with TritonLoad(server.grpc_url, "spans_model", "") as graph:
+        expected = squad_metrics([reply.answer for reply in replies], accepted)
+        assert measure_quality(graph, evaluation) == expected
+
+
+def test_a_model_of_questions_is_profiled(
+    make_spec: MakeSpec, questions_file: Path, texts_file: Path, tmp_path: Path
+) -> None:
+    write_entry(tmp_path / "repository", make_spec(SPANS, name="spans", max_length=64))
+    arguments = [
+        "profile",
+        "spans",
+        f"--model-repository={tmp_path / 'repository'}",
+        f"--output-dir={tmp_path / 'report'}",
+        "--lengths=48",
+        "-b",
+        "2",
+        "--variants=text,model",
+        "--measurement-interval=20",
+        "--max-trials=3",
+        f"--inputs={texts_file}",
+        f"--eval={questions_file}",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        run(app, arguments)
+    assert ended.value.code == 0
+    report = Report.model_validate_json((tmp_path / "report" / "report.json").read_bytes())
+    assert [served.task for served in report.served] == ["question_answering"]
+    assert [each.row_lengths for each in report.inputs] == [(48, 10)]
+    assert [quality.metric for quality in report.quality] == ["f1", "f1"]
+    assert report.quality[0].metrics == pytest.approx(report.quality[1].metrics)
+    assert {measured.variant for measured in report.measurements} == {"text", "model"}
+    assert "exact_match" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:
@@ -322,7 +439,7 @@ def test_variants_are_found_where_they_are_served(repository: Path) -> None:
     assert attention_heads(entry) == HEADS
 
 
-def bert_like(path: Path) -> Tokenizer:
+def bert_like(path: Path, task: Task = CLASSES) -> Tokens:
     """A tokenizer that splits words into pieces and marks them."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -334,10 +451,10 @@ def bert_like(path: Path) -> Tokenizer:
     tokenizer.enable_padding(length=128, pad_id=0)
     tokenizer.enable_truncation(16)
     tokenizer.save(str(path))
-    return load_tokenizer(path)
+    return Tokens(path, task, 512)
 
 
-def roberta_like(path: Path) -> Tokenizer:
+def roberta_like(path: Path, task: Task = CLASSES) -> Tokens:
     """A byte-level tokenizer, to which the space before a word belongs to it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -348,26 +465,50 @@ def roberta_like(path: Path) -> Tokenizer:
     tokenizer.train_from_iterator(read_texts(None), trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     tokenizer.save(str(path))
-    return load_tokenizer(path)
+    return Tokens(path, task, 512)
 
 
 @pytest.mark.parametrize(("make", "pad"), [(bert_like, 0), (roberta_like, 1)])
 @pytest.mark.parametrize(("length", "batch_size"), [(3, 1), (17, 1), (512, 1), (64, 2), (128, 8)])
 def test_texts_are_cut_to_exact_lengths(
-    make: Callable[[Path], Tokenizer], pad: int, length: int, batch_size: int, tmp_path: Path
+    make: Callable[[Path], Tokens], pad: int, length: int, batch_size: int, tmp_path: Path
 ) -> None:
-    tokenizer = make(tmp_path / "tokenizer.json")
-    workload = make_workload(tokenizer, read_texts(None), length, batch_size)
+    tokens = make(tmp_path / "tokenizer.json")
+    workload = make_workload(tokens, read_texts(None), length, batch_size)
     assert workload.source == BUILT_IN
     assert len(workload.batches) == REQUESTS
     assert length == 3 or len({batch.texts for batch in workload.batches}) == REQUESTS
     for batch in workload.batches:
         assert batch.row_lengths == row_lengths(length, batch_size, 3)
-        assert [len(tokenizer.encode(text).ids) for text in batch.texts] == list(batch.row_lengths)
+        assert [tokens.count(text) for text in batch.texts] == list(batch.row_lengths)
         ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
         assert ids.shape == mask.shape == (batch_size, length)
         assert (ids[mask == 0] == pad).all()
         assert not (ids[mask == 1] == pad).any()
+
+
+@pytest.mark.parametrize(("make", "special"), [(bert_like, 3), (roberta_like, 4)])
+@pytest.mark.parametrize(("length", "batch_size"), [(6, 1), (7, 2), (64, 2), (128, 8), (512, 1)])
+def test_questions_and_contexts_are_cut_to_exact_lengths(
+    make: Callable[[Path, Task], Tokens], special: int, length: int, batch_size: int, tmp_path: Path
+) -> None:
+    tokens = make(tmp_path / "tokenizer.json", QuestionAnswering())
+    workload = make_workload(tokens, read_texts(None), length, batch_size)
+    for batch in workload.batches:
+        assert batch.text_pairs is not None
+        pairs = list(zip(batch.texts, batch.text_pairs, strict=True))
+        assert batch.row_lengths == row_lengths(length, batch_size, special + 2)
+        assert [tokens.count(question, context) for question, context in pairs] == list(batch.row_lengths)
+        asked = [tokens.count(question, special=False) for question, _ in pairs]
+        assert all(
+            1 <= each <= max(1, min(12, (row - special) / 3))
+            for each, row in zip(asked, batch.row_lengths, strict=True)
+        )
+        assert [len(each.windows) for each in batch.encoded] == [1] * batch_size
+    with pytest.raises(
+        OptionError, match=f"length {special + 1} leaves no room for a question and its context"
+    ):
+        make_workload(tokens, read_texts(None), special + 1, 1)
 
 
 @pytest.mark.parametrize("length", [64, 512])
@@ -384,9 +525,9 @@ def test_short_batches_keep_room_for_a_token() -> None:
 
 
 def test_texts_without_a_single_token_word_are_refused(tmp_path: Path) -> None:
-    tokenizer = bert_like(tmp_path / "tokenizer.json")
+    tokens = bert_like(tmp_path / "tokenizer.json")
     with pytest.raises(DataError, match="no word of the texts is a single token"):
-        make_workload(tokenizer, ["qqzzqqzz xxyyxxyy"], 16, 1)
+        make_workload(tokens, ["qqzzqqzz xxyyxxyy"], 16, 1)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +550,7 @@ def test_labels_that_cannot_be_used(content: str, message: str, repository: Path
 
 
 def test_labels_are_read_as_the_entry_answers(make_spec: MakeSpec, tmp_path: Path) -> None:
-    write_entry(tmp_path, make_spec(problem_type="multi_label_classification"))
+    write_entry(tmp_path, make_spec(MultiLabel(("negative", "positive"))))
     path = tmp_path / "dev.tsv"
     path.write_text('text_a\tlabel\nbad\t["positive", "negative"]\ngood film\t[]\n', encoding="utf-8")
     evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
@@ -425,7 +566,7 @@ def test_pairs_are_tokenised_together(make_spec: MakeSpec, tmp_path: Path) -> No
     assert (batch.texts, batch.text_pairs) == (("w1", "w1 w2 w3"), ("w2", "w4"))
     assert batch.row_lengths == (5, 7)
     assert batch.arrays["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 0, 0]
-    assert evaluation.targets.tolist() == [0, 1]
+    assert (evaluation.order.tolist(), evaluation.targets.tolist()) == ([1, 0], [1, 0])
 
 
 def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path) -> None:
@@ -433,7 +574,7 @@ def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path
     path.write_text("sentence,y\ngood film,positive\nbad,negative\n", encoding="utf-8")
     evaluation = read_evaluation(path, read_entry(repository / "attending"), Columns("sentence", label="y"))
     assert evaluation.batches[0].texts == ("bad", "good film")
-    assert evaluation.targets.tolist() == [0, 1]
+    assert (evaluation.order.tolist(), evaluation.targets.tolist()) == ([1, 0], [1, 0])
 
 
 def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpec, tmp_path: Path) -> None:

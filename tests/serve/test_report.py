@@ -280,22 +280,21 @@ def test_the_reading_of_an_axis_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "pattern", "lambd", "title"),
+    ("pattern", "lambd", "title"),
     [
-        ("softmax", None, None, "full attention, softmax"),
-        ("sparsegen", None, -4.0, "SSAF: sparsegen-lin at λ = -4"),
-        ("axis", "axis+local2", None, "AAA: axis + local2, softmax over the allowed pairs"),
-        ("axis", "axis+local2", -4.0, "AAA: axis + local2, sparsegen-lin at λ = -4 over the allowed pairs"),
+        (None, None, "full attention, softmax"),
+        (None, -4.0, "SSAF: sparsegen-lin at λ = -4"),
+        ("axis+local2", None, "AAA: axis + local2, softmax over the allowed pairs"),
+        ("axis+local2", -4.0, "AAA: axis + local2, sparsegen-lin at λ = -4 over the allowed pairs"),
         (
-            "axis",
             "local2+global1",
             None,
             "attention pattern local2 + global1, softmax over the allowed pairs",
         ),
     ],
 )
-def test_attention_is_named(attention: str, pattern: str | None, lambd: float | None, title: str) -> None:
-    served = SSAF.model_copy(update={"attention": attention, "pattern": pattern, "lambd": lambd})
+def test_attention_is_named(pattern: str | None, lambd: float | None, title: str) -> None:
+    served = SSAF.model_copy(update={"pattern": pattern, "lambd": lambd})
     assert attention_title(served) == title
 
 

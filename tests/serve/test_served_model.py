@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from tiny_entry import LAYERS, LONG, MAX_LENGTH
+from tiny_entry import CLASSES, LAYERS, LONG, MAX_LENGTH
 from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from sparse_serve.client import Client
-from sparse_serve.profiling.workload import load_tokenizer, make_batch
+from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.entries import EntrySpec
 from sparse_serve.triton.launcher import TritonServer
 
@@ -295,10 +295,10 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
     }
     assert grown.pop(f'sparse_serve_texts_total{{model="{name}",version="1"}}') == len(TEXTS) + 2
 
-    tokenizer = load_tokenizer(make_spec().tokenizer, MAX_LENGTH)
+    tokens = Tokens(make_spec().tokenizer, CLASSES, MAX_LENGTH)
     expected = dict.fromkeys(grown, 0.0)
     for row in (*TEXTS, "w0", "w0 w1 w2"):
-        batch = make_batch(tokenizer, [row])
+        batch = tokens.batch([row])
         for measure, (shares,) in wire.infer(f"{name}_model", batch.arrays, measures).items():
             for layer, share in enumerate(shares.tolist(), start=1):
                 labels = f'{{layer="{layer}",model="{name}",version="1"}}'

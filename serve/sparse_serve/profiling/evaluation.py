@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.data import Columns, read_data
-from sparse_serve.metrics import task_metrics
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.workload import Batch, load_tokenizer, make_batch
+from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry
-from sparse_serve.tasks import ProblemType
+from sparse_serve.tasks import Task
 
 BATCH_SIZE = 16
 
@@ -22,36 +21,47 @@ BATCH_SIZE = 16
 class Evaluation:
     """Labelled texts or pairs of one file, tokenised as the entry does.
 
-    `targets` is what the entry should answer, in the order of the batches' rows (`Task.targets`).
+    Attributes:
+        path: the file.
+        rows: how many labelled rows it has.
+        task: what the entry answers.
+        batches: what is asked, rows of like length side by side.
+        order: `(N,)`, the number of each text of the batches among those of `Task.asked`.
+        targets: what the entry should answer, as `Task.targets` gives it.
+        graph_rows: the most rows that the graph takes at a time.
     """
 
     path: Path
-    problem_type: ProblemType
+    rows: int
+    task: Task
     batches: tuple[Batch, ...]
+    order: npt.NDArray[np.int64]
     targets: npt.NDArray[Any]
+    graph_rows: int
 
 
 def read_evaluation(path: Path, entry: Entry, columns: Columns | None = None) -> Evaluation:
     """Read a labelled file for an entry; its labels become the entry's as in `Task.targets`.
 
     Raises:
-        DataError: as `read_data` and `Task.targets`.
+        DataError: as `read_data`, `Task.asked` and `Task.targets`.
     """
     task = entry.manifest.task
-    data = read_data(path, columns, problem_type=task.problem_type)
+    data = read_data(path, columns, task=task.type)
     targets = task.targets(data)
-    tokenizer = load_tokenizer(entry.path / TOKENIZER_NAME, entry.manifest.max_length)
-    # Rows of like length side by side: padded variants would spend the time on padding, not on answers.
-    order = sorted(
-        range(len(data.rows)), key=lambda row: len(data.rows[row].text) + len(data.rows[row].text_pair)
-    )
-    size = min(BATCH_SIZE, read_config(entry.graph_path / CONFIG_NAME).max_batch_size)
+    texts, pairs = task.asked(data)
+    tokens = Tokens(entry.path / TOKENIZER_NAME, task, entry.manifest.max_length)
+    # Padded variants would spend the time on padding, not on answers.
+    lengths = [len(text) + len(pair) for text, pair in zip(texts, pairs or [""] * len(texts), strict=True)]
+    order = sorted(range(len(texts)), key=lengths.__getitem__)
+    graph_rows = read_config(entry.graph_path / CONFIG_NAME).max_batch_size
+    size = min(BATCH_SIZE, graph_rows)
     batches = []
     for start in range(0, len(order), size):
-        rows = [data.rows[row] for row in order[start : start + size]]
-        pairs = [row.text_pair for row in rows] if data.has_pairs else None
-        batches.append(make_batch(tokenizer, [row.text for row in rows], pairs))
-    return Evaluation(path, task.problem_type, tuple(batches), targets[order])
+        rows = order[start : start + size]
+        batch_pairs = None if pairs is None else [pairs[row] for row in rows]
+        batches.append(tokens.batch([texts[row] for row in rows], batch_pairs))
+    return Evaluation(path, len(data.rows), task, tuple(batches), np.array(order), targets, graph_rows)
 
 
 def measure_quality(load: TritonLoad, evaluation: Evaluation) -> dict[str, float]:
@@ -60,5 +70,18 @@ def measure_quality(load: TritonLoad, evaluation: Evaluation) -> dict[str, float
     Raises:
         ServerError: the server refused a request, or is gone.
     """
-    answers = [load.send(batch, ("logits",)).tensors["logits"] for batch in evaluation.batches]
-    return task_metrics(evaluation.problem_type, np.concatenate(answers), evaluation.targets)
+    ask = _ask_texts if load.takes_text else _ask_graph
+    answers = [ask(load, batch, evaluation) for batch in evaluation.batches]
+    places = np.argsort(evaluation.order)
+    columns = {name: np.concatenate([answer[name] for answer in answers])[places] for name in answers[0]}
+    return evaluation.task.evaluate(columns, evaluation.targets)
+
+
+def _ask_texts(load: TritonLoad, batch: Batch, evaluation: Evaluation) -> dict[str, npt.NDArray[Any]]:
+    return load.send(batch, [tensor.name for tensor in evaluation.task.outputs]).tensors
+
+
+def _ask_graph(load: TritonLoad, batch: Batch, evaluation: Evaluation) -> dict[str, npt.NDArray[Any]]:
+    output = evaluation.task.graph_output
+    parts = [load.send(part, (output,)).tensors[output] for part in batch.parts(evaluation.graph_rows)]
+    return evaluation.task.answer(batch.encoded, np.concatenate(parts))

@@ -41,7 +41,7 @@ class TritonLoad:
 
     def __init__(self, grpc_url: str, model: str, output: str) -> None:
         self.model = model
-        self._output = output
+        self.output = output
         self._client = InferenceServerClient(grpc_url)
         self._batches: Iterator[Batch] = iter(())
         try:
@@ -51,6 +51,7 @@ class TritonLoad:
             self._client.close()
             raise self._failure(error) from error
         self._inputs = [str(tensor.name) for tensor in metadata.inputs]
+        self.takes_text = TEXT_INPUT in self._inputs
         self.outputs: Sequence[str] = [str(tensor.name) for tensor in metadata.outputs]
 
     def __enter__(self) -> "TritonLoad":
@@ -71,7 +72,7 @@ class TritonLoad:
         Raises:
             ServerError: the server refused it, or is gone.
         """
-        return self.send(next(self._batches), (self._output,)).timing
+        return self.send(next(self._batches), (self.output,)).timing
 
     def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
         """Send one batch, ask for `outputs`, and return them.
@@ -115,7 +116,7 @@ class TritonLoad:
         return total
 
     def _tensors(self, batch: Batch) -> dict[str, Array]:
-        if TEXT_INPUT in self._inputs:
+        if self.takes_text:
             texts = {TEXT_INPUT: batch.texts, TEXT_PAIR_INPUT: batch.text_pairs}
             return {
                 name: np.array([[text.encode()] for text in column], dtype=np.object_)

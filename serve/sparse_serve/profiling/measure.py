@@ -7,17 +7,21 @@ and N processes would fight with the server for the cores in ways that no real c
 itself takes of the processor is measured, so that a reader sees where the client is the limit.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
 
 STABLE_WINDOWS = 3
 WARM_UP_REQUESTS = 4
+
+# The least value that so many percent of the values do not exceed: a latency that was measured.
+PERCENTILE_METHOD: Literal["inverted_cdf"] = "inverted_cdf"
 
 Key = TypeVar("Key")
 
@@ -133,7 +137,7 @@ class StabilityRule:
         latencies = window.latencies_ms()
         if self.percentile is None:
             return statistics.fmean(latencies)
-        return percentile(latencies, self.percentile)
+        return float(np.percentile(latencies, self.percentile, method=PERCENTILE_METHOD))
 
 
 @dataclass(frozen=True)
@@ -173,19 +177,6 @@ class LatencyReading:
         """How far the windows' throughputs lie apart: greatest over least, less 1."""
         throughputs = [window.requests_per_second for window in self.windows]
         return max(throughputs) / min(throughputs) - 1
-
-
-def percentile(values: Sequence[float], rank: float) -> float:
-    """Return the nearest-rank percentile: the least value that `rank` percent of the values do not exceed.
-
-    Raises:
-        ValueError: there are no values, or `rank` is not in (0, 100].
-    """
-    if not values or not 0 < rank <= 100:
-        raise ValueError(
-            f"percentile {rank} of {len(values)} values; give a rank in (0, 100] and some values"
-        )
-    return sorted(values)[math.ceil(rank / 100 * len(values)) - 1]
 
 
 def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 0) -> Window:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-from sparse_serve.data import Columns, read_texts
+from sparse_serve.data import read_texts
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling import summary
@@ -48,13 +48,7 @@ from sparse_serve.profiling.subjects import (
     find_subjects,
     serving,
 )
-from sparse_serve.profiling.workload import (
-    BUILT_IN,
-    Workload,
-    load_tokenizer,
-    make_batch,
-    make_workload,
-)
+from sparse_serve.profiling.workload import BUILT_IN, Tokens, Workload, make_workload
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
 from sparse_serve.triton.installation import find_triton
@@ -88,7 +82,7 @@ _LATENCY_METHOD = (
 class ProfileOptions:
     """What to measure; times in ms, lengths and concurrencies ascending.
 
-    `threads` None means one per available core; `columns` are those of `evaluation`.
+    `threads` None means one per available core; the columns are those of `evaluation`, None the task's own.
     """
 
     repository: Path
@@ -102,7 +96,9 @@ class ProfileOptions:
     threads: int | None = None
     inputs: Path | None = None
     evaluation: Path | None = None
-    columns: Columns = field(default_factory=Columns)
+    text_column: str | None = None
+    text_pair_column: str | None = None
+    label_column: str | None = None
 
     @property
     def session_threads(self) -> int:
@@ -194,8 +190,11 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
             f"batch size {options.batch_size} is more than the {most} rows '{entry.name}' takes; "
             f"give -b up to {most}"
         )
-    tokenizer = load_tokenizer(entry.path / TOKENIZER_NAME)
+    tokens = _tokens(entry)
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
+    columns = entry.manifest.task.rows.named(
+        options.text_column, options.text_pair_column, options.label_column
+    )
     subjects, absent = find_subjects(entry, options.variants)
     if not subjects:
         raise OptionError(
@@ -205,9 +204,13 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
         entry,
         subjects,
         absent,
-        [make_workload(tokenizer, texts, length, options.batch_size, source) for length in options.lengths],
-        None if options.evaluation is None else read_evaluation(options.evaluation, entry, options.columns),
+        [make_workload(tokens, texts, length, options.batch_size, source) for length in options.lengths],
+        None if options.evaluation is None else read_evaluation(options.evaluation, entry, columns),
     )
+
+
+def _tokens(entry: Entry) -> Tokens:
+    return Tokens(entry.path / TOKENIZER_NAME, entry.manifest.task, entry.manifest.max_length)
 
 
 def _measure(plan: _Plan, options: ProfileOptions, progress: Progress) -> _Findings:
@@ -237,8 +240,9 @@ def _measure_all_memory(
     plan: _Plan, options: ProfileOptions, progress: Progress
 ) -> dict[tuple[Subject, int], dict[int, MemoryReading]]:
     """Return the readings by concurrency of each variant at each length."""
-    tokenizer = load_tokenizer(plan.entry.path / TOKENIZER_NAME)
-    tiny = make_batch(tokenizer, [plan.workloads[0].batches[0].texts[0].split()[0]])
+    word = plan.workloads[0].batches[0].texts[0].split()[0]
+    tokens = _tokens(plan.entry)
+    tiny = tokens.batch([word], [word] if tokens.pairs else None)
     stopping = Event()
 
     def measure(subject: Subject, workload: Workload) -> dict[int, MemoryReading]:
@@ -253,7 +257,7 @@ def _measure_all_memory(
             served.repeat(workload.batches)
             requests = {number: partial(at_once, number) for number in options.concurrencies}
             return measure_memory(
-                served.server.process_ids, lambda: served.load.send(tiny, ("logits",)), requests
+                served.server.process_ids, lambda: served.load.send(tiny, (served.load.output,)), requests
             )
 
     with _workers() as pool:

@@ -25,7 +25,7 @@ def read_environment(installation: TritonInstallation, server_version: str) -> E
         transparent_huge_pages=_transparent_huge_pages(),
         triton=f"{server_version} ({release}{installation.kind})",
         # A C++ onnxruntime backend brings its own, and does not say which.
-        onnxruntime=onnxruntime_version() if installation.python_backend is not None else None,
+        onnxruntime=None if installation.has_onnxruntime else onnxruntime_version(),
         op_library=_op_library(),
         python=platform.python_version(),
         package=__version__,

@@ -10,7 +10,7 @@ TITLES: dict[Variant, str] = {
     "padded_fused": "padded dense, fused",
     "padded_eager": "padded dense, eager",
     "portable": "portable fallback",
-    "text": "text to label",
+    "text": "text to answer",
 }
 DENSE_FUSED: tuple[Baseline, ...] = ("packed_dense", "padded_fused")
 MIB = 2**20
@@ -51,11 +51,11 @@ def read_model(report: Report, model: str) -> list[str]:
 def attention_title(served: Served) -> str:
     """Return in words what a model attends to, and with which weights."""
     normalizer = "softmax" if served.lambd is None else f"sparsegen-lin at λ = {served.lambd:g}"
-    if served.attention == "axis":
-        terms = (served.pattern or "").split("+")
+    if served.pattern is not None:
+        terms = served.pattern.split("+")
         kind = "AAA: " if "axis" in terms else "attention pattern "
         title = f"{kind}{' + '.join(terms)}, {normalizer} over the allowed pairs"
-    elif served.attention == "sparsegen":
+    elif served.lambd is not None:
         title = f"SSAF: {normalizer}"
     else:
         title = "full attention, softmax"
@@ -271,7 +271,7 @@ def _text(report: Report, model: str) -> Iterator[str]:
     text, ours = report.series(model, "text"), report.series(model, "model")
     if text and ours and text[-1].length == ours[-1].length:
         yield (
-            f"From text to label, tokenisation included, a request of {text[-1].length} tokens takes "
+            f"From text to answer, tokenisation included, a request of {text[-1].length} tokens takes "
             f"{text[-1].latency_ms.p50:.1f} ms where the graph alone takes {ours[-1].latency_ms.p50:.1f} ms"
             f"{_hedge(text[-1], ours[-1], 'latency_ms')}."
         )

@@ -94,8 +94,9 @@ class Environment(_Record):
 class Served(_Record):
     """A model as it was exported.
 
-    `attention` is "softmax", "sparsegen" (SSAF) or "axis" (the pairs of `pattern`, such as "axis+local2" of
-    AAA); `lambd` is sparsegen-lin's λ, None where the weights are softmax's.
+    `task` is the type of what it answers. `normalizer` makes attention weights: "softmax", or "sparsegen" at
+    `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such as "axis+local2" of AAA; None
+    where all may.
     """
 
     model: str
@@ -103,7 +104,8 @@ class Served(_Record):
     layers: int = Field(ge=1)
     max_length: int = Field(ge=1)
     dtype: str
-    attention: str
+    task: str
+    normalizer: str
     pattern: str | None
     lambd: float | None
 
@@ -302,7 +304,7 @@ class Growth(_Record):
 class Report(_Record):
     """Everything `profile` found out."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     environment: Environment
     settings: Settings
     served: tuple[Served, ...]

@@ -12,6 +12,7 @@ from sparse_serve.profiling.report import Absent, Variant
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
+from sparse_serve.tasks import Task
 from sparse_serve.triton.launcher import RepositoryView, TritonServer
 from sparse_serve.triton.server import ServerOptions
 
@@ -120,10 +121,17 @@ def serving(subject: Subject, threads: int, clients: int, *, for_memory: bool) -
         portable=subject.variant == "portable",
         environment=environment,
     )
-    output = "label" if subject.variant == "text" else "logits"
+    task = subject.entry.manifest.task
+    output = _text_output(task) if subject.variant == "text" else task.graph_output
     with TritonServer(options, RepositoryView(subject.loads, edit)) as server, ExitStack() as stack:
         loads = tuple(
             stack.enter_context(TritonLoad(server.grpc_url, subject.served_as, output))
             for _ in range(clients)
         )
         yield ServedSubject(subject, server, loads)
+
+
+def _text_output(task: Task) -> str:
+    """Return the one output of a public model that clients read first: text where there is any."""
+    texts = [tensor.name for tensor in task.outputs if tensor.datatype == "BYTES"]
+    return texts[0] if texts else task.outputs[0].name

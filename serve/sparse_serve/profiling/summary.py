@@ -6,10 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.metrics import headline
 from sparse_serve.profiling.evaluation import Evaluation, measure_quality
 from sparse_serve.profiling.load import Answer
-from sparse_serve.profiling.measure import LatencyReading, percentile
+from sparse_serve.profiling.measure import PERCENTILE_METHOD, LatencyReading
 from sparse_serve.profiling.memory import MemoryReading
 from sparse_serve.profiling.report import (
     Axes,
@@ -24,8 +23,8 @@ from sparse_serve.profiling.report import (
 )
 from sparse_serve.profiling.subjects import ServedSubject
 from sparse_serve.profiling.workload import Batch, Workload
-from sparse_serve.repository.config import AXES
 from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.measures import AXES, RHO
 
 
 def served(entry: Entry) -> Served:
@@ -37,7 +36,8 @@ def served(entry: Entry) -> Served:
         layers=manifest.layers,
         max_length=manifest.max_length,
         dtype=manifest.dtype,
-        attention=manifest.attention.kind,
+        task=manifest.task.type,
+        normalizer=manifest.attention.normalizer,
         pattern=manifest.attention.pattern,
         lambd=manifest.attention.lambd,
     )
@@ -82,14 +82,9 @@ def measurement(
 
 
 def _latency(reading: LatencyReading) -> Latency:
-    values = [timing.total_ns / 1e6 for timing in reading.timings]
-    return Latency(
-        mean=sum(values) / len(values),
-        p50=percentile(values, 50),
-        p90=percentile(values, 90),
-        p95=percentile(values, 95),
-        p99=percentile(values, 99),
-    )
+    values = np.array([timing.total_ns / 1e6 for timing in reading.timings])
+    p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99), method=PERCENTILE_METHOD).tolist()
+    return Latency(mean=float(values.mean()), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 def _breakdown(reading: LatencyReading) -> Breakdown | None:
@@ -130,13 +125,13 @@ def sparsity(graph: Graph, workload: Workload) -> Sparsity:
     Raises:
         ServerError: the server refused a request, or is gone.
     """
-    names = [name for name in ("rho", *AXES) if name in graph.outputs]
+    names = [name for name in (RHO, *AXES) if name in graph.outputs]
     answers = [graph.send(batch, names).tensors for batch in workload.batches]
     shares = {name: np.concatenate([answer[name] for answer in answers]) for name in names}
     tokens = np.array([batch.row_lengths for batch in workload.batches]).reshape(-1, 1)
     return Sparsity(
-        rho=_by_layer(shares["rho"]),
-        keys_kept=_by_layer((1.0 - shares["rho"]) * tokens),
+        rho=_by_layer(shares[RHO]),
+        keys_kept=_by_layer((1.0 - shares[RHO]) * tokens),
         axes=Axes(
             rows_on=_by_layer(shares["rows_on"]),
             columns_on=_by_layer(shares["columns_on"]),
@@ -162,8 +157,8 @@ def quality(served: ServedSubject, evaluation: Evaluation) -> Quality:
         model=served.subject.entry.name,
         variant=served.subject.variant,
         file=str(evaluation.path),
-        rows=len(evaluation.targets),
-        metric=headline(evaluation.problem_type),
+        rows=evaluation.rows,
+        metric=evaluation.task.metrics[0],
         metrics=measure_quality(served.load, evaluation),
     )
 

@@ -1,15 +1,22 @@
-"""The requests of a profile: real texts, tokenised and cut to exact lengths, mixed where a batch is."""
+"""The requests of a profile: real texts, tokenised and cut to exact lengths, mixed where a batch is.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A task that needs second texts is asked about pairs: a short question, and a context that fills the length.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from sparse_serve.errors import DataError, OptionError, RepositoryError
+from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
+from sparse_serve.tasks import EncodedText, Task
+from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, pad_id
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
@@ -17,24 +24,36 @@ REQUESTS = 4
 # Lengths of a batch go evenly from a fifth of the longest to the longest, so that their mean is 0.6 of it.
 SHORTEST_SHARE = 0.2
 
+# The longest question, and the most of a row's tokens that a question takes.
+QUESTION_TOKENS = 12
+QUESTION_SHARE = 1 / 3
+
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One request: its texts, and their ids, mask and segments, each `(batch, length)` int64.
+    """One request: its texts, and ids, mask and segments of their windows, each `(windows, length)` int64.
 
-    `text_pairs` are the second texts, None where the texts are single.
+    `text_pairs` are the second texts, None where the texts are single. A text has one window, but where the
+    task reads long ones in several.
     """
 
     texts: tuple[str, ...]
+    text_pairs: tuple[str, ...] | None
+    encoded: tuple[EncodedText, ...]
     arrays: dict[str, Int64]
-    text_pairs: tuple[str, ...] | None = None
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
         """True length of each row in tokens, special tokens included."""
         return tuple(int(length) for length in self.arrays["attention_mask"].sum(axis=1))
+
+    def parts(self, rows: int) -> Iterator[Self]:
+        """Yield batches of so many windows at most, for a graph that takes no more at a time."""
+        for start in range(0, len(self.arrays["input_ids"]), rows):
+            arrays = {name: array[start : start + rows] for name, array in self.arrays.items()}
+            yield replace(self, arrays=arrays)
 
 
 @dataclass(frozen=True)
@@ -46,31 +65,57 @@ class Workload:
     batches: tuple[Batch, ...]
 
 
-def load_tokenizer(path: Path, max_length: int | None = None) -> Tokenizer:
-    """Load a `tokenizer.json`, padding batches to their longest row and cutting at `max_length` if given.
+class Tokens:
+    """How an entry makes tokens of texts, or pairs, for its task."""
 
-    The truncation and padding stored in the file are reset.
+    def __init__(self, path: Path, task: Task, max_length: int) -> None:
+        """Read a `tokenizer.json`; texts are cut, or read in windows, at `max_length` tokens.
 
-    Raises:
-        RepositoryError: the file is missing or no tokenizer.
-    """
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise RepositoryError(f"tokenizer {path} cannot be read: {error}") from error
-    tokenizer.enable_padding(pad_id=_pad_id(tokenizer))
-    tokenizer.no_truncation()
-    if max_length is not None:
-        tokenizer.enable_truncation(max_length)
-    return tokenizer
+        Raises:
+            RepositoryError: the file is missing or no tokenizer.
+        """
+        try:
+            self._tokenizer = load_tokenizer(path)
+        except TaskError as error:
+            raise RepositoryError(f"tokenizer {path}: {error}") from error
+        self._filler = pad_id(self._tokenizer)
+        self._task = task
+        self._max_length = max_length
 
+    @property
+    def pairs(self) -> bool:
+        """Whether the task needs second texts."""
+        return self._task.text_pair == "required"
 
-def _pad_id(tokenizer: Tokenizer) -> int:
-    """Return the id that fills rows up; the mask hides it, so any id of the vocabulary would do."""
-    if tokenizer.padding is not None:
-        return int(tokenizer.padding["pad_id"])
-    known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>"))
-    return next((token_id for token_id in known if token_id is not None), 0)
+    @property
+    def special(self) -> int:
+        """The special tokens of a row."""
+        return int(self._tokenizer.num_special_tokens_to_add(self.pairs))
+
+    @property
+    def shortest(self) -> int:
+        """The tokens of the shortest row: one of each text beside the special ones."""
+        return self.special + 1 + self.pairs
+
+    def batch(self, texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Batch:
+        """Tokenise texts, or pairs of texts, as the entry does, and pad them to the longest."""
+        encoded = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
+        windows = [window for text in encoded for window in text.windows]
+        pairs = None if text_pairs is None else tuple(text_pairs)
+        return Batch(tuple(texts), pairs, tuple(encoded), graph_inputs(windows, self._filler))
+
+    def count(self, text: str, pair: str | None = None, *, special: bool = True) -> int:
+        """Return how many tokens a text, or a pair, has uncut, with the special ones or without."""
+        return len(self._uncut().encode(text, pair, add_special_tokens=special).ids)
+
+    def ends(self, text: str) -> list[int]:
+        """Return where each token of a text, without special ones, ends in it."""
+        return [end for _, end in self._uncut().encode(text, add_special_tokens=False).offsets]
+
+    def _uncut(self) -> Tokenizer:
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        return self._tokenizer
 
 
 def row_lengths(length: int, batch_size: int, shortest: int) -> tuple[int, ...]:
@@ -85,65 +130,71 @@ def row_lengths(length: int, batch_size: int, shortest: int) -> tuple[int, ...]:
 
 
 def make_workload(
-    tokenizer: Tokenizer, texts: Sequence[str], length: int, batch_size: int, source: str = BUILT_IN
+    tokens: Tokens, texts: Sequence[str], length: int, batch_size: int, source: str = BUILT_IN
 ) -> Workload:
-    """Make `REQUESTS` different requests of `batch_size` texts whose longest has `length` tokens.
+    """Make `REQUESTS` different requests of `batch_size` rows, the longest of which has `length` tokens.
 
     Raises:
-        OptionError: `length` leaves no room for a token beside the tokenizer's special tokens.
+        OptionError: `length` leaves no room for a token of each text beside the tokenizer's special tokens.
         DataError: the texts cannot be cut to a length (no word of them is a single token).
     """
-    special = tokenizer.num_special_tokens_to_add(False)
-    if length <= special:
-        raise OptionError(f"length {length} leaves no room beside the {special} special tokens; give more")
-    lengths = row_lengths(length, batch_size, special + 1)
-    filler = _filler(tokenizer, texts)
+    if length < tokens.shortest:
+        what = " for a question and its context" if tokens.pairs else ""
+        raise OptionError(
+            f"length {length} leaves no room{what} beside the {tokens.special} special tokens; give more"
+        )
+    lengths = row_lengths(length, batch_size, tokens.shortest)
+    cuts = _Cuts(tokens, texts)
     batches = []
     for request in range(REQUESTS):
-        first = request * batch_size
-        rows = [_cut(tokenizer, texts, first + row, true, filler) for row, true in enumerate(lengths)]
-        batches.append(make_batch(tokenizer, rows))
+        rows = [cuts.row(request * batch_size + row, true) for row, true in enumerate(lengths)]
+        pairs = [pair for _, pair in rows if pair is not None] or None
+        batches.append(tokens.batch([text for text, _ in rows], pairs))
     return Workload(length, source, tuple(batches))
 
 
-def make_batch(tokenizer: Tokenizer, texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Batch:
-    """Tokenise texts, or pairs of texts, and pad them to the longest."""
-    rows = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
-    encodings = tokenizer.encode_batch(rows)
-    arrays = {
-        "input_ids": [encoding.ids for encoding in encodings],
-        "attention_mask": [encoding.attention_mask for encoding in encodings],
-        "token_type_ids": [encoding.type_ids for encoding in encodings],
-    }
-    return Batch(
-        tuple(texts),
-        {name: np.array(values, dtype=np.int64) for name, values in arrays.items()},
-        None if text_pairs is None else tuple(text_pairs),
-    )
+class _Cuts:
+    """Texts cut to exact numbers of tokens."""
 
+    def __init__(self, tokens: Tokens, texts: Sequence[str]) -> None:
+        self._tokens = tokens
+        self._texts = texts
+        self._filler = self._single_token_word()
 
-def _cut(tokenizer: Tokenizer, texts: Sequence[str], first: int, length: int, filler: str) -> str:
-    """Return a text of exactly `length` tokens that begins with text `first` modulo their count."""
-    words = " ".join(islice(cycle(texts), first % len(texts), first % len(texts) + len(texts)))
-    while len(offsets := tokenizer.encode(words, add_special_tokens=False).offsets) < length:
-        words = f"{words} {words}"
-    end = offsets[length - tokenizer.num_special_tokens_to_add(False) - 1][1]
-    text = words[:end] if words[end : end + 1] in ("", " ") else words[: max(0, words.rfind(" ", 0, end))]
-    while (count := len(tokenizer.encode(text).ids)) < length:
-        text = f"{text} {filler}".lstrip()
-    if count != length:
+    def row(self, first: int, length: int) -> tuple[str, str | None]:
+        """Return a text, and where the task needs one a second text, of exactly `length` tokens together.
+
+        It begins with text `first` modulo their count, a question about it with the one after.
+        """
+        if not self._tokens.pairs:
+            return self._cut(first, length, self._tokens.count), None
+        room = length - self._tokens.special
+        asked = max(1, min(QUESTION_TOKENS, int(room * QUESTION_SHARE)))
+        question = self._cut(first + 1, asked, partial(self._tokens.count, special=False))
+        return question, self._cut(first, length, partial(self._tokens.count, question))
+
+    def _cut(self, first: int, length: int, count: Callable[[str], int]) -> str:
+        """Return a text that begins with text `first`, for which `count` gives exactly `length` tokens."""
+        start, number = first % len(self._texts), len(self._texts)
+        words = " ".join(islice(cycle(self._texts), start, start + number))
+        while len(ends := self._tokens.ends(words)) < length:
+            words = f"{words} {words}"
+        end = ends[length - count("") - 1]
+        text = words[:end] if words[end : end + 1] in ("", " ") else words[: max(0, words.rfind(" ", 0, end))]
+        while (found := count(text)) < length:
+            text = f"{text} {self._filler}".lstrip()
+        if found != length:
+            raise DataError(
+                f"the texts could not be cut to {length} tokens: this tokenizer makes {found} of them; "
+                "give other texts with --inputs"
+            )
+        return text
+
+    def _single_token_word(self) -> str:
+        """Return a word that adds exactly one token wherever it is appended."""
+        for word in dict.fromkeys(word for text in self._texts for word in text.split()):
+            if self._tokens.count(f"{word} {word} {word}", special=False) == 3:
+                return word
         raise DataError(
-            f"the texts could not be cut to {length} tokens: this tokenizer makes {count} of them; "
-            "give other texts with --inputs"
+            "no word of the texts is a single token to this tokenizer; give other texts with --inputs"
         )
-    return text
-
-
-def _filler(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
-    """Return a word that adds exactly one token wherever it is appended."""
-    for word in dict.fromkeys(word for text in texts for word in text.split()):
-        if len(tokenizer.encode(f"{word} {word} {word}", add_special_tokens=False).ids) == 3:
-            return word
-    raise DataError(
-        "no word of the texts is a single token to this tokenizer; give other texts with --inputs"
-    )
