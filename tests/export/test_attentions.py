@@ -13,22 +13,20 @@ from transformers import BertConfig
 
 import sparse_export.training.attentions as module
 from sparse_export.attention.patterns import Pattern
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.finetune import finetune_command
-from sparse_export.encoders.axis import AdaptiveDiagonals, layer_patterns, learned_modules
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    load_classifier,
-    load_tokenizer,
-    new_classifier,
-    save_classifier,
-)
+from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.encoders.diagonals import AdaptiveDiagonals
+from sparse_export.encoders.patterned import layer_patterns, pattern_modules
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, choose_attentions, finetune, runs_of
 from sparse_serve.cli_options import CONTEXT, run
 from sparse_serve.errors import OptionError
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Classification
 from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows
 
-TASK = Task("single_label_classification", ("negative", "positive"))
+TASK = Classification(("negative", "positive"))
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
@@ -46,7 +44,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every encoder be one that has no sparse attention recorded."""
-    monkeypatch.setattr(module, "load_config", lambda _: BertConfig())
+    monkeypatch.setattr(module, "load_config", lambda *_: BertConfig())
 
 
 def names_of(text: str) -> list[str]:
@@ -152,31 +150,31 @@ def test_random_keys_follow_the_seed_of_the_run() -> None:
 @pytest.mark.usefixtures("_plain")
 def test_the_default_is_sparsegen() -> None:
     (default,) = choose_attentions("any", None, [], None, 0).by_name.values()
-    assert default == FinetuneOptions().attention == AttentionSpec("sparsegen", -4.0)
+    assert default == FinetuneOptions().attention == AttentionSpec(-4.0)
     (given,) = choose_attentions("any", None, [-7.0], None, 0).by_name.values()
-    assert given == AttentionSpec("sparsegen", -7.0)
+    assert given == AttentionSpec(-7.0)
 
 
 def saved(encoder: Path, folder: Path, attention: AttentionSpec, logits: Any = None) -> str:
     """A checkpoint of an encoder with this attention; of learned diagonals with given logits."""
-    model = new_classifier(encoder, attention, TASK)
-    for number, each in enumerate(learned_modules(model)):
+    model = new_model(encoder, attention, TASK)
+    for number, each in enumerate(pattern_modules(model)):
         if isinstance(each, AdaptiveDiagonals):
             with torch.no_grad():
                 each.logits[:4] = torch.tensor(logits[number])
-    save_classifier(model, load_tokenizer(encoder), folder)
+    save_checkpoint(model, load_tokenizer(encoder), folder)
     return str(folder)
 
 
 def test_an_encoder_keeps_its_own_attention(encoder: Path, tmp_path: Path) -> None:
-    own = AttentionSpec("axis", None, Pattern(local=2, global_size=1, random=1, seed=5))
+    own = AttentionSpec(None, Pattern(local=2, global_size=1, random=1, seed=5))
     checkpoint = saved(encoder, tmp_path / "own", own)
     assert list(choose_attentions(checkpoint, None, [], None, 0).by_name.values()) == [own]
     assert list(choose_attentions(checkpoint, None, [-2.0], None, 0).by_name.values()) == [
         replace(own, lambd=-2.0)
     ]
     (other,) = choose_attentions(checkpoint, "sparsegen", [], None, 0).by_name.values()
-    assert other == AttentionSpec("sparsegen", -4.0)
+    assert other == AttentionSpec(-4.0)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +195,11 @@ def test_learned_diagonals_are_taken_as_fixed_ones(
     (alone,) = choose_attentions(str(encoder), None, [], checkpoint, 0).by_name.values()
     assert alone.pattern == Pattern(global_size=1, offsets=offsets)
     (joined,) = choose_attentions(str(encoder), "random1", [-4.0], checkpoint, 3).by_name.values()
-    assert joined == AttentionSpec("axis", -4.0, Pattern(random=1, seed=3, offsets=offsets))
+    assert joined == AttentionSpec(-4.0, Pattern(random=1, seed=3, offsets=offsets))
 
     options = replace(FAST, attention=alone)
     record = finetune(encoder, rows, tmp_path / "out", options, evaluation=rows)
-    trained = load_classifier(tmp_path / "out")
+    trained = load_checkpoint(tmp_path / "out")
     by_layer = offsets * (LAYERS // len(offsets))
     assert [layer.diagonals for layer in layer_patterns(trained)] == list(by_layer)
     assert not [weight for weight in weights(tmp_path / "out") if "diagonals" in weight]
@@ -285,7 +283,7 @@ def test_a_sweep_makes_a_checkpoint_each_and_compares_them(
     names = ["local1", "local1+global1", "local4", "local4+global1", "softmax", "axis"]
     assert {path.name for path in output.iterdir()} == {*names, "sweep.json", "sweep.png"}
     for name in names:
-        assert AttentionSpec.from_config(load_classifier(output / name).config).name == (
+        assert ModelSpec.of(load_checkpoint(output / name).config).attention.name == (
             "axis+local2" if name == "axis" else name
         )
     assert image.imread(output / "sweep.png").std() > 0.01

@@ -17,9 +17,11 @@ from transformers import BertConfig
 
 import sparse_export.training as module
 import sparse_export.training.attentions as attentions_module
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.finetune import finetune_command
 from sparse_export.cli.options import load_model_side
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.cli_options import CONTEXT, run
@@ -78,7 +80,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         raise CalledError
 
     monkeypatch.setattr(module, "finetune", record_call)
-    monkeypatch.setattr(attentions_module, "load_config", lambda _: BertConfig())
+    monkeypatch.setattr(attentions_module, "load_config", lambda *_: BertConfig())
     return seen
 
 
@@ -91,8 +93,8 @@ def test_one_line_tells_the_result(
     assert re.fullmatch(rf"{tmp_path}/out: {figures} on 3 rows \(epoch 1 of 1\)\n", out)
     assert "3 of 32 training rows (seed 0) are held out" in err
     assert "epoch 1 of 1: evaluation loss" in err
-    spec = AttentionSpec.from_config(load_classifier(tmp_path / "out").config)
-    assert spec == AttentionSpec("sparsegen", -2.0)
+    spec = ModelSpec.of(load_checkpoint(tmp_path / "out").config).attention
+    assert spec == AttentionSpec(-2.0)
 
 
 def test_of_a_learned_pattern_the_line_tells_its_rho(
@@ -134,8 +136,8 @@ def test_every_option_arrives(call: dict[str, Any]) -> None:
         *("--gradient-accumulation-steps", "2", "--early-stopping-patience", "3"),
     )
     assert call["options"] == FinetuneOptions(
-        attention=AttentionSpec("sparsegen", -7.0),
-        problem_type="multi_label_classification",
+        attention=AttentionSpec(-7.0),
+        task="multi_label_classification",
         metric="f1_macro",
         freeze_layers=3,
         epochs=2,
@@ -154,9 +156,106 @@ def test_every_option_arrives(call: dict[str, Any]) -> None:
     assert (call["evaluation"], call["force"], call["resume"]) == (Path("b.csv"), True, True)
 
 
+def test_every_option_of_trainer_arrives(call: dict[str, Any]) -> None:
+    command(
+        *("encoder", "--train", "a.csv", "--test", "c.csv", "--output", "out", "--max-eval-rows", "7"),
+        *("--max-steps", "30", "--eval-steps", "10", "--lr-scheduler-type", "cosine", "--bf16", "--tf32"),
+        *("--max-grad-norm", "0.5", "--label-smoothing", "0.1", "--dropout", "0.3", "--revision", "v2"),
+        *("--gradient-checkpointing", "--report-to", "tensorboard"),
+    )
+    assert call["options"] == FinetuneOptions(
+        max_eval_rows=7,
+        max_steps=30,
+        eval_steps=10,
+        lr_scheduler_type="cosine",
+        bf16=True,
+        tf32=True,
+        max_grad_norm=0.5,
+        label_smoothing=0.1,
+        dropout=0.3,
+        revision="v2",
+        gradient_checkpointing=True,
+        report_to="tensorboard",
+    )
+    assert call["test"] == Path("c.csv")
+
+
+def test_options_come_from_a_file_where_the_command_line_says_nothing(
+    call: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "encoder: folder/encoder\ntrain: a.tsv\noutput: out\neval: b.tsv\nlambda: -3\nlearning-rate: 1.0e-4\n"
+        "label_column: y\nforce: true\nepochs: 7\nbatch-size: 4\nseed: 5\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("SPARSE_SERVE_SEED", "9")
+    command("--config", path, "--epochs", "2")
+    assert call["options"] == FinetuneOptions(
+        attention=AttentionSpec(-3.0),
+        learning_rate=1e-4,
+        epochs=2,
+        batch_size=4,
+        seed=9,
+        columns=Columns(label="y"),
+    )
+    assert (call["encoder"], call["train"], call["evaluation"]) == (
+        "folder/encoder",
+        Path("a.tsv"),
+        Path("b.tsv"),
+    )
+    assert call["force"]
+
+
+def test_a_list_in_a_file_is_one_of_a_command_line(call: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("train: a.tsv\noutput: out\nlambda: [-7, -4]\n", encoding="utf-8")
+    command("encoder", "--config", path)
+    assert call["options"] == FinetuneOptions(attention=AttentionSpec(-7.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3\n", "there is no option 'epoch'; there are alpha, alpha-schedule, attention, "),
+        ("config: x.yaml\n", "there is no option 'config'"),
+        ("3: 4\n", "there is no option 3;"),
+        ("epochs: {a: 1}\n", "epochs is {'a': 1}; a number, a text, true or false is needed"),
+        ("epochs: many\n", "valid int"),
+        ("epochs: 0\n", "--epochs is 0; it must be at least 1"),
+        ("- epochs\n", "holds a list; give options by name: epochs: 3"),
+        ("epochs: [\n", "is not YAML: "),
+        ("a: !!python/object:os.system x\n", "is not YAML: "),
+        (None, "cannot be read: No such file or directory; give a YAML file"),
+    ],
+)
+def test_a_bad_file_of_options_is_status_2(
+    encoder: Path,
+    train: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    message: str,
+) -> None:
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert command(encoder, "--train", train, "--output", tmp_path / "out", "--config", path) == 2
+    expect_one_error(capsys, message)
+
+
+def test_help_puts_options_into_panels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--help") == 0
+    shown = capsys.readouterr().out
+    for panel in ("Rows", "Task", "Attention", "Learned attention patterns", "Optimisation", "Evaluation"):
+        assert re.search(rf"─ {panel} ─", shown)
+    loose = shown.split("─ Options ─")[1].split("╭─")[0]
+    assert re.findall(r"--(\w+)", loose)[:3] == ["output", "json", "verbose"]  # and typer's own
+
+
 def test_from_scratch_arrives(call: dict[str, Any]) -> None:
     command("encoder", "--train", "a.tsv", "--output", "out", "--from-scratch", "--task", "regression")
-    assert call["options"] == FinetuneOptions(from_scratch=True, problem_type="regression")
+    assert call["options"] == FinetuneOptions(from_scratch=True, task="regression")
 
 
 def test_options_are_read_from_the_environment(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +263,7 @@ def test_options_are_read_from_the_environment(call: dict[str, Any], monkeypatch
     for name, value in settings.items():
         monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
     command("encoder")
-    assert call["options"] == FinetuneOptions(attention=AttentionSpec("sparsegen", -3.0), epochs=2)
+    assert call["options"] == FinetuneOptions(attention=AttentionSpec(-3.0), epochs=2)
     assert (call["train"], call["evaluation"]) == (Path("a.tsv"), Path("b.tsv"))
 
 
@@ -200,8 +299,8 @@ def test_several_lambdas_make_one_checkpoint_each(
     assert command(*args, "--lambda", "-7,0.5") == 0
     names = ("lambda_-7", "lambda_0.5")
     assert {path.name for path in output.iterdir()} == {*names, "sweep.json", "sweep.png"}
-    specs = [AttentionSpec.from_config(load_classifier(output / name).config) for name in names]
-    assert specs == [AttentionSpec("sparsegen", -7.0), AttentionSpec("sparsegen", 0.5)]
+    specs = [ModelSpec.of(load_checkpoint(output / name).config).attention for name in names]
+    assert specs == [AttentionSpec(-7.0), AttentionSpec(0.5)]
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert table[0][:5] == ["attention", "accuracy", "f1", "matthews", "loss"]
     assert [row[:2] for row in table[1:3]] == [["lambda", "-7"], ["lambda", "0.5"]]
@@ -230,7 +329,7 @@ def test_a_sweep_is_refused_before_it_trains(
 
 def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
     command("encoder", "--train", "a.tsv", "--output", "out", "--attention", "softmax")
-    assert call["options"].attention == AttentionSpec("softmax")
+    assert call["options"].attention == AttentionSpec()
 
 
 @pytest.mark.parametrize(
@@ -254,6 +353,21 @@ def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
         (("--epochs", "many"), "valid int"),
         (("--learning-rate", "-1"), "--learning-rate is -1.0; it must be above 0 and finite"),
         (("--max-length", "25"), "--max-length 25 is out of range"),
+        (("--max-steps", "0"), "--max-steps is 0; it must be at least 1"),
+        (("--eval-steps", "0"), "--eval-steps is 0; it must be at least 1"),
+        (("--max-eval-rows", "0"), "--max-eval-rows is 0; it must be at least 1"),
+        (("--max-grad-norm", "-1"), "--max-grad-norm is -1.0; it must be at least 0 and finite"),
+        (("--dropout", "1"), "--dropout is 1.0; it must be at least 0 and below 1"),
+        (("--label-smoothing", "1"), "--label-smoothing is 1.0; it must be at least 0 and below 1"),
+        (("--lr-scheduler-type", "steep"), "'steep' is not one of 'linear', 'cosine'"),
+        (("--tf32",), "--tf32: the CPU does not compute in TF32, which NVIDIA GPUs since Ampere do; leave"),
+        (("--report-to", "nowhere"), "--report-to nowhere is not here; known and installed: "),
+        (("--stride", "3"), "--stride 3 is for --task question-answering, and this is --task classification"),
+        (("--task", "embedding"), "--task embedding is not trained; an encoder is exported for it as it is"),
+        (("--nsp",), "--nsp is for --task mlm, and this is --task classification; leave it out"),
+        (("--task", "mlm", "--label-column", "y"), "--label-column y: --task mlm reads no labels; leave it"),
+        (("--task", "mlm", "--test", "a.txt"), "--test a.txt: --task mlm reads no labels; leave it out"),
+        (("--task", "multi-label", "--label-smoothing", ".1"), "--label-smoothing 0.1 is for tasks with one"),
     ],
 )
 def test_options_out_of_range_are_status_2(

@@ -9,8 +9,10 @@ import pytest
 import typer
 
 import sparse_export.pretraining as module
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.finetune import finetune_command
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.cli_options import CONTEXT, run
@@ -79,7 +81,7 @@ def test_pre_trained_with_a_pattern_and_fine_tuned_with_it(
     )
     record = json.loads(capsys.readouterr().out)
     expected = AttentionSpec.parse("local1+global1", None)
-    assert AttentionSpec.from_config(load_classifier(tuned).config) == expected
+    assert ModelSpec.of(load_checkpoint(tuned).config).attention == expected
     assert record["options"]["attention"]["pattern"]["global_size"] == 1
 
 
@@ -90,7 +92,7 @@ def test_every_option_arrives(call: dict[str, Any], encoder: Path) -> None:
         *("--metric", "perplexity", "--max-train-rows", "9", "--resume"),
     )
     assert call["options"] == PretrainOptions(
-        attention=AttentionSpec("sparsegen", -7.0),
+        attention=AttentionSpec(-7.0),
         nsp=True,
         positions="sinusoidal",
         from_scratch=True,
@@ -146,7 +148,7 @@ def test_options_out_of_range_are_status_2(
     ("name", "message"),
     [
         ("none.txt", "cannot be read: No such file or directory"),
-        ("text.rtf", "has suffix '.rtf'; accepted are .txt, .tsv, .csv, .jsonl"),
+        ("text.rtf", "has suffix '.rtf'; accepted are .tsv, .csv, .jsonl, .txt"),
     ],
 )
 def test_bad_text_is_status_1(

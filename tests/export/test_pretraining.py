@@ -19,8 +19,11 @@ from transformers import (
 
 import sparse_export.training.trainer as trainer_module
 import tiny_models
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.positions import sinusoidal_table
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions, PretrainRecord, pretrain
 from sparse_export.pretraining.masking import IGNORED, Masking
 from sparse_export.pretraining.sentences import encode_pairs
@@ -30,7 +33,7 @@ from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
 from tiny_training import BAD, GOOD, POSITIONS, make_encoder, weights, write_rows
 
-SOFTMAX = AttentionSpec("softmax")
+SOFTMAX = AttentionSpec()
 RUN = PretrainOptions(attention=SOFTMAX, epochs=3, learning_rate=5e-3, batch_size=8, warmup_ratio=0, seed=1)
 NSP = replace(RUN, nsp=True)
 DIAGONAL = AttentionSpec.parse("diagonal+global1", None)
@@ -157,12 +160,12 @@ def test_every_family_makes_a_checkpoint_of_plain_transformers_that_fine_tunes(
 ) -> None:
     start, made = tmp_path / "encoder", tmp_path / "made"
     start.mkdir()
-    save_classifier(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
+    save_checkpoint(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
     (tmp_path / "text.txt").write_text("".join(f"a text, the {n}th\n" for n in range(24)), encoding="utf-8")
     options = replace(RUN, epochs=1, attention=AttentionSpec.parse("local1+global1", None))
     record = pretrain(start, tmp_path / "text.txt", made, options)
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))
-    assert config["sparse_attention"]["pattern"]["global_size"] == 1
+    assert config["sparse_serve"]["attention"]["pattern"]["global_size"] == 1
     stored = json.loads((made / RECORD_NAME).read_text(encoding="utf-8"))
     assert (stored["labels"], stored["options"]["nsp"]) == ([], False)
     assert all(0 < layer.rho < 1 for layer in record.layers)
@@ -176,8 +179,8 @@ def test_every_family_makes_a_checkpoint_of_plain_transformers_that_fine_tunes(
     train = write_rows(tmp_path / "train.tsv", 16)
     tuning = FinetuneOptions(attention=options.attention, epochs=1, batch_size=8, learning_rate=1e-9)
     finetune(made, train, tmp_path / "tuned", tuning, evaluation=train)
-    tuned = load_classifier(tmp_path / "tuned")
-    assert AttentionSpec.from_config(tuned.config) == options.attention
+    tuned = load_checkpoint(tmp_path / "tuned")
+    assert ModelSpec.of(tuned.config).attention == options.attention
     mine = tuned.base_model.state_dict()
     theirs = plain.base_model.state_dict()
     same = [torch.allclose(mine[name], weight, atol=1e-6) for name, weight in theirs.items()]
@@ -189,7 +192,7 @@ def test_every_family_makes_a_checkpoint_of_plain_transformers_that_fine_tunes(
 def test_heads_for_sentences_are_kept(family: str, tmp_path: Path) -> None:
     start, made = tmp_path / "encoder", tmp_path / "made"
     start.mkdir()
-    save_classifier(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
+    save_checkpoint(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"a text\nthe {n}th\n\n" for n in range(24)), encoding="utf-8")
     first = pretrain(start, text, made, replace(NSP, epochs=1))
@@ -217,7 +220,7 @@ def test_fixed_positions_stay_as_they_are_also_where_the_encoder_is_fine_tuned(
 ) -> None:
     start, made = tmp_path / "encoder", tmp_path / "made"
     start.mkdir()
-    save_classifier(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
+    save_checkpoint(tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(start, family), start)
     (tmp_path / "text.txt").write_text("".join(f"a text, the {n}th\n" for n in range(24)), encoding="utf-8")
     options = replace(RUN, epochs=1, from_scratch=True, positions="sinusoidal")
     pretrain(start, tmp_path / "text.txt", made, options)
@@ -334,7 +337,7 @@ def test_options_that_do_not_fit_the_encoder_are_refused(
     "family", [name for name in tiny_models.FAMILIES if name not in ("bert", "mobilebert")]
 )
 def test_families_without_a_head_for_sentences_are_refused(family: str, text: Path, tmp_path: Path) -> None:
-    save_classifier(
+    save_checkpoint(
         tiny_models.make_model(SOFTMAX, family), tiny_models.make_tokenizer(tmp_path, family), tmp_path
     )
     with pytest.raises(OptionError, match=f"families bert and mobilebert, and this is a {family} model"):
@@ -354,7 +357,7 @@ def test_a_tokenizer_of_another_model_is_refused(encoder: Path, text: Path, tmp_
     start.mkdir()
     tokenizer = load_tokenizer(encoder)
     tokenizer.add_tokens(["sunny", "rainy"])
-    save_classifier(AutoModelForMaskedLM.from_pretrained(encoder), tokenizer, start)
+    save_checkpoint(AutoModelForMaskedLM.from_pretrained(encoder), tokenizer, start)
     with pytest.raises(CheckpointError, match="the tokenizer has 21 tokens, the encoder embeds 19; give an"):
         pretrain(start, text, tmp_path / "out", RUN)
 

@@ -265,11 +265,11 @@ def test_whole_documents_are_held_out_and_sampled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("a.txt", "", OPTIONS, "a.txt is empty; it needs one text per line"),
-        ("a.txt", " \n\n", OPTIONS, "a.txt has no rows; it needs one text per line"),
+        ("a.txt", "", OPTIONS, "a.txt is empty; it needs one record or more"),
+        ("a.txt", " \n\n", OPTIONS, "a.txt has no rows; it needs one text or more"),
         ("a.txt", "a\nb\xff".encode("latin-1"), OPTIONS, r"a.txt, line 2: not UTF-8 \(byte 0xff"),
         ("a.txt", "a\n", replace(OPTIONS, columns=Columns(text_pair="b")), "which has no column 'b'; leave"),
-        ("a.md", "a\n", OPTIONS, r"a.md has suffix '.md'; accepted are .txt, .tsv, .csv, .jsonl"),
+        ("a.md", "a\n", OPTIONS, r"a.md has suffix '.md'; accepted are .tsv, .csv, .jsonl, .txt"),
         ("a.tsv", "text_a\ttext_b\na\tb\n", NSP, r"line 2: there is a second text \('text_b'\), but --nsp"),
         ("a.tsv", "t\na\n", OPTIONS, "there is no column 'text_a'; the columns are t"),
         ("a.jsonl", '{"text_a": 3}\n', OPTIONS, "line 1: column 'text_a' holds 3; a text is needed"),
