@@ -1,5 +1,6 @@
 """A tiny SSAF checkpoint and its export, made once a session."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, save_classifier
+from graphs import GraphTable
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.graph.export import export_graph
 from tiny_models import LAMBD, make_model, make_tokenizer
 
 
@@ -20,17 +24,34 @@ def _quiet_transformers() -> None:
 
 
 @pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> GraphTable:
+    """Every graph of the session: see `GraphTable`."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose own folder lies in the session's
+        shared = shared.parent
+    return GraphTable(shared / "graphs", export_graph)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _entries_of_traced_graphs(graphs: GraphTable) -> Iterator[None]:
+    """Have entries made of the session's graphs; all else of an export, the gate too, is done each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparse_export.entry.export_graph", graphs.trace)
+        yield
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SSAF checkpoint folder."""
     folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
     folder.mkdir()
-    save_classifier(make_model(AttentionSpec("sparsegen", LAMBD)), make_tokenizer(folder), folder)
+    save_checkpoint(make_model(AttentionSpec(LAMBD)), make_tokenizer(folder), folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> PreTrainedModel:
-    return load_classifier(checkpoint)
+    return load_checkpoint(checkpoint)
 
 
 @pytest.fixture(scope="session")

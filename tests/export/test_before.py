@@ -9,7 +9,7 @@ import torch
 from seeded_weights import logits_of, of_hex, seeded_weights, stock_model, write_weights
 from torch import Tensor
 
-from sparse_export.encoders.checkpoint import load_classifier
+from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.families import input_names
 
 BEFORE = Path(__file__).parent / "before"
@@ -48,7 +48,7 @@ def test_every_variant_is_there() -> None:
 def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor], tmp_path: Path) -> None:
     before = read(variant)
     folder = write_checkpoint(before, tmp_path)
-    model, stock = load_classifier(folder), stock_model(folder)
+    model, stock = load_checkpoint(folder), stock_model(folder)
     tokens = {name: inputs[name] for name in input_names(model.config) if name != "attention_mask"}
     for mask, expected in before["logits"].items():
         batch = tokens | {"attention_mask": inputs[mask]}
