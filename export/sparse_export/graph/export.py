@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -74,7 +74,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
             dynamo=True,
             verbose=False,
             input_names=[each.name for each in inputs],
-            output_names=wrapped.output_names,
+            output_names=[_unlike_others(name) for name in wrapped.output_names],
             dynamic_shapes={each.name: each.free_axes for each in inputs},
             opset_version=target.opset,
         )
@@ -82,6 +82,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         raise RuntimeError("torch.onnx.export returned no program")
     proto = program.model_proto
     _strip_provenance(proto)
+    _name_outputs(proto, wrapped.output_names)
     _name_dimensions(proto)
     proto.ir_version = target.ir_version
     proto.producer_name, proto.producer_version = "sparse-serve", ""
@@ -119,6 +120,21 @@ def _strip_provenance(model: ModelProto) -> None:
     del model.graph.metadata_props[:]
     for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
         del value.metadata_props[:]
+
+
+def _unlike_others(name: str) -> str:
+    """Return a name for an output that no value within the graph has: the exporter does not look."""
+    return f"output.{name}"
+
+
+def _name_outputs(model: ModelProto, names: Sequence[str]) -> None:
+    """Call the outputs by their names, and what is called so within the graph otherwise."""
+    renamed = {name: f"{name}.inner" for name in names} | {_unlike_others(name): name for name in names}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for value in (*model.graph.value_info, *model.graph.output):
+        value.name = renamed.get(value.name, value.name)
 
 
 def _name_dimensions(model: ModelProto) -> None:
