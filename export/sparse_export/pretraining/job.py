@@ -70,7 +70,7 @@ class PretrainJob(Job):
         )
         masked = [masking.evaluation(row, number) for number, row in enumerate(eval_rows)]
         _require_masked(evaluation, masked)
-        rows, calibration = set_aside(rows, options.seed) if options.learns else (rows, [])
+        rows, calibration = set_aside(rows, masked, options.seed) if options.learns else (rows, [])
         lengths = [len(row["input_ids"]) for row in rows]
         batches = PlannedBatches(BatchPlan(lengths, options.batch_size, options.seed))
         return Training(

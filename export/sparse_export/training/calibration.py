@@ -1,9 +1,11 @@
 """Setting the threshold of a learned pattern so that it is as sparse as was asked for."""
 
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -15,29 +17,48 @@ _REACH = 8.0
 _NEAR = 0.003
 _HALVINGS = 12
 
-# Rows that are set aside to measure ρ on: a tenth of the training rows, and at most so many.
-_SHARE = 0.1
-_MOST = 256
+# Rows that are set aside to measure ρ on: one in twenty of the training rows, at most 256, and 16 where that
+# is no more than an eighth of them.
+_SHARE, _MOST = 0.05, 256
+_SHARE_OF_FEW, _FEW = 0.125, 16
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-def set_aside(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Split off a random sample of training rows, to measure ρ on: the rest, and the sample.
+def set_aside(rows: Sequence[Row], judged: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Split off training rows to measure ρ on: the rest, and rows about as long as those that are judged.
 
     ρ is reported on the evaluation rows; a threshold that was fitted on these would make it look as if it
-    kept to its target on texts never seen.
+    kept to its target on texts never seen. But ρ depends on the length: the longer a text, the less of it a
+    band is. Training rows may have other lengths, so those of the evaluation rows are looked at, and no more.
+
+    Args:
+        rows: encoded, with `input_ids`.
+        judged: encoded evaluation rows.
+        seed: chooses among rows of one length.
 
     Raises:
-        DataError: there is one row alone.
+        DataError: there is one training row alone.
     """
     if len(rows) < 2:
         raise DataError(
             "there is one training row; a learned pattern needs two or more, of which one is set aside to "
             "measure rho on"
         )
-    size = min(_MOST, max(1, round(len(rows) * _SHARE)))
-    chosen = set(random.Random(f"calibration {seed}").sample(range(len(rows)), size))
+    few = min(_FEW, max(1, int(len(rows) * _SHARE_OF_FEW)))
+    size = min(_MOST, max(few, round(len(rows) * _SHARE)))
+    wanted = np.quantile([len(row["input_ids"]) for row in judged], (np.arange(size) + 0.5) / size)
+    shuffled = random.Random(f"calibration {seed}").sample(range(len(rows)), len(rows))
+    by_length = sorted(shuffled, key=lambda number: len(rows[number]["input_ids"]))
+    lengths = [len(rows[number]["input_ids"]) for number in by_length]
+    chosen = set()
+    for length in wanted.tolist():
+        above = bisect_left(lengths, length)
+        below = max(0, above - 1)
+        is_above = above < len(lengths) and lengths[above] - length < length - lengths[below]
+        nearest = above if is_above or above == 0 else below
+        chosen.add(by_length.pop(nearest))
+        del lengths[nearest]
     kept = [row for number, row in enumerate(rows) if number not in chosen]
     return kept, [rows[number] for number in sorted(chosen)]
 

@@ -154,7 +154,7 @@ def make_learning(
     if pattern is None:
         return None
     pattern.require_within(training.max_length)
-    lengths = [len(row["input_ids"]) for row in training.calibration]
+    lengths = [len(row["input_ids"]) for row in training.evaluation]
     reachable = fixed_rho(pattern, lengths, model.config.num_hidden_layers) if pattern.learns else 0.0
     schedule = PatternSchedule.of(options, stages, reachable)
     if pattern.learns and schedule.rho_target > reachable:

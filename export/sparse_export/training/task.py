@@ -99,7 +99,7 @@ class TaskJob(Job):
         head = cast(TrainedHead, head_of(task))
         rows: Sequence[Encoded] = encode(head, model, tokenizer, train, max_length).rows
         judged = encode(head, model, tokenizer, evaluation, max_length, keep_texts=task.by_token)
-        rows, calibration = set_aside(rows, options.seed) if options.learns else (rows, [])
+        rows, calibration = set_aside(rows, judged.rows, options.seed) if options.learns else (rows, [])
         plan = BatchPlan([len(row["input_ids"]) for row in rows], options.batch_size, options.seed)
         return Training(
             model,
