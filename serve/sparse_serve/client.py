@@ -168,12 +168,12 @@ class Client:
         own, inputs = described
         if own is not kind:
             raise RequestError(f"model '{name}' {own.does}: it is no model that {kind.does}")
-        if own.needs_pairs and not pairs:
+        if own.text_pair == "required" and not pairs:
             raise RequestError(
                 f"model '{name}' {own.does}: give each question its context with --text-pair, or a file of "
                 "both"
             )
-        if pairs and _SECOND_TEXT not in inputs:
+        if pairs and (own.text_pair == "refused" or _SECOND_TEXT not in inputs):
             raise RequestError(f"model '{name}' {own.does} and takes no second text: leave out --text-pair")
 
     def kind(self, name: str) -> type[Reply]:

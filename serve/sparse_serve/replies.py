@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,12 @@ class Reply(ABC):
     Attributes:
         outputs: the tensors that it is read from, besides those of every model.
         does: what a model that gives such replies does.
-        needs_pairs: whether each text needs a second one.
+        text_pair: whether texts have a second one: they may, must, or cannot.
     """
 
     outputs: ClassVar[tuple[str, ...]]
     does: ClassVar[str]
-    needs_pairs: ClassVar[bool] = False
+    text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
 
     token_count: int
     truncated: bool
@@ -118,7 +118,7 @@ class Answer(Reply):
 
     outputs = ("answer", "start", "end", "score")
     does = "answers questions about a context"
-    needs_pairs = True
+    text_pair = "required"
 
     answer: str
     start: int
@@ -154,6 +154,7 @@ class Entities(Reply):
 
     outputs = ("entities",)
     does = "finds entities"
+    text_pair = "refused"
 
     entities: tuple[Entity, ...]
 

@@ -151,6 +151,130 @@ def test_lines_of_stdin(classify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (status, errors) == (1, "error: line 2 of stdin is not UTF-8\n")
 
 
+def test_answers_to_questions(classify: Run, tmp_path: Path) -> None:
+    context = "w3 é w4\r\n w5 🙂 w6"
+    asked = ("spans", "w1", "--text-pair", context)
+    status, output, errors = classify(*asked, "--format", "json")
+    assert (status, errors) == (0, "")
+    (found,) = json.loads(output)
+    keys = ["text", "text_pair", "answer", "start", "end", "score", "token_count", "truncated"]
+    assert list(found) == keys
+    assert found["answer"] == context[found["start"] : found["end"]] != ""
+    status, output, _ = classify(*asked)
+    header, line = output.splitlines()
+    assert header.split() == ["answer", "score", "span", "text"]
+    assert line.split()[-2:] == [f"{found['start']}–{found['end']}", "w1"]
+    status, output, _ = classify(*asked, "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(output))
+    assert list(row) == keys
+    assert (row["answer"], row["start"], row["text_pair"]) == (found["answer"], str(found["start"]), context)
+
+
+def test_a_question_without_an_answer(classify: Run) -> None:
+    asked = ("spans", "w1", "--text-pair", " ")
+    (found,) = json.loads(classify(*asked, "--format", "json")[1])
+    assert (found["answer"], found["start"], found["end"], found["score"]) == ("", -1, -1, 0.0)
+    assert classify(*asked)[1].splitlines()[1].startswith("(none)")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".tsv"])
+def test_questions_of_files(classify: Run, tmp_path: Path, suffix: str) -> None:
+    rows = [(f"w{number}", f"w{number + 1} w2 w3" if number else "") for number in range(10)]
+    path = tmp_path / f"questions{suffix}"
+    if suffix == ".json":
+        paragraphs = [{"context": context, "qas": [{"question": question}]} for question, context in rows]
+        path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    elif suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps({"question": a, "context": b}) for a, b in rows))
+    else:
+        path.write_text("\n".join(["question\tcontext", *map("\t".join, rows)]))
+    status, output, errors = classify("spans", "--file", str(path), "--format", "jsonl")
+    assert (status, errors) == (0, "")
+    found = list(map(json.loads, output.splitlines()))
+    assert [(each["text"], each["text_pair"]) for each in found] == rows
+    assert found[0]["answer"] == ""
+    assert all(each["answer"] for each in found[1:])
+
+
+def test_questions_of_stdin_have_no_context(classify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w1")))
+    status, output, errors = classify("spans")
+    assert (status, output) == (1, "")
+    assert "give each question its context with --text-pair" in errors
+
+
+def test_entities_of_texts(classify: Run, tmp_path: Path) -> None:
+    texts = ("w3 é w4\x1b[31m 🙂 w6", "", "w7 w8 w9 w10 w11")
+    status, output, errors = classify("tags", *texts, "--format", "jsonl")
+    assert (status, errors) == (0, "")
+    found = list(map(json.loads, output.splitlines()))
+    assert list(found[0]) == ["text", "entities", "token_count", "truncated"]
+    entities = [entity for each in found for entity in each["entities"]]
+    assert entities
+    for each in found:
+        for entity in each["entities"]:
+            assert list(entity) == ["label", "start", "end", "text", "score"]
+            assert entity["text"] == each["text"][entity["start"] : entity["end"]]
+    rows = len(entities) + sum(not each["entities"] for each in found)
+    status, output, _ = classify("tags", *texts)
+    lines = output.splitlines()
+    assert lines[0].split() == ["entity", "label", "score", "span", "text"]
+    assert len(lines) == 1 + rows
+    assert "\x1b" not in output
+    assert sum(line.startswith("(none)") for line in lines) == rows - len(entities)
+    status, output, _ = classify("tags", *texts, "--format", "csv")
+    table = list(csv.DictReader(io.StringIO(output)))
+    assert list(table[0]) == [
+        "text",
+        "text_pair",
+        "entity",
+        "label",
+        "start",
+        "end",
+        "score",
+        "token_count",
+        "truncated",
+    ]
+    assert [row["entity"] for row in table if row["start"]] == [entity["text"] for entity in entities]
+    path = tmp_path / "words.conll"
+    path.write_text("w3\tO\nw4\tO\n\nw5\tO\n")
+    status, output, _ = classify("tags", "--file", str(path), "--format", "jsonl")
+    assert [json.loads(line)["text"] for line in output.splitlines()] == ["w3 w4", "w5"]
+
+
+def test_embeddings_of_texts(classify: Run) -> None:
+    status, output, errors = classify("vectors", "w1 w2", "w3", "--format", "json")
+    assert (status, errors) == (0, "")
+    first, second = json.loads(output)
+    assert list(first) == ["text", "embedding", "token_count", "truncated"]
+    assert len(first["embedding"]) == len(second["embedding"]) == 3
+    assert all(isinstance(number, float) for number in first["embedding"])
+    status, output, _ = classify("vectors", "w1 w2", "w3", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(output)))
+    numbers = [float(rows[1][f"embedding_{index}"]) for index in (1, 2, 3)]
+    assert numbers == second["embedding"]
+    status, output, _ = classify("vectors", "w1 w2")
+    header, line = output.splitlines()
+    assert header.split() == ["embedding", "size", "norm", "text"]
+    norm = sum(number**2 for number in first["embedding"]) ** 0.5
+    expected = [*(f"{number:.4f}" for number in first["embedding"]), "3", f"{norm:.4f}", "w1", "w2"]
+    assert line.split() == expected
+
+
+@pytest.mark.parametrize("name", ["tiny", "spans", "tags", "vectors"])
+@pytest.mark.parametrize(
+    ("form", "expected"), [("json", "[]\n"), ("jsonl", ""), ("csv", "text,text_pair"), ("table", "")]
+)
+def test_no_texts_have_no_answers(
+    classify: Run, monkeypatch: pytest.MonkeyPatch, name: str, form: str, expected: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    status, output, errors = classify(name, "--format", form)
+    assert (status, errors) == (0, "")
+    assert output.startswith(expected)
+    assert len(output.splitlines()) == (0 if form == "jsonl" else 1)
+
+
 def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert classify("tiny", "--format", "json") == (0, "[]\n", "")
@@ -160,8 +284,22 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
     ("arguments", "status", "message"),
     [
         (["classify", "unknown", "w1"], 1, "unknown model"),
-        (["classify", "tiny_model", "w1"], 1, "unexpected inference output 'label'"),
-        (["classify", "tiny_model", "w1", "--top-k", "1"], 1, "no output 'scores'"),
+        (
+            ["classify", "tiny_model", "w1"],
+            1,
+            "answers with .*logits.*, as no model of ours that takes texts",
+        ),
+        (["classify", "spans", "w1"], 1, "'spans' answers questions about a context: give each question its"),
+        (
+            ["classify", "spans", "w1", "--text-pair", "w2", "--top-k", "1"],
+            1,
+            "no model that classifies texts",
+        ),
+        (
+            ["classify", "tags", "w1", "--text-pair", "w2"],
+            1,
+            "'tags' finds entities and takes no second text",
+        ),
         (["classify", "tiny", "caf\udce9"], 1, "text 1 of the command line is not UTF-8"),
         (["classify", "tiny", "a", "--text-pair", "b", "--text-pair", "c"], 2, "2 --text-pair for 1 texts"),
         (["classify", "tiny", "a", "--file", "x.tsv"], 2, "not both"),

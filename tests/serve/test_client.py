@@ -1,13 +1,18 @@
-"""The client where there is no server that answers."""
+"""The client: what it makes of models of each task, and where there is no server that answers."""
 
 import socket
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from sparse_serve import client
 from sparse_serve.client import Client, Protocol
 from sparse_serve.errors import OptionError, RequestError
+from sparse_serve.replies import Answer, Embedding, Entities, Prediction, reply_of
+from sparse_serve.tasks import TASKS
+from sparse_serve.triton.launcher import TritonServer
 
 
 @pytest.fixture
@@ -35,3 +40,113 @@ def test_a_server_that_never_answers_is_given_up(
 def test_malformed_addresses_are_refused(url: str) -> None:
     with pytest.raises(OptionError, match="is no address of a server: give host:port"):
         Client(url)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def asking(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
+    url = server.http_url if request.param == "http" else server.grpc_url
+    with Client(url, request.param) as client_of_server:
+        yield client_of_server
+
+
+def test_a_model_tells_what_it_answers(asking: Client) -> None:
+    kinds = {name: asking.kind(name) for name in ("tiny", "topics", "value", "spans", "tags", "vectors")}
+    assert kinds == {
+        "tiny": Prediction,
+        "topics": Prediction,
+        "value": Prediction,
+        "spans": Answer,
+        "tags": Entities,
+        "vectors": Embedding,
+    }
+
+
+def test_any_model_is_asked_alike(asking: Client) -> None:
+    assert asking.ask("tiny", ["w1"]) == asking.classify("tiny", ["w1"])
+    assert asking.ask("tags", ["w1 w2"]) == asking.entities("tags", ["w1 w2"])
+    assert asking.ask("spans", ["w1"], ["w2 w3"]) == asking.answer("spans", ["w1"], ["w2 w3"])
+    (ours,), (theirs,) = asking.ask("vectors", ["w1"]), asking.embed("vectors", ["w1"])
+    assert isinstance(ours, Embedding)
+    np.testing.assert_array_equal(ours.vector, theirs.vector)
+
+
+def test_more_questions_than_a_batch_are_answered_in_order(asking: Client) -> None:
+    """The model takes 8 at a time, and some contexts are of many windows."""
+    questions = [f"w{number}" for number in range(20)]
+    contexts = [
+        " ".join(f"w{(number * word) % 30}" for word in range(1 + 5 * number)) for number in range(20)
+    ]
+    together = asking.answer("spans", questions, contexts)
+    alone = [
+        asking.answer("spans", [question], [context])[0]
+        for question, context in zip(questions, contexts, strict=True)
+    ]
+    assert together == alone
+    assert [reply.answer for reply in together] == [
+        context[reply.start : reply.end] for reply, context in zip(together, contexts, strict=True)
+    ]
+    assert together[-1].token_count > 96
+
+
+def test_offsets_are_of_the_text_as_sent(asking: Client) -> None:
+    text = "\u200bW3  e\u0301 \r\n👩‍👩‍👧 w4w5, w6 " * 2
+    for reply in asking.entities("tags", [text, text[1:]]):
+        for entity in reply.entities:
+            assert entity.text != ""
+    (reply,) = asking.entities("tags", [text])
+    assert all(entity.text == text[entity.start : entity.end] for entity in reply.entities)
+    (answer,) = asking.answer("spans", ["w1"], [text])
+    assert answer.answer == text[answer.start : answer.end]
+
+
+def test_what_a_model_does_not_do_is_said(asking: Client) -> None:
+    with pytest.raises(RequestError, match="'spans' answers questions about a context: it is no model"):
+        asking.classify("spans", ["w1"])
+    with pytest.raises(RequestError, match="'tiny' classifies texts: it is no model that finds entities"):
+        asking.entities("tiny", ["w1"])
+    with pytest.raises(RequestError, match="'tags' finds entities: it is no model that embeds texts"):
+        asking.embed("tags", ["w1"])
+    with pytest.raises(RequestError, match="'vectors' embeds texts: it is no model that answers questions"):
+        asking.answer("vectors", ["w1"], ["w2"])
+    with pytest.raises(RequestError, match=r"'spans' answers questions .*: give each question its context"):
+        asking.ask("spans", ["w1"])
+    with pytest.raises(RequestError, match="'tags' finds entities and takes no second text: leave out"):
+        asking.ask("tags", ["w1"], ["w2"])
+    with pytest.raises(
+        RequestError, match=r"'tiny_model' answers with .*logits.*: give the name of an entry"
+    ):
+        asking.ask("tiny_model", ["w1"])
+    with pytest.raises(RequestError, match="unknown model"):
+        asking.ask("absent", ["w1"])
+    with pytest.raises(ValueError, match="1 texts but 2 text pairs"):
+        asking.answer("spans", ["w1"], ["w2", "w3"])
+
+
+def test_a_server_may_keep_metadata_to_itself(server: TritonServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise InferenceServerException("This protocol is restricted, expecting header 'x'")
+
+    with Client(server.http_url) as client_of_server:
+        monkeypatch.setattr(client_of_server._client, "get_model_metadata", refuse)
+        assert client_of_server.kind("tags") is Prediction
+        assert len(client_of_server.entities("tags", ["w1 w2"])) == 1
+        assert len(client_of_server.classify("tiny", ["w1 w2"])) == 1
+
+
+def test_every_task_has_its_reply() -> None:
+    made = {
+        "single_label_classification": Prediction,
+        "multi_label_classification": Prediction,
+        "regression": Prediction,
+        "question_answering": Answer,
+        "token_classification": Entities,
+        "embedding": Embedding,
+    }
+    assert made.keys() == TASKS.keys()
+    for name, task in TASKS.items():
+        settings: dict[str, object] = {"size": 3} if name == "embedding" else {}
+        labels = ("a", "b") if task.fewest_labels else ()
+        outputs = [tensor.name for tensor in task(labels=labels, **settings).outputs]
+        assert reply_of(["token_count", "truncated", "rho", *outputs]) is made[name]
+    assert reply_of(["logits", "rho"]) is None
+    assert reply_of(["answer", "start", "end", "score"]) is None

@@ -286,8 +286,11 @@ def test_questions_of_all_formats_are_the_same(tmp_path: Path) -> None:
         {"question": "Who?", "context": context, "answers": {"text": ["Denver"], "answer_start": [4]}},
         {"question": "When?", "context": context, "answers": {"text": [], "answer_start": []}},
     ]
-    absent = [rows[0], {"question": "When?", "context": context}]
-    null = [rows[0], {"question": "When?", "context": context, "answer": None, "answer_start": None}]
+    absent: list[dict[str, object]] = [rows[0], {"question": "When?", "context": context}]
+    null: list[dict[str, object]] = [
+        rows[0],
+        {"question": "When?", "context": context, "answer": None, "answer_start": None},
+    ]
     qas = [
         {"id": "1", "question": "Who?", "answers": [{"text": "Denver", "answer_start": 4}]},
         {"id": "2", "question": "When?", "answers": [], "is_impossible": True},
@@ -295,7 +298,7 @@ def test_questions_of_all_formats_are_the_same(tmp_path: Path) -> None:
     squad = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": qas}]}]})
     files = [("a.tsv", tsv), ("a.csv", tsv.replace("\t", ",")), ("a.json", squad)]
     files += [
-        (f"{number}.jsonl", "\n".join(map(json.dumps, each)))
+        (f"{number}.jsonl", "\n".join(json.dumps(row) for row in each))
         for number, each in enumerate((rows, hub, absent, null))
     ]
     for name, content in files:

@@ -70,7 +70,7 @@ class FakeLoad:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: clock.now)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: clock.now)
     return clock
 
 

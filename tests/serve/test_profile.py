@@ -212,7 +212,12 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(20):
         context = " ".join(f"w{(number + word) % 30}" for word in range(1 + 8 * number))
         answer = context.split()[number // 2]
-        row = {"question": f"w{number}", "context": context, "answer": "", "answer_start": ""}
+        row: dict[str, object] = {
+            "question": f"w{number}",
+            "context": context,
+            "answer": "",
+            "answer_start": "",
+        }
         if number % 4:
             row |= {"answer": [answer], "answer_start": [context.index(answer)]}
         rows.append(row)
