@@ -1,39 +1,222 @@
-"""Exits 0 when the image's op library has the version that every entry of the model repository was made for.
+"""Exits 0 when nothing that Triton would load or open for the model repository is foreign to this image.
 
+    every model    names no op library but the image's own
+    every entry    was made for the version of the op library that the image has; its two configurations have
+                   the backends and the parameters that sparse-serve writes, besides what operators tune; no
+                   code lies in it
+
+Entries of earlier versions have a front of their own, which is one of those that sparse-serve wrote. What
+`serve` holds beyond this, a configuration's values against the manifest, needs the package.
 Standard library only, for the image.
 """
 
 import ctypes
+import hashlib
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY = Path(__file__).parent / "lib" / "libsparse_ops.so"
+
+# The parts of a configuration that an entry may have, with the value of those that have but one.
+TUNABLE = {
+    "dynamic_batching",
+    "instance_group",
+    "max_batch_size",
+    "model_warmup",
+    "name",
+    "optimization",
+    "response_cache",
+    "version_policy",
+}
+GRAPH = {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
+GRAPH_PARTS = TUNABLE | {"backend", "default_model_filename", "input", "output", "model_operations"}
+FRONT = {"backend": "sparse_serve_text"}
+FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
+PARAMETERS = {"model", "inputs", "max_length", "tasks", "metrics"}
+LEGACY_FRONT = {"backend": "python"}
+LEGACY_PARAMETERS = {"model", "inputs", "max_length", "problem_type", "metrics"}
+LEGACY_DIGESTS = {
+    "9c7bd59e86ea89e6fd984ee3da70cf67f6a053dbce1c8a780220c4ad34294380",
+    "1d6da2df42db824c58d0ef81f019d6870cb11719080ec381f036d10a71ad9919",
+    "2823364176fb31180648780c09f85f2fa7c1d9c132b8520db6025f72a62e69bc",
+}
+CODE = (".py", ".pyc", ".so")
+
+TOKEN = re.compile(
+    r"""(?P<skip>\s+|\#[^\n]*)
+      | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+      | (?P<word>[A-Za-z0-9_.+-]+)
+      | (?P<mark>[{}<>\[\]:;,])""",
+    re.VERBOSE,
+)
+OPENING = {"{": "}", "<": ">"}
+
+Message = dict[str, list[object]]
+
+
+class UnfitError(Exception):
+    """The repository is not to be served; says why in one line."""
 
 
 def main() -> int:
     """Say on stderr, in one line, what keeps the repository from being served."""
     repository = Path(os.environ.get("MODEL_REPOSITORY", "/models"))
     version = ctypes.CDLL(str(LIBRARY)).SparseOpsVersion()
-    for path in sorted(repository.glob("*/manifest.json")):
-        try:
-            wanted = json.loads(path.read_bytes())["op_library"]
-            needed = version if wanted is None else wanted["version"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            return fail(f"manifest {path} cannot be read ({type(error).__name__}): export the entry again")
-        if needed != version:
-            return fail(
-                f"entry '{path.parent.name}' was made for version {needed} of the op library, the image has "
-                f"version {version}: export it again, or build the image of its release"
-            )
+    try:
+        for path in sorted(repository.glob("*/config.pbtxt")):
+            require_own_library(path)
+        for path in sorted(repository.glob("*/manifest.json")):
+            require_entry(path, version)
+    except UnfitError as error:
+        print("error:", error, file=sys.stderr)
+        return 1
     return 0
 
 
-def fail(message: str) -> int:
-    """Report an error and return the exit status that goes with it."""
-    print("error:", message, file=sys.stderr)
-    return 1
+def require_own_library(path: Path) -> None:
+    """Refuse a model whose configuration names another op library: to load it is to run it."""
+    for operations in messages(read_config(path), "model_operations"):
+        for name in operations.get("op_library_filename", []):
+            if name != LIBRARY.name:
+                raise UnfitError(f"{path} names the op library {name!r:.80}: only {LIBRARY.name} is served")
+
+
+def require_entry(manifest: Path, version: int) -> None:
+    """Refuse an entry for another op library, or with what Triton would load and no export writes."""
+    public, name = manifest.parent, manifest.parent.name
+    graph = public.parent / f"{name}_model"
+    try:
+        record = json.loads(manifest.read_bytes())
+        wanted = record["op_library"]
+        needed = version if wanted is None else wanted["version"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UnfitError(
+            f"manifest {manifest} cannot be read ({type(error).__name__}): export the entry again"
+        ) from None
+    if needed != version:
+        raise UnfitError(
+            f"entry '{name}' was made for version {needed} of the op library, the image has "
+            f"version {version}: export it again, or build the image of its release"
+        )
+    is_legacy = record.get("schema_version", 1) == 1
+    require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
+    require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)
+    require_parts(graph / "config.pbtxt", GRAPH_PARTS, GRAPH)
+    require_data(public, is_legacy=is_legacy)
+    require_data(graph, is_legacy=False)
+
+
+def require_parts(path: Path, parts: set[str], values: dict[str, str]) -> None:
+    """Refuse parts of a configuration that sparse-serve does not write, and other values of those it does."""
+    config = read_config(path)
+    foreign = sorted(config.keys() - parts)
+    if foreign:
+        raise UnfitError(f"{path} has {foreign[0]!r:.80}, which no entry has: export it again")
+    for key, value in values.items():
+        if config.get(key) != [value]:
+            raise UnfitError(f"{path} has {config.get(key)!r:.80} as {key}, not '{value}': export it again")
+    for optimization in messages(config, "optimization"):
+        for accelerators in messages(optimization, "execution_accelerators"):
+            for kind in accelerators:
+                for each in messages(accelerators, kind):
+                    if each.get("name") != ["cuda"]:
+                        raise UnfitError(f"{path} asks for an accelerator other than cuda: remove it")
+
+
+def require_parameters(path: Path, known: set[str]) -> None:
+    """Refuse a parameter that sparse-serve does not write."""
+    for parameter in messages(read_config(path), "parameters"):
+        for key in parameter.get("key", []):
+            if key not in known:
+                raise UnfitError(f"{path} has the parameter {key!r:.80}, which no entry has: remove it")
+
+
+def require_data(folder: Path, *, is_legacy: bool) -> None:
+    """Refuse code in a model's folder or in one of its versions."""
+    versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+    for path in (inner for each in (folder, *versions) for inner in each.iterdir() if inner.is_file()):
+        if ".so" not in path.suffixes and path.suffix not in CODE:
+            continue
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not (is_legacy and path.name == "model.py" and digest in LEGACY_DIGESTS):
+            raise UnfitError(f"{path} is code that sparse-serve has not written: remove it")
+
+
+def messages(config: Message, key: str) -> list[Message]:
+    """Return the messages in a field, repeated or not."""
+    return [each for each in config.get(key, []) if isinstance(each, dict)]
+
+
+def read_config(path: Path) -> Message:
+    """Read a configuration in protobuf's text format: lists of values by field, strings without quotes."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return message(tokens(text), "")
+    except OSError as error:
+        raise UnfitError(f"configuration {path} cannot be read: {error.strerror}") from None
+    except (ValueError, StopIteration, RecursionError) as error:
+        raise UnfitError(f"configuration {path} is malformed ({error}): export the entry again") from None
+
+
+def tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each token, with an empty one at the end."""
+    position = 0
+    while position < len(text):
+        found = TOKEN.match(text, position)
+        if found is None:
+            raise ValueError(f"unexpected {text[position]!r} at character {position}")
+        position = found.end()
+        if found.lastgroup != "skip":
+            yield str(found.lastgroup), found.group()
+    yield "end", ""
+
+
+def message(stream: Iterator[tuple[str, str]], end: str) -> Message:
+    """Read the fields of a message up to the token that ends it."""
+    fields: Message = {}
+    kind, token = next(stream)
+    while token != end or kind == "string":
+        if kind != "word":
+            raise ValueError(f"{token!r} where the name of a field is due")
+        values = fields.setdefault(token, [])
+        kind, token = next(stream)
+        if token == ":" and kind == "mark":
+            kind, token = next(stream)
+        if token == "[" and kind == "mark":
+            kind, token = next(stream)
+            while token != "]" or kind == "string":
+                found, (kind, token) = value(stream, kind, token)
+                values.append(found)
+                if token == "," and kind == "mark":
+                    kind, token = next(stream)
+            kind, token = next(stream)
+        else:
+            found, (kind, token) = value(stream, kind, token)
+            values.append(found)
+        if token in (",", ";") and kind == "mark":
+            kind, token = next(stream)
+    return fields
+
+
+def value(stream: Iterator[tuple[str, str]], kind: str, token: str) -> tuple[object, tuple[str, str]]:
+    """Return the value that begins with a token, and the token after it."""
+    if kind == "mark" and token in OPENING:
+        return message(stream, OPENING[token]), next(stream)
+    if kind == "word":
+        return token, next(stream)
+    if kind != "string":
+        raise ValueError(f"{token!r} where a value is due")
+    parts = []
+    while kind == "string":  # strings side by side are one
+        parts.append(token[1:-1])
+        kind, token = next(stream)
+    text = "".join(parts)
+    # What is escaped is kept so: no name of ours is, and a name in disguise is foreign all the same.
+    return text, (kind, token)
 
 
 if __name__ == "__main__":

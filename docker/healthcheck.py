@@ -1,4 +1,4 @@
-"""Exits 0 when every entry of the model repository classifies a text, all of them within HEALTH_SECONDS.
+"""Exits 0 when every entry of the model repository answers to a text, all of them within HEALTH_SECONDS.
 
 Readiness does not tell: Triton calls a model ready though the Python process behind it has died.
 Standard library only, for the image.
@@ -11,12 +11,6 @@ import sys
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
-
-REQUEST = {
-    "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["health check"]}],
-    "outputs": [{"name": "label"}],
-}
-
 
 # Below the time that the image's HEALTHCHECK gives, so that what is wrong can still be said.
 SECONDS = float(os.environ.get("HEALTH_SECONDS", "8"))
@@ -34,7 +28,7 @@ def main() -> int:
     name = entries[0]
     try:
         for name in entries:
-            status, answer = ask(name)
+            status, answer = ask(name, needs_pair=needs_pair(repository / name / "manifest.json"))
             if status != 200:
                 print(f"{name} answers {status}: {answer}", file=sys.stderr)
                 return 1
@@ -44,11 +38,25 @@ def main() -> int:
     return 0
 
 
-def ask(name: str) -> tuple[int, str]:
+def needs_pair(manifest: Path) -> bool:
+    """Return whether the entry answers questions, which are asked about a second text."""
+    try:
+        tasks = json.loads(manifest.read_bytes())["tasks"]
+        return any(task["type"] == "question_answering" for task in tasks.values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # of an earlier version, or for Triton to complain of
+
+
+def ask(name: str, *, needs_pair: bool) -> tuple[int, str]:
     """Return the status and the body of the entry's answer."""
+    tensors = ["TEXT", "TEXT_PAIR"] if needs_pair else ["TEXT"]
+    inputs = [
+        {"name": tensor, "shape": [1, 1], "datatype": "BYTES", "data": ["health check"]} for tensor in tensors
+    ]
+    request = {"inputs": inputs, "outputs": [{"name": "token_count"}]}
     connection = HTTPConnection("127.0.0.1", int(os.environ.get("HTTP_PORT", "8000")))
     try:
-        connection.request("POST", f"/v2/models/{name}/infer", json.dumps(REQUEST))
+        connection.request("POST", f"/v2/models/{name}/infer", json.dumps(request))
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:

@@ -27,6 +27,13 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel \
     && cd /wheel/sparse_serve/lib \
     && sha256sum libsparse_ops.so > libsparse_ops.so.sha256
+# Of the package, what its text backend needs; `installation.TEXT_BACKEND_MODULES` is the list.
+RUN backend=/backend/sparse_serve_text \
+    && mkdir -p $backend/sparse_serve/repository \
+    && cd /wheel/sparse_serve \
+    && cp triton/text_backend/model.py $backend/ \
+    && cp -r __init__.py errors.py records.py rows.py tags.py tasks $backend/sparse_serve/ \
+    && cp repository/__init__.py repository/measures.py $backend/sparse_serve/repository/
 
 FROM ${TRITON_IMAGE}
 # Into the system's Python, as Triton's Python backend reads no PYTHONPATH. The dependencies of tokenizers
@@ -37,8 +44,10 @@ RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
 # Repositories name the library without a folder; Triton finds it here, the entry point its digest beside it.
 COPY --from=build /wheel/sparse_serve/lib/ /opt/sparse-serve/lib/
 ENV LD_LIBRARY_PATH=/opt/sparse-serve/lib:${LD_LIBRARY_PATH}
+COPY --from=build /backend/ /opt/tritonserver/backends/
 # An unfit base fails here, not when it is served from.
-RUN python3 -c "import ctypes, numpy, tokenizers; ctypes.CDLL('libsparse_ops.so')"
+RUN cd /opt/tritonserver/backends/sparse_serve_text \
+    && python3 -c "import ctypes, sparse_serve.tasks; ctypes.CDLL('libsparse_ops.so')"
 
 COPY --chmod=755 docker/entrypoint.sh docker/check_entries.py docker/healthcheck.py /opt/sparse-serve/
 # `serve --mode docker` compares it with the entries before it starts a container.
