@@ -82,6 +82,14 @@ class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untype
         if control.should_save:
             control.should_log = True  # the sum of losses since the last log is in no state
 
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Evaluate and save nothing twice, where the run was ended by an evaluation within the epoch."""
+        done = evaluations(state.log_history)
+        if done and done[-1]["step"] == state.global_step:
+            control.should_evaluate = control.should_save = False
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:

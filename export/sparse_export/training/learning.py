@@ -89,14 +89,14 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Set the thresholds of a model that is judged within an epoch."""
-        if control.should_evaluate:
-            self.on_epoch_end(args, state, control)
+        self.on_epoch_end(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Set the thresholds of a model that may become the best."""
-        if self.weights and self.schedule.stages.is_settled(state.global_step):
+        is_judged = control.should_evaluate
+        if is_judged and self.weights and self.schedule.stages.is_settled(state.global_step):
             self._calibrate(state)
 
     def _calibrate(self, state: TrainerState) -> None:

@@ -1,0 +1,233 @@
+"""What users of Transformers' Trainer expect of a run: what each option changes, and what it leaves alone."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import sparse_export.training.distributed as distributed_module
+import sparse_export.training.task as task_module
+import sparse_export.training.trainer as trainer_module
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.training.callbacks import Steering
+from sparse_serve.errors import OptionError
+from tiny_training import FAST, make_encoder, weights, write_rows
+
+AXIS = AttentionSpec.parse("axis", None)
+STEPS = 12  # of an epoch: 96 rows in batches of 8
+
+pytestmark = pytest.mark.usefixtures("single_threaded")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "train.tsv", 96)
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "eval.tsv", 20)
+
+
+def are_equal(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_steps_end_a_run_within_an_epoch(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path
+) -> None:
+    record = finetune(
+        encoder, train, tmp_path / "out", replace(FAST, max_steps=STEPS + 3), evaluation=evaluation
+    )
+    assert [(each.step, each.epoch) for each in record.epochs] == [(STEPS, 1), (STEPS + 3, 1.25)]
+    assert record.best_epoch in (1, 1.25)
+    assert record.metrics == record.best.metrics
+
+
+def test_a_model_within_an_epoch_may_be_the_best(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Recorder(Steering):
+        def on_evaluate(self, *args: Any, **rest: Any) -> None:
+            state = rest["model"].state_dict()
+            seen.append({name: weight.detach().clone() for name, weight in state.items()})
+            super().on_evaluate(*args, **rest)
+
+    answers = iter({"loss": loss, "accuracy": 0.5, "f1": 0.5, "matthews": 0.0} for loss in (9, 8, 3, 7, 6))
+    monkeypatch.setattr(trainer_module, "Steering", Recorder)
+    monkeypatch.setattr(task_module, "figures_of", lambda *_: lambda _: next(answers))
+    options = replace(FAST, eval_steps=5, metric="loss", early_stopping_patience=2)
+    record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
+    # After 5, 10, an epoch's 12, 15 and 20 steps; then two evaluations were no better.
+    assert [each.step for each in record.epochs] == [5, 10, 12, 15, 20]
+    assert (record.best_epoch, record.best.step) == (1, 12)
+    kept = weights(tmp_path / "out")
+    assert [all(torch.equal(kept[name], state[name]) for name in kept) for state in seen] == [
+        step == 12 for step in (5, 10, 12, 15, 20)
+    ]
+
+
+@pytest.mark.parametrize("attention", [AttentionSpec(-4.0), AXIS], ids=["sparsegen", "axis"])
+def test_a_run_with_steps_resumes_to_the_same_end(
+    encoder: Path,
+    train: Path,
+    evaluation: Path,
+    tmp_path: Path,
+    attention: AttentionSpec,
+) -> None:
+    options = replace(FAST, attention=attention, max_steps=3 * STEPS + 4, eval_steps=5, metric="loss")
+    whole = finetune(encoder, train, tmp_path / "whole", options, evaluation=evaluation)
+
+    class Interrupting(Steering):
+        def on_step_begin(self, *args: Any, **_: Any) -> None:
+            if args[1].global_step == 2 * STEPS + 2:
+                raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "Steering", Interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
+    resumed = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation, resume=True)
+    assert replace(resumed, seconds=0) == replace(whole, seconds=0)
+    assert are_equal(tmp_path / "out", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("attention", [AttentionSpec(-4.0), AXIS], ids=["sparsegen", "axis"])
+def test_activations_computed_again_give_the_same_weights(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, attention: AttentionSpec
+) -> None:
+    """To the bit, dropout and the draws of a pattern included."""
+    for name, again in (("kept", False), ("again", True)):
+        options = replace(FAST, attention=attention, epochs=2, gradient_checkpointing=again)
+        finetune(encoder, train, tmp_path / name, options, evaluation=evaluation)
+    assert are_equal(tmp_path / "kept", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dropout": 0.5},
+        {"label_smoothing": 0.2},
+        {"max_grad_norm": 0.01},
+        {"lr_scheduler_type": "constant"},
+        {"bf16": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_an_option_changes_what_is_learned(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    one = replace(FAST, epochs=1)
+    finetune(encoder, train, tmp_path / "one", one, evaluation=evaluation)
+    record = finetune(encoder, train, tmp_path / "other", replace(one, **changed), evaluation=evaluation)
+    assert not are_equal(tmp_path / "one", tmp_path / "other")
+    assert all(weight.isfinite().all() for weight in weights(tmp_path / "other").values())
+    assert record.options == replace(one, **changed)
+
+
+def test_bfloat16_learns_the_same_task(encoder: Path, train: Path, evaluation: Path, tmp_path: Path) -> None:
+    for attention, epochs in ((AttentionSpec(-4.0), 4), (AXIS, 10)):
+        options = replace(FAST, attention=attention, epochs=epochs, bf16=True)
+        record = finetune(encoder, train, tmp_path / attention.name, options, evaluation=evaluation)
+        assert record.metrics["accuracy"] > 0.8
+        assert load_checkpoint(tmp_path / attention.name).dtype == torch.float32
+
+
+def test_no_dropout_is_none_at_all(encoder: Path, train: Path, evaluation: Path, tmp_path: Path) -> None:
+    """What remains is the same, whatever is drawn besides."""
+    without = make_encoder(tmp_path / "encoder", dropout=0)
+    options = replace(FAST, epochs=1, dropout=0.0)
+    finetune(encoder, train, tmp_path / "one", options, evaluation=evaluation)
+    finetune(without, train, tmp_path / "other", replace(options, dropout=None), evaluation=evaluation)
+    assert are_equal(tmp_path / "one", tmp_path / "other")
+
+
+def test_a_sample_of_the_evaluation_rows(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path
+) -> None:
+    options = replace(FAST, epochs=1, max_eval_rows=7)
+    record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
+    assert (record.evaluation.rows, record.evaluation.total_rows) == (7, 20)
+
+
+def test_a_test_file_is_answered_as_served(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    record = finetune(encoder, train, output, FAST, evaluation=evaluation, test=evaluation)
+    assert record.test is not None
+    assert record.test.metrics == record.metrics  # the rows that have chosen the epoch
+    stored = json.loads((output / "test.json").read_text(encoding="utf-8"))
+    assert stored["metrics"] == record.test.metrics
+    assert stored["data"]["rows"] == 20
+    predicted = [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
+    lines = evaluation.read_text(encoding="utf-8").splitlines()
+    assert [each["line"] for each in predicted] == list(range(2, len(lines) + 1))
+    right = [each["label"] == line.split("\t")[1] for each, line in zip(predicted, lines[1:], strict=True)]
+    assert sum(right) / 20 == record.metrics["accuracy"]
+    assert predicted[0].keys() == {"line", "scores", "label", "logits"}
+
+
+def test_a_test_file_without_labels_is_answered(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text_a": "the film is good"}\n{"text_a": ""}\n', encoding="utf-8")
+    record = finetune(encoder, train, tmp_path / "out", FAST, evaluation=evaluation, test=texts)
+    assert record.test is not None
+    assert (record.test.metrics, record.test.data.rows) == ({}, 2)
+    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
+    again = finetune(encoder, train, tmp_path / "out", FAST, evaluation=evaluation, test=texts, resume=True)
+    assert replace(again, labels=tuple(again.labels)) == record
+
+
+class Answering(Console):
+    """A console whose text is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(file=StringIO(), soft_wrap=True)
+
+    @property
+    def said(self) -> str:
+        assert isinstance(self.file, StringIO)
+        return self.file.getvalue()
+
+
+def test_idle_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    alone, together = Answering(), Answering()
+    distributed_module.warn_of_idle_devices(1, alone)
+    distributed_module.warn_of_idle_devices(4, together)
+    assert alone.said == (
+        "warning: 4 devices are here and one of them trains; to use all: torchrun --nproc-per-node 4 "
+        "--no-python sparse-serve finetune …\n"
+    )
+    assert not together.said
+
+
+def test_a_device_without_bfloat16_is_told(
+    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sparse_export.training.precision as precision_module  # noqa: PLC0415
+
+    monkeypatch.setattr(precision_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(precision_module, "is_torch_bf16_gpu_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
+    with pytest.raises(OptionError, match="--bf16: cuda does not compute in bfloat16; leave it out"):
+        precision_module.require_precision(FinetuneOptions(bf16=True))
