@@ -13,37 +13,28 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    load_classifier,
-    load_tokenizer,
-    new_classifier,
-    save_classifier,
-)
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ExportOptions, export_checkpoint
-from sparse_serve.client import Classifier, Prediction
+from sparse_serve.client import Client, Prediction
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError
-from sparse_serve.metrics import METRICS, task_metrics
 from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.repository.entries import read_entry
-from sparse_serve.tasks import ProblemType, Task
+from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 from tiny_models import LAMBD, POSITIONS
 
 Array = npt.NDArray[np.float32]
 
-SINGLE: ProblemType = "single_label_classification"
-MULTI: ProblemType = "multi_label_classification"
-REGRESSION: ProblemType = "regression"
-
-TASKS = {
-    "classes": Task(SINGLE, ("1", "2", "3", "4", "5")),
-    "topics": Task(MULTI, ('say "hi"', "čaj, 茶", "[c]", "d")),
-    "topic": Task(MULTI, ("spam",)),
-    "value": Task(REGRESSION, ("score",)),
-    "values": Task(REGRESSION, ("x", "y", "z")),
+TASKS: dict[str, Task] = {
+    "classes": Classification(("1", "2", "3", "4", "5")),
+    "topics": MultiLabel(('say "hi"', "čaj, 茶", "[c]", "d")),
+    "topic": MultiLabel(("spam",)),
+    "value": Regression(("score",)),
+    "values": Regression(("x", "y", "z")),
 }
 
 _WORDS = ["the", "film", "is", "as", "good", "as", "a", "long", "walk", "by", "the", "sea,", "isn't", "it?"]
@@ -67,7 +58,8 @@ LABELS: dict[str, list[Any]] = {
     "topic": [["spam"], [], []],
     "value": [0.5, "4.25", -1],
 }
-COLUMNS = Columns("premise", "hypothesis", "gold")
+NAMES = {"text": "premise", "text_pair": "hypothesis", "label": "gold"}
+COLUMNS = Columns(**NAMES)
 
 
 def write_rows(path: Path, labels: list[Any], *, has_pairs: bool = True) -> Path:
@@ -85,16 +77,21 @@ def write_rows(path: Path, labels: list[Any], *, has_pairs: bool = True) -> Path
 
 @pytest.fixture(scope="module")
 def checkpoints(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an untrained checkpoint for each task; that of `value` does not name its type."""
+    """A folder with an untrained checkpoint for each task; that of `value` does not name its type.
+
+    That one is as versions before wrote it.
+    """
     folder = tmp_path_factory.mktemp("tasks")
     tokenizer = load_tokenizer(checkpoint)
     for name, task in TASKS.items():
-        model = new_classifier(checkpoint, AttentionSpec("sparsegen", LAMBD), task, seed=3)
+        model = new_model(checkpoint, AttentionSpec(LAMBD), task, seed=3)
         # Logits on both sides of 0, as a trained head has them.
         torch.nn.init.normal_(model.classifier.bias, std=2.0)
         if name == "value":
+            del model.config.sparse_serve
+            model.config.sparse_attention = {"kind": "sparsegen", "lambd": LAMBD}
             model.config.problem_type = None
-        save_classifier(model, tokenizer, folder / name)
+        save_checkpoint(model, tokenizer, folder / name)
     return folder
 
 
@@ -103,9 +100,7 @@ def repository(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """An entry for each checkpoint, its metrics on pairs recorded."""
     path = tmp_path_factory.mktemp("repository")
     for name in TASKS:
-        options = ExportOptions(
-            checkpoint=str(checkpoints / name), repository=path, name=name, columns=COLUMNS
-        )
+        options = ExportOptions(checkpoint=str(checkpoints / name), repository=path, name=name, columns=NAMES)
         if name in LABELS:
             file = write_rows(path.parent / f"{name}.jsonl", LABELS[name])
             options = replace(options, eval_file=file)
@@ -126,8 +121,8 @@ Ask = Callable[..., list[Prediction]]
 def ask(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[Ask]:
     """Classify with a client of each protocol."""
     url = server.grpc_url if request.param == "grpc" else server.http_url.removeprefix("http://")
-    with Classifier(url, request.param) as classifier:
-        yield classifier.classify
+    with Client(url, request.param) as client:
+        yield client.classify
 
 
 @torch.no_grad()
@@ -139,18 +134,18 @@ def torch_logits(
     return logits
 
 
-def torch_scores(logits: torch.Tensor, problem_type: ProblemType) -> torch.Tensor:
-    if problem_type == SINGLE:
+def torch_scores(logits: torch.Tensor, task: Task) -> torch.Tensor:
+    if isinstance(task, Classification):
         return logits.softmax(1)
-    return logits.sigmoid() if problem_type == MULTI else logits
+    return logits.sigmoid() if isinstance(task, MultiLabel) else logits
 
 
 def torch_answers(logits: torch.Tensor, model: PreTrainedModel) -> list[Any]:
     """The labels by Transformers' own config, the labels at 0.5 or more, or the values."""
     names = model.config.id2label
-    if model.config.problem_type == SINGLE:
+    if model.config.problem_type == Classification.type:
         return [names[index] for index in logits.argmax(1).tolist()]
-    if model.config.problem_type == MULTI:
+    if model.config.problem_type == MultiLabel.type:
         return [[names[index] for index in row.nonzero()[:, 0].tolist()] for row in logits.sigmoid() >= 0.5]
     return logits.tolist()
 
@@ -159,18 +154,18 @@ def torch_answers(logits: torch.Tensor, model: PreTrainedModel) -> list[Any]:
 @pytest.mark.parametrize("name", TASKS)
 def test_labels_and_scores_are_torchs(ask: Ask, checkpoints: Path, name: str, has_pairs: bool) -> None:
     task = TASKS[name]
-    model, tokenizer = load_classifier(checkpoints / name), load_tokenizer(checkpoints / name)
+    model, tokenizer = load_checkpoint(checkpoints / name), load_tokenizer(checkpoints / name)
     texts, pairs = ([*column] for column in zip(*PAIRS, strict=True)) if has_pairs else (TEXTS, None)
     logits = torch_logits(model, tokenizer, texts, pairs)
-    predictions = ask(name, texts, pairs, top_k=task.num_labels)
+    predictions = ask(name, texts, pairs, top_k=len(task.labels))
     np.testing.assert_allclose([p.logits for p in predictions], logits, rtol=0, atol=1e-4)
-    scores = torch_scores(logits, task.problem_type)
+    scores = torch_scores(logits, task)
     for prediction, expected in zip(predictions, scores.tolist(), strict=True):
         served = [best.score for best in sorted(prediction.top, key=lambda best: best.index)]
         np.testing.assert_allclose(served, expected, rtol=0, atol=1e-4)
         assert prediction.score == max(served)
     answers = [p.answer for p in predictions]
-    if task.problem_type == REGRESSION:
+    if isinstance(task, Regression):
         values = [float(answer) if isinstance(answer, str) else answer for answer in answers]
         np.testing.assert_allclose(np.reshape(values, logits.shape), logits, rtol=0, atol=1e-4)
         assert all(best.label is None for p in predictions for best in p.top)
@@ -181,7 +176,7 @@ def test_labels_and_scores_are_torchs(ask: Ask, checkpoints: Path, name: str, ha
 
 def test_segments_of_a_pair_matter(checkpoints: Path) -> None:
     """Else the test above could not see a server that forgets them."""
-    model, tokenizer = load_classifier(checkpoints / "classes"), load_tokenizer(checkpoints / "classes")
+    model, tokenizer = load_checkpoint(checkpoints / "classes"), load_tokenizer(checkpoints / "classes")
     batch = tokenizer("a good film", "a long walk", return_tensors="pt")
     with torch.no_grad():
         one_segment = model(**batch | {"token_type_ids": batch["token_type_ids"] * 0}).logits
@@ -189,7 +184,7 @@ def test_segments_of_a_pair_matter(checkpoints: Path) -> None:
 
 
 def test_both_answers_of_a_multi_label_model_occur(checkpoints: Path) -> None:
-    model, tokenizer = load_classifier(checkpoints / "topics"), load_tokenizer(checkpoints / "topics")
+    model, tokenizer = load_checkpoint(checkpoints / "topics"), load_tokenizer(checkpoints / "topics")
     counts = [len(labels) for labels in torch_answers(torch_logits(model, tokenizer, TEXTS, None), model)]
     assert min(counts) < max(counts)
 
@@ -201,7 +196,7 @@ def test_the_entry_says_what_it_answers(repository: Path, name: str) -> None:
     assert (repository / name / "labels.txt").read_text("utf-8").splitlines() == list(TASKS[name].labels)
     assert manifest.parity is not None
     agreement = manifest.parity["library"]["label_agreement"]  # type: ignore[index,call-overload]
-    assert agreement == (None if TASKS[name].problem_type == REGRESSION else 1.0)
+    assert agreement == (None if isinstance(TASKS[name], Regression) else 1.0)
 
 
 @pytest.mark.parametrize("name", LABELS)
@@ -212,7 +207,7 @@ def test_quality_is_one_in_torch_in_the_graph_and_as_served(
     assert entry.manifest.quality is not None
     quality: dict[str, Any] = entry.manifest.quality
     expected = quality["torch_metrics"]
-    assert tuple(expected) == METRICS[TASKS[name].problem_type]
+    assert tuple(expected) == TASKS[name].metrics
     assert (quality["metric"], quality["rows"]) == (next(iter(expected)), len(PAIRS))
     assert quality["library"]["metrics"] == pytest.approx(expected, abs=1e-3)
     assert quality["portable"]["metrics"] == pytest.approx(expected, abs=1e-3)
@@ -228,10 +223,10 @@ def test_served_quality_on_single_texts_is_torchs(
 ) -> None:
     file = write_rows(tmp_path / "dev.jsonl", LABELS[name], has_pairs=False)
     task, columns = TASKS[name], replace(COLUMNS, text_pair=None)
-    targets = task.targets(read_data(file, columns, problem_type=task.problem_type))
-    model, tokenizer = load_classifier(checkpoints / name), load_tokenizer(checkpoints / name)
+    targets = task.targets(read_data(file, columns, task=task.type))
+    model, tokenizer = load_checkpoint(checkpoints / name), load_tokenizer(checkpoints / name)
     logits = torch_logits(model, tokenizer, TEXTS, None)
-    expected = task_metrics(task.problem_type, logits.numpy(), targets)
+    expected = task.evaluate(task.answer([], logits.numpy()), targets)
     evaluation = read_evaluation(file, read_entry(repository / name), columns)
     with TritonLoad(server.grpc_url, name, "logits") as load:
         assert measure_quality(load, evaluation) == pytest.approx(expected, abs=1e-3)
@@ -262,7 +257,7 @@ def test_labels_of_another_task_are_refused(
         repository=tmp_path / "r",
         name=name,
         eval_file=file,
-        columns=COLUMNS,
+        columns=NAMES,
     )
     with pytest.raises(DataError, match=message):
         export_checkpoint(options)
