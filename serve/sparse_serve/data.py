@@ -165,8 +165,8 @@ def _iter_rows(source: str, records: Records, columns: Columns, task: str | None
 def hold_out(data: TextData, share: float, seed: int, least: int = 1) -> tuple[TextData, TextData]:
     """Split off a random `share` of the rows: the rest, and the part held out; `least` or more in both.
 
-    Of questions whole contexts are held out, as many as give that share: what is learned of a context is no
-    measure of what is known of another.
+    Of questions whole contexts are held out, of about that share: a model has learned of a context what the
+    others are asked.
 
     Raises:
         DataError: there are fewer rows than that takes.
@@ -186,7 +186,7 @@ def hold_out(data: TextData, share: float, seed: int, least: int = 1) -> tuple[T
 
 
 def _of_contexts(data: TextData, wanted: int, rng: random.Random) -> list[int]:
-    """Return the numbers of the rows of contexts drawn at random, until there are as many as `wanted`.
+    """Return the numbers of the rows of contexts drawn at random: `wanted` at most, but one context or more.
 
     Raises:
         DataError: all rows are of one context.
@@ -200,12 +200,10 @@ def _of_contexts(data: TextData, wanted: int, rng: random.Random) -> list[int]:
             "needs two contexts or more: give other rows with --eval"
         )
     held: list[int] = []
-    # The last one is never drawn, so that some rows are left.
-    for context in rng.sample(list(groups), len(groups) - 1):
-        if len(held) >= wanted:
-            break
-        held += groups[context]
-    return held
+    for context in rng.sample(list(groups), len(groups)):
+        if len(held) + len(groups[context]) <= wanted:
+            held += groups[context]
+    return held or min(groups.values(), key=len)
 
 
 def read_texts(path: Path | None) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ Format = Callable[[Path, Iterator[str], Sequence[str]], Iterator[tuple[int, Reco
 """Reads the records of a file from its lines; errors name the path and the required columns."""
 
 _SQUAD_SUFFIX = ".json"
+# The csv module takes 128 KiB unless told otherwise, and a context may be a book.
+_LONGEST_FIELD = 2**31 - 1
 _COLUMNS = re.compile(" +")
 _DOCUMENT_START = "-DOCSTART-"
 _TAG = re.compile("O|[A-Z]-.+")
@@ -102,6 +104,7 @@ def _decoded_lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
 
 
 def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    csv.field_size_limit(_LONGEST_FIELD)
     if path.suffix.lower() == ".tsv":
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:

@@ -407,6 +407,10 @@ def test_whole_contexts_are_held_out(tmp_path: Path) -> None:
     assert hold_out(data, 0.1, seed=1) == (rest, held)
     assert hold_out(data, 0.1, seed=2)[1] != held
     assert len({row.text_pair for row in hold_out(data, 0.99, seed=1)[0].rows}) == 1
+    uneven = "".join(f"q{n}\tcontext {max(n, 90)}\t\t\n" for n in range(100))
+    skewed = write(tmp_path / "c.tsv", f"question\tcontext\tanswer\tanswer_start\n{uneven}")
+    for seed in range(5):
+        assert len(hold_out(read_data(skewed, task=QA), 0.05, seed)[1].rows) == 5
     one = write(tmp_path / "b.tsv", "question\tcontext\tanswer\tanswer_start\na\tx\t\t\nb\tx\t\t\n")
     with pytest.raises(DataError, match="questions on one context only; holding some out"):
         hold_out(read_data(one, task=QA), 0.1, seed=0)

@@ -215,3 +215,10 @@ def test_what_a_file_may_be_is_told(tmp_path: Path, formats: dict[str, Format]) 
 def test_a_place_is_a_line_or_a_question() -> None:
     assert place(Path("a/t.tsv"), 3) == "a/t.tsv, line 3"
     assert place("dev.JSON", 3) == "dev.JSON, question 3"
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.csv", "t.jsonl"])
+def test_a_text_may_be_a_book(tmp_path: Path, name: str) -> None:
+    book = "w1 " * 100_000
+    content = json.dumps({"a": book}) if name == "t.jsonl" else f"a\n{book}\n"
+    assert [record["a"] for _, record in iter_records(write(tmp_path, name, content), ["a"])] == [book]
