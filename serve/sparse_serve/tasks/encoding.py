@@ -103,40 +103,37 @@ def encode_windows(
     tokenizer.no_padding()
     tokenizer.no_truncation()
     room = max_length - tokenizer.num_special_tokens_to_add(True)
-    lengths = [len(each) for each in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-    encoded: list[EncodedText | None] = [None] * len(texts)
+    firsts = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    cut: dict[int, str] = {}
     by_overlap: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
-        if length > room // 2:
-            encoded[row] = _windows_of_cut(tokenizer, texts[row], pairs[row], max_length, stride)
-        else:
-            by_overlap.setdefault(min(stride, (room - length) // 2), []).append(row)
+    for row, first in enumerate(firsts):
+        length = len(first)
+        if length > room // 2 and length + _count(tokenizer, pairs[row]) > room:
+            cut[row], length = _cut(tokenizer, texts[row], first, room // 2)
+        by_overlap.setdefault(min(stride, (room - length) // 2), []).append(row)
+    encoded: dict[int, EncodedText] = {}
     for overlap, rows in by_overlap.items():
         tokenizer.enable_truncation(max_length, stride=overlap, strategy="only_second", direction="right")
-        encodings = tokenizer.encode_batch([(texts[row], pairs[row]) for row in rows])
+        encodings = tokenizer.encode_batch([(cut.get(row, texts[row]), pairs[row]) for row in rows])
         for row, encoding in zip(rows, encodings, strict=True):
-            encoded[row] = EncodedText(pairs[row], (encoding, *encoding.overflowing), truncated=False)
-    return [each for each in encoded if each is not None]
+            encoded[row] = EncodedText(pairs[row], (encoding, *encoding.overflowing), row in cut)
+    return [encoded[row] for row in range(len(texts))]
 
 
-def _windows_of_cut(tokenizer: Tokenizer, text: str, pair: str, max_length: int, stride: int) -> EncodedText:
-    """Return the windows of a pair whose first text would take more than half of each."""
-    tokenizer.no_truncation()
-    first = tokenizer.encode(text, add_special_tokens=False)
-    second = tokenizer.encode(pair, add_special_tokens=False)
-    room = max_length - tokenizer.num_special_tokens_to_add(True)
-    truncated = len(first) + len(second) > room
-    if truncated:
-        first.truncate(room // 2)
-    tokenizer.enable_truncation(
-        max_length,
-        stride=min(stride, (room - len(first)) // 2),
-        strategy="only_second",
-        direction="right",
-    )
-    encoding = tokenizer.post_process(first, second)
-    tokenizer.no_truncation()
-    return EncodedText(pair, (encoding, *encoding.overflowing), truncated)
+def _count(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+
+
+def _cut(tokenizer: Tokenizer, text: str, encoding: Encoding, most: int) -> tuple[str, int]:
+    """Return the beginning of a text that is at most so many tokens, and how many it is."""
+    offsets = encoding.offsets
+    for kept in range(most, 0, -1):
+        beginning = text[: offsets[kept - 1][1]]
+        # A word that is cut can be other pieces than it began with.
+        length = _count(tokenizer, beginning)
+        if length <= most:
+            return beginning, length
+    return "", 0
 
 
 def _rows(texts: Sequence[str], pairs: Pairs) -> list[tuple[str, str | None]]:
