@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 class GraphTable:
     """What `trace` answers, by all that it depends on: a model's class, config and weights, and the rest.
 
-    The files are shared by the processes that run the session, and hold nothing of an earlier one.
+    Each trace is held to leave the model as it was. The files are shared by the processes that run the
+    session, and hold nothing of an earlier one.
     """
 
     def __init__(self, folder: Path, trace: Callable[..., ModelProto]) -> None:
@@ -30,6 +31,7 @@ class GraphTable:
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
                 graph = self._trace(model, *target)
+                assert _digest(model, target) == path.stem, "the trace has changed the model"
                 unfinished = path.with_suffix(".unfinished")
                 onnx.save(graph, unfinished)
                 unfinished.replace(path)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from graphs import GraphTable
 from sparse_export.attention.measures import zero_share
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
@@ -65,11 +66,9 @@ def tiny(name: str) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    path = tmp_path_factory.mktemp("graph") / "model.onnx"
+def exported(request: pytest.FixtureRequest, graphs: GraphTable) -> Exported:
     model = tiny(request.param)
-    onnx.save(export_graph(model, "packed", GraphTarget()), path)
-    return Exported(model, path)
+    return Exported(model, graphs.path(model, "packed", GraphTarget()))
 
 
 @torch.no_grad()
@@ -174,17 +173,16 @@ def test_runs_our_kernels_and_no_inlined_body(exported: Exported, tmp_path: Path
     assert "AxisAttention" not in executed[False]
 
 
-def test_dense_twin_attends_to_everything(tmp_path: Path) -> None:
+def test_dense_twin_attends_to_everything(graphs: GraphTable) -> None:
     """It is traced from a copy, which leaves the model as it was."""
     model = tiny("aaa")
-    batch = Exported(model, tmp_path).feed("right_padded")
-    sparse, _ = torch_answers(model, batch)
-    proto = export_graph(model, "packed_dense", GraphTarget())
+    twin = Exported(model, graphs.path(model, "packed_dense", GraphTarget()))
+    batch = twin.feed("right_padded")
+    sparse, _ = torch_answers(tiny("aaa"), batch)
+    proto = onnx.load(twin.graph)
     assert not any(node.op_type.startswith("Axis") for node in proto.graph.node)
     assert not any("axis" in tensor.name for tensor in proto.graph.initializer)
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path)
-    logits = Exported(model, path).session(op_library=True).run(["logits"], batch)[0]
+    logits = twin.session(op_library=True).run(["logits"], batch)[0]
     np.testing.assert_array_equal(torch_answers(model, batch)[0], sparse)
     assert np.abs(logits - sparse).max() > 0.01
     model.set_attn_implementation("eager")
@@ -202,11 +200,10 @@ def largest_difference(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
     return float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)))
 
 
-def test_float16_at_equal_masks(tmp_path: Path) -> None:
+def test_float16_at_equal_masks(graphs: GraphTable) -> None:
     """Masks may flip in float16; at the graph's own the answers are as close as float16 is."""
     model = tiny("mobilebert_aaa_ssaf")
-    path = tmp_path / "model.onnx"
-    onnx.save(export_graph(model, "packed", GraphTarget(precision=FP16)), path)
+    path = graphs.path(model, "packed", GraphTarget(precision=FP16))
     batches = [Exported(model, path).feed(mask) for mask in ("right_padded", "left_padded", "holes")]
     for library in (library_path(), None):
         served = run_graph(path, library, batches)

@@ -4,18 +4,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
-from seeded_weights import logits_of, of_hex, seeded_weights, stock_model, write_weights
+from seeded_weights import (
+    described_nodes,
+    logits_of,
+    of_hex,
+    seeded_weights,
+    stock_model,
+    write_weights,
+)
 from torch import Tensor
 
+from graphs import GraphTable
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.families import input_names
+from sparse_export.graph.export import GraphKind, GraphTarget
+from tiny_models import FAMILIES, LAMBD, make_model
 
 BEFORE = Path(__file__).parent / "before"
 VARIANTS = sorted(path.stem for path in BEFORE.glob("*.json") if path.stem != "inputs")
 # Where the processor rounds another way than the one that wrote the logits down.
 TOLERANCE = 1e-5
+ATTENTIONS = {"sparsegen": AttentionSpec(LAMBD), "axis": AttentionSpec.parse("axis", None)}
+# Of the graphs written down, those that other tests trace as well.
+GRAPHS: tuple[tuple[str, GraphKind], ...] = (
+    *((f"{family}-sparsegen", "packed") for family in FAMILIES),
+    *(("bert-sparsegen", kind) for kind in ("packed_dense", "padded_fused", "padded_eager", "unfused")),
+    ("bert-axis", "packed"),
+    ("bert-axis", "packed_dense"),
+)
 
 
 def read(variant: str) -> dict[str, Any]:
@@ -36,8 +56,7 @@ def inputs() -> dict[str, Tensor]:
 
 
 def test_every_variant_is_there() -> None:
-    families = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "camembert", "mobilebert")
-    assert {f"{family}-{kind}" for family in families for kind in ("softmax", "sparsegen", "axis")} < set(
+    assert {f"{family}-{kind}" for family in FAMILIES for kind in ("softmax", "sparsegen", "axis")} < set(
         VARIANTS
     )
     assert len(VARIANTS) == 34
@@ -57,3 +76,15 @@ def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor],
         torch.testing.assert_close(
             logits_of(model, batch).flatten(), of_hex(expected), rtol=tolerance, atol=tolerance
         )
+
+
+@pytest.mark.parametrize(("variant", "kind"), GRAPHS)
+def test_graphs_have_the_same_nodes_in_the_same_order(
+    graphs: GraphTable, variant: str, kind: GraphKind
+) -> None:
+    """On other weights of the same shapes."""
+    family, _, attention = variant.rpartition("-")
+    model = make_model(ATTENTIONS[attention], family).eval()
+    model.set_attn_implementation(ATTENTIONS[attention].implementation)
+    found = onnx.load(graphs.path(model, kind, GraphTarget()))
+    assert described_nodes(found) == read(variant)["nodes"][kind]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
-from sparse_export.encoders.spec import ModelSpec
-from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
+from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_serve.op_library import DOMAIN, library_path
 from tiny_models import LAMBD, LAYERS, make_model, masks, token_ids
@@ -25,10 +25,8 @@ Feed = dict[str, npt.NDArray[np.int64]]
 
 
 @pytest.fixture(scope="module")
-def graph(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("graph") / "model.onnx"
-    onnx.save(export_graph(model, "packed", GraphTarget()), path)
-    return path
+def graph(model: PreTrainedModel, graphs: GraphTable) -> Path:
+    return graphs.path(model, "packed", GraphTarget())
 
 
 def session(graph: Path, *, op_library: bool, **settings: Any) -> onnxruntime.InferenceSession:
@@ -173,30 +171,24 @@ def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> No
     ],
 )
 def test_twins_share_the_weights(
-    model: PreTrainedModel, checkpoint: Path, tmp_path: Path, kind: GraphKind, node: str, domain: str
+    model: PreTrainedModel, checkpoint: Path, graphs: GraphTable, kind: GraphKind, node: str, domain: str
 ) -> None:
-    proto = export_graph(model, kind, GraphTarget())
-    assert sum((n.domain, n.op_type) == (domain, node) for n in proto.graph.node) == LAYERS
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path)
+    path = graphs.path(model, kind, GraphTarget())
+    assert sum((n.domain, n.op_type) == (domain, node) for n in onnx.load(path).graph.node) == LAYERS
     batch = feed("right_padded")
     twin = model if kind == "unfused" else load_checkpoint(checkpoint, AttentionSpec())
     logits = session(path, op_library=True).run(["logits"], batch)[0]
     np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
-    # Exporting a twin leaves the model as it was.
-    assert ModelSpec.of(model.config).attention == AttentionSpec(LAMBD)
-    assert model.config._attn_implementation == "sparsegen"
 
 
 @pytest.mark.parametrize(("opset", "ir_version"), [(18, 9), (23, 11)])
 def test_opset_decides_the_file_format(
-    model: PreTrainedModel, tmp_path: Path, opset: int, ir_version: int
+    model: PreTrainedModel, graphs: GraphTable, opset: int, ir_version: int
 ) -> None:
-    proto = export_graph(model, "packed", GraphTarget(opset))
+    path = graphs.path(model, "packed", GraphTarget(opset))
+    proto = onnx.load(path)
     assert proto.ir_version == ir_version
     assert proto.opset_import[0].version == opset
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path)
     batch = feed("holes")
     for op_library in (True, False):
         logits = session(path, op_library=op_library).run(["logits"], batch)[0]
@@ -204,10 +196,9 @@ def test_opset_decides_the_file_format(
 
 
 @torch.no_grad()
-def test_padded_twin_of_a_family_without_segments(tmp_path: Path) -> None:
+def test_padded_twin_of_a_family_without_segments(graphs: GraphTable) -> None:
     model = make_model(AttentionSpec(), "roberta").eval()
-    path = tmp_path / "model.onnx"
-    onnx.save(export_graph(model, "padded_fused", GraphTarget()), path)
+    path = graphs.path(model, "padded_fused", GraphTarget())
     batch = feed("left_padded")
     del batch["token_type_ids"]
     running = session(path, op_library=False)

@@ -11,11 +11,12 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.axis import AxisLayer
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.patterned import pattern_modules, recorded
-from sparse_export.graph.export import GraphTarget, export_graph
+from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import FP32
 from sparse_export.parity.examples import Examples, batches, text_examples
 from sparse_export.parity.executions import run_torch
@@ -63,10 +64,8 @@ def model(checkpoint: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def graph(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("graph") / "model.onnx"
-    onnx.save(export_graph(model, "packed", GraphTarget()), path)
-    return path
+def graph(model: PreTrainedModel, graphs: GraphTable) -> Path:
+    return graphs.path(model, "packed", GraphTarget())
 
 
 def shifted(graph: Path, shift: float, folder: Path) -> Path:
@@ -160,14 +159,12 @@ def test_torch_attends_by_given_masks_and_has_its_own_logits(
         torch.testing.assert_close(torch.stack([layer.rows[keep], layer.columns[keep]], 1), indicators)
 
 
-def test_fixed_patterns_have_no_flips(tmp_path: Path) -> None:
+def test_fixed_patterns_have_no_flips(graphs: GraphTable, tmp_path: Path) -> None:
     pattern = AttentionSpec.parse("local1+global1", None)
     tokenizer = make_tokenizer(tmp_path)
     save_checkpoint(make_model(AttentionSpec()), tokenizer, tmp_path)
     model = load_checkpoint(tmp_path, pattern)
-    graph = tmp_path / "model.onnx"
-    onnx.save(export_graph(model, "packed", GraphTarget()), graph)
-    report = parity(model, graph, tmp_path)
+    report = parity(model, graphs.path(model, "packed", GraphTarget()), tmp_path)
     report.require()
     assert (report.library.flips, report.portable.flips) == (None, None)
     lengths = [len(encoding["input_ids"]) for encoding in examples(tmp_path).rows]
