@@ -160,7 +160,10 @@ class Entities(Reply):
 
     @classmethod
     def _of_row(cls, columns: Columns, row: int, *, token_count: int, truncated: bool) -> Self:
-        entities = tuple(Entity(**each) for each in json.loads(columns["entities"][row, 0]))
+        entities = tuple(
+            Entity(each["label"], each["start"], each["end"], each["text"], each["score"])
+            for each in json.loads(columns["entities"][row, 0])
+        )
         return cls(entities=entities, token_count=token_count, truncated=truncated)
 
 
