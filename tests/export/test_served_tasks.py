@@ -17,11 +17,12 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ExportOptions, export_checkpoint
-from sparse_serve.client import Client, Prediction
+from sparse_serve.client import Client
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError
 from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
 from sparse_serve.profiling.load import TritonLoad
+from sparse_serve.replies import Prediction
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
