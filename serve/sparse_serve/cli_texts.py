@@ -14,15 +14,21 @@ from sparse_serve.rows import TEXT_PAIR, QuestionRows, RowFormat
 from sparse_serve.tasks import Classification
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; else lines of stdin.")]
-TextPairs = Annotated[list[str] | None, typer.Option("--text-pair", help="Second text, one for each TEXT.")]
+TextPairs = Annotated[
+    list[str] | None,
+    typer.Option("--text-pair", help="Second text, such as a question's context; one for each TEXT."),
+]
 TextFile = Annotated[
     Path | None,
-    typer.Option("--file", help="TSV, CSV or JSONL file of texts; of questions SQuAD's JSON, too."),
+    typer.Option(
+        "--file",
+        help="TSV, CSV or JSONL file of texts; SQuAD's JSON of questions; CoNLL's columns of words.",
+    ),
 ]
 TextColumn = Annotated[
     str | None,
     typer.Option(
-        "--text-column", help="The file's column of texts.", show_default="text_a, of questions question"
+        "--text-column", help="The file's column of texts.", show_default="text_a; for questions: question"
     ),
 ]
 TextPairColumn = Annotated[
@@ -30,7 +36,7 @@ TextPairColumn = Annotated[
     typer.Option(
         "--text-pair-column",
         help="The file's column of second texts.",
-        show_default=f"{TEXT_PAIR} where there is one, of questions {QuestionRows.columns.text_pair}",
+        show_default=f"{TEXT_PAIR}, where there is one; for questions: {QuestionRows.columns.text_pair}",
     ),
 ]
 
