@@ -18,6 +18,7 @@ from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.triton import preflight, probe
+from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.log import reason_in_log
 from sparse_serve.triton.preflight import servable_models
@@ -365,6 +366,32 @@ def test_a_triton_on_path_gets_the_flags_it_knows(
         f"--http-restricted-api={closed}",
         "--log-verbose=1",
     ]
+
+
+def test_backends_of_a_triton_on_path_are_merged_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own the ones that models name; its onnxruntime backend stays the C++ one."""
+    root = tmp_path / "triton"
+    for name in ("python/libtriton_python.so", "onnxruntime/libtriton_onnxruntime.so", "pytorch/x", "bin"):
+        (root / "backends" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "backends" / name).write_text(name)
+    (root / "bin").mkdir()
+    (root / "bin" / "tritonserver").write_text("#!/bin/sh\n")
+    (root / "bin" / "tritonserver").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+    installation = find_triton("path")
+    assert installation.has_onnxruntime
+    needed = ("onnxruntime", "sparse_serve_text", "", "../bin", "absent")
+    target = backend_directory(installation, tmp_path / "merged", needed)
+    found = {path.name: sorted(each.name for each in path.iterdir()) for path in target.iterdir()}
+    assert found == {
+        "python": ["libtriton_python.so"],
+        "onnxruntime": ["libtriton_onnxruntime.so"],
+        "sparse_serve_text": ["model.py", "sparse_serve"],
+    }
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+    assert (target / "onnxruntime" / "libtriton_onnxruntime.so").read_text().startswith("onnxruntime/")
 
 
 @pytest.mark.parametrize(
