@@ -13,12 +13,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer, save_classifier
+from graphs import GraphTable
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
-from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
-from sparse_export.parity.gate import DEFAULT_ATOL
-from sparse_serve.client import Classifier
+from sparse_export.graph.export import GraphKind, GraphTarget
+from sparse_export.graph.precision import FP16, PRECISIONS
+from sparse_serve.client import Client
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
@@ -32,7 +35,7 @@ Array = npt.NDArray[Any]
 
 # The tiny models' random weights are far larger than trained ones, which stay well below the default.
 ATOL = 0.05
-HALF = GraphTarget(dtype="fp16")
+HALF = GraphTarget(precision=FP16)
 TEXTS = ["a film of great charm", "", "and it's not 1 minute too long!", "x" * 300]
 
 
@@ -144,15 +147,15 @@ def test_no_row_depends_on_its_companions(model: PreTrainedModel, half: Exported
 
 @pytest.mark.parametrize("kind", BASELINES)
 def test_twins_answer_as_torch_with_softmax(checkpoint: Path, half: Exported, kind: GraphKind) -> None:
-    dense = load_classifier(checkpoint, AttentionSpec())
+    dense = load_checkpoint(checkpoint, AttentionSpec())
     batch = feed(dense, masks()["right_padded"])
     logits = answers(graph_of(half, f"half_{kind}"), batch, op_library=True)[0]
     np.testing.assert_allclose(logits, expected(dense, batch), rtol=0, atol=ATOL)
 
 
-def test_unfused_graph_and_the_model_it_came_from(model: PreTrainedModel) -> None:
+def test_unfused_graph_and_the_model_it_came_from(model: PreTrainedModel, graphs: GraphTable) -> None:
     """The copy that is traced is rounded, the model is not."""
-    proto = export_graph(model, "unfused", HALF)
+    proto = graphs.trace(model, "unfused", HALF)
     batch = feed(model, masks()["right_padded"])
     for op_library in (True, False):
         (logits,) = answers(proto.SerializeToString(), batch, op_library=op_library)
@@ -161,11 +164,11 @@ def test_unfused_graph_and_the_model_it_came_from(model: PreTrainedModel) -> Non
 
 
 @pytest.mark.parametrize("family", ["roberta", "mobilebert"])
-def test_other_families(family: str, tmp_path: Path) -> None:
-    attention = AttentionSpec("sparsegen", LAMBD)
-    save_classifier(make_model(attention, family), make_tokenizer(tmp_path, family), tmp_path)
-    model = load_classifier(tmp_path)
-    proto = export_graph(model, "packed", HALF)
+def test_other_families(family: str, graphs: GraphTable, tmp_path: Path) -> None:
+    attention = AttentionSpec(LAMBD)
+    save_checkpoint(make_model(attention, family), make_tokenizer(tmp_path, family), tmp_path)
+    model = load_checkpoint(tmp_path)
+    proto = graphs.trace(model, "packed", HALF)
     batch = feed(model, masks()["right_padded"])
     for op_library in (True, False):
         logits, _ = answers(proto.SerializeToString(), batch, op_library=op_library)
@@ -176,16 +179,16 @@ def test_the_accepted_difference_follows_the_dtype(checkpoint: Path, tmp_path: P
     options = ExportOptions(checkpoint=str(checkpoint), repository=tmp_path, name="half", dtype="fp16")
     with pytest.raises(GateError, match=r"accepted is 0\.01 \(--atol\)"):
         export_checkpoint(options)
-    assert DEFAULT_ATOL == {"fp32": 1e-4, "fp16": 1e-2}
+    assert {name: each.atol for name, each in PRECISIONS.items()} == {"fp32": 1e-4, "fp16": 1e-2}
 
 
 def test_overflow_is_told_as_such(checkpoint: Path, tmp_path: Path) -> None:
-    model = load_classifier(checkpoint)
+    model = load_checkpoint(checkpoint)
     with torch.no_grad():
         model.bert.encoder.layer[0].output.dense.bias[0] = 70_000
     overflowing = tmp_path / "checkpoint"
     overflowing.mkdir()
-    save_classifier(model, load_tokenizer(checkpoint), overflowing)
+    save_checkpoint(model, load_tokenizer(checkpoint), overflowing)
     assert np.isfinite(expected(model, feed(model, masks()["full"]))).all()
     options = ExportOptions(
         checkpoint=str(overflowing), repository=tmp_path / "repository", name="half", dtype="fp16"
@@ -228,8 +231,8 @@ def test_served(
     np.testing.assert_allclose(served_rho, rho, rtol=0, atol=1e-6)
     torch_logits = expected(model, dict(batch))
     np.testing.assert_allclose(logits, torch_logits, rtol=0, atol=ATOL)
-    with Classifier(url_of(server, protocol), protocol) as classifier:  # type: ignore[arg-type]
-        predictions = classifier.classify("half", TEXTS)
+    with Client(url_of(server, protocol), protocol) as client:  # type: ignore[arg-type]
+        predictions = client.classify("half", TEXTS)
     assert [prediction.label for prediction in predictions] == [LABELS[i] for i in torch_logits.argmax(1)]
     names = ("input_ids", "attention_mask", "token_type_ids")
     (direct,) = infer(server, protocol, "half_model", {name: batch[name].numpy() for name in names}, "logits")

@@ -10,11 +10,15 @@ import pytest
 import torch
 from scipy.stats import pearsonr
 
-from sparse_export.encoders.checkpoint import AttentionSpec, load_classifier, load_tokenizer
+from few_layers import few_layers
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_export.training import FinetuneOptions, finetune
-from sparse_serve.client import Classifier, Prediction, Protocol
+from sparse_serve.client import Client, Protocol
 from sparse_serve.data import TextData, read_data
+from sparse_serve.replies import Prediction
 from sparse_serve.tasks import ProblemType
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 
@@ -48,11 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path) -> dict[str, Served]:
     """A few steps of each task, exported below `repository`."""
+    encoder = few_layers(ENCODER, folder / "encoder")
     found = {}
     for name, problem_type in PROBLEM_TYPES.items():
         checkpoint = folder / name
         options = FinetuneOptions(
-            AttentionSpec("sparsegen", -4.0),
+            AttentionSpec(-4.0),
             problem_type=problem_type,
             epochs=2 if problem_type == "regression" else 1,
             learning_rate=3e-4,
@@ -60,7 +65,7 @@ def served(folder: Path) -> dict[str, Served]:
             max_length=MAX_LENGTH,
             max_train_rows=240 if problem_type == "regression" else 32,
         )
-        finetune(ENCODER, DATA / name / "train.tsv", checkpoint, options)
+        finetune(encoder, DATA / name / "train.tsv", checkpoint, options)
         export_checkpoint(
             ExportOptions(
                 checkpoint=str(checkpoint),
@@ -69,8 +74,8 @@ def served(folder: Path) -> dict[str, Served]:
                 max_length=MAX_LENGTH,
             )
         )
-        rows = read_data(DATA / name / "dev.tsv", problem_type=problem_type, max_rows=ROWS)
-        model, tokenizer = load_classifier(checkpoint), load_tokenizer(checkpoint)
+        rows = read_data(DATA / name / "dev.tsv", task=problem_type, max_rows=ROWS)
+        model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
         batch = tokenizer(
             [row.text for row in rows.rows],
             [row.text_pair for row in rows.rows],
@@ -95,9 +100,9 @@ def server(folder: Path, served: dict[str, Served]) -> Iterator[TritonServer]:
 
 def classify(server: TritonServer, protocol: Protocol, name: str, rows: TextData) -> list[Prediction]:
     url = server.grpc_url if protocol == "grpc" else server.http_url.removeprefix("http://")
-    with Classifier(url, protocol) as classifier:
+    with Client(url, protocol) as client:
         texts, pairs = ([*column] for column in zip(*((r.text, r.text_pair) for r in rows.rows), strict=True))
-        return classifier.classify(name, texts, pairs)
+        return client.classify(name, texts, pairs)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
