@@ -57,7 +57,8 @@ def asked_task(checkpoint: str | Path, config: PreTrainedConfig, options: TaskOp
         CheckpointError: the checkpoint answers nothing, or not what is asked.
         OptionError: an unknown task, or a setting that is out of range or not this task's.
     """
-    own = ModelSpec.of(config).task
+    spec = ModelSpec.of(config)
+    own = spec.task if spec.tasks else None
     kind = None if options.task is None else _kind(options.task)
     task = _embedding(checkpoint, config, own, options) if kind is Embedding else own
     if task is None:
