@@ -53,6 +53,12 @@ def split_tag(tag: str) -> tuple[str, str]:
     return prefix, kind
 
 
+def continued(tag: str) -> tuple[str, ...]:
+    """Return a tag, and the tags by which its entity would go on, were its token several."""
+    prefixes = {"B": "BI", "S": "SBIE", "E": "EI"}.get(split_tag(tag)[0], "")
+    return tuple(f"{prefix}{tag[1:]}" for prefix in prefixes) or (tag,)
+
+
 def chunks(tags: Sequence[str]) -> list[Chunk]:
     """Return the entities that the tags of one sentence mark, in their order.
 

@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat, Tag, TaggedRows
-from sparse_serve.tags import OUTSIDE, chunks, split_tag
+from sparse_serve.tags import OUTSIDE, chunks, continued, split_tag
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut, softmax, text_column
 from sparse_serve.tasks.labels import label_index, sorted_labels
 from sparse_serve.tasks.task import OutputTensor, Task
@@ -47,11 +47,14 @@ class TokenClassification(Task):
 
     @classmethod
     def of(cls, data: "TextData") -> Self:
-        """Return the task with the tags of a training file: O first, the others in order."""
-        tags = sorted_labels(name for name in data.labels if name != OUTSIDE)
+        """Return the task with the tags of a training file: O first, the others in order.
+
+        With each tag are those by which its entity goes on: the tokenizer may split what is one token there.
+        """
+        tags = {name for name in data.labels if name != OUTSIDE}
         if not tags:
             raise DataError(f"data file {data.source} tags no word with anything but {OUTSIDE}")
-        return cls((OUTSIDE, *tags))
+        return cls((OUTSIDE, *sorted_labels(each for tag in tags for each in continued(tag))))
 
     @property
     def outputs(self) -> tuple[OutputTensor, ...]:
