@@ -23,7 +23,6 @@ from sparse_serve.cli_texts import (
     require_one_source,
 )
 from sparse_serve.client import Client
-from sparse_serve.records import CONLL
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification
@@ -72,7 +71,8 @@ def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
     """Return what rows a file of texts has that a model with such replies is asked about."""
     if kind is Answer:
         return QuestionAnswering.rows
-    if kind is Entities and file is not None and file.suffix.lower() in CONLL:
+    # A .txt is no sure sign of columns: lines of plain text would be taken for them.
+    if kind is Entities and file is not None and file.suffix.lower() == ".conll":
         return TokenClassification.rows
     return Classification.rows
 

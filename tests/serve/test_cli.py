@@ -240,6 +240,8 @@ def test_entities_of_texts(classify: Run, tmp_path: Path) -> None:
     path.write_text("w3\tO\nw4\tO\n\nw5\tO\n")
     status, output, _ = classify("tags", "--file", str(path), "--format", "jsonl")
     assert [json.loads(line)["text"] for line in output.splitlines()] == ["w3 w4", "w5"]
+    status, _, errors = classify("tags", "--file", str(path.rename(tmp_path / "words.txt")))
+    assert (status, "has suffix '.txt'; accepted are .tsv, .csv, .jsonl" in errors) == (1, True)
 
 
 def test_embeddings_of_texts(classify: Run) -> None:
