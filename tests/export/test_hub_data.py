@@ -14,6 +14,8 @@ from sparse_export.training import finetune
 from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_serve.data import Columns
 from sparse_serve.errors import DataError
+from sparse_serve.rows import Span, Tag
+from sparse_serve.tasks import TASKS
 from tiny_training import FAST, make_encoder
 
 COLUMNS = Columns("sentence")
@@ -174,3 +176,42 @@ def test_training_takes_the_validation_split(tmp_path: Path) -> None:
 
     only = make_folder(tmp_path / "only", "jsonl", train=columns)
     assert finetune(encoder, DatasetSplit(str(only)), tmp_path / "held", options).held_out
+
+
+def test_questions_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
+    columns = {
+        "id": ["a", "b"],
+        "question": ["Who?", "When?"],
+        "context": ["It was Ada.", "It was Ada."],
+        "answers": [{"text": ["Ada", "Ada."], "answer_start": [7, 7]}, {"text": [], "answer_start": []}],
+    }
+    folder = make_folder(tmp_path / "data", "parquet", train=columns)
+    rows = read_split(DatasetSplit(str(folder)), None, "question_answering").data
+    assert [(row.text, row.text_pair) for row in rows.rows] == [
+        ("Who?", "It was Ada."),
+        ("When?", "It was Ada."),
+    ]
+    assert [row.label for row in rows.rows] == [(Span(7, "Ada"), Span(7, "Ada.")), ()]
+    assert rows.whole_contexts
+    without = make_folder(tmp_path / "without", "parquet", train={"question": ["q"], "context": ["c"]})
+    with pytest.raises(
+        DataError, match="has no column 'answer'; its columns are "
+    ):
+        read_split(DatasetSplit(str(without)), None, "question_answering")
+
+
+def test_tags_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {
+            "tokens": datasets.List(datasets.Value("string")),
+            "ner_tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"])),
+        }
+    )
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = {"tokens": [["Ada", "Lovelace", "wrote"]], "ner_tags": [[1, 2, 0]]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "train.parquet")
+    columns = TASKS["token_classification"].rows.named(label="ner_tags")
+    (row,) = read_split(DatasetSplit(str(folder)), columns, "token_classification").data.rows
+    assert row.text == "Ada Lovelace wrote"
+    assert row.label == (Tag(0, 3, "B-PER"), Tag(4, 12, "I-PER"), Tag(13, 18, "O"))
