@@ -33,7 +33,23 @@ TUNABLE = {
     "version_policy",
 }
 GRAPH = {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
-GRAPH_PARTS = TUNABLE | {"backend", "default_model_filename", "input", "output", "model_operations"}
+GRAPH_PARTS = TUNABLE | {
+    "backend",
+    "default_model_filename",
+    "input",
+    "output",
+    "model_operations",
+    "parameters",
+}
+SESSION_PARAMETERS = {
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "execution_mode",
+    "inter_op_thread_count",
+    "intra_op_thread_count",
+    "memory.enable_memory_arena_shrinkage",
+    "session.use_device_allocator_for_initializers",
+}
 FRONT = {"backend": "sparse_serve_text"}
 FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
 PARAMETERS = {"model", "inputs", "max_length", "tasks", "metrics"}
@@ -106,6 +122,7 @@ def require_entry(manifest: Path, version: int) -> None:
     require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
     require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)
     require_parts(graph / "config.pbtxt", GRAPH_PARTS, GRAPH)
+    require_parameters(graph / "config.pbtxt", SESSION_PARAMETERS)
     require_data(public, is_legacy=is_legacy)
     require_data(graph, is_legacy=False)
 

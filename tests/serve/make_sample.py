@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli import main
-from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.encoders.spec import store_attention
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -36,12 +38,12 @@ def write_checkpoint(folder: Path) -> None:
         id2label={0: "negative", 1: "positive"},
         label2id={"negative": 0, "positive": 1},
     )
-    AttentionSpec("sparsegen", -4.0).store(config)
+    store_attention(config, AttentionSpec(-4.0))
     torch.manual_seed(0)
     model = BertForSequenceClassification(config)
     folder.mkdir()
     with tempfile.TemporaryDirectory() as vocabulary:
-        save_classifier(model, make_tokenizer(Path(vocabulary)), folder)
+        save_checkpoint(model, make_tokenizer(Path(vocabulary)), folder)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tiny_entry import CLASSES, SPANS, TAGS, VECTORS
+from tiny_entry import CLASSES, SPANS, TAGS, VECTORS, tiny_graph
 
-from conftest import DOCKER, LEGACY
+from conftest import AAA, DOCKER, LEGACY
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository import agreement, legacy
@@ -56,6 +56,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Pa
     for task, name in ((CLASSES, "tiny"), (SPANS, "spans"), (TAGS, "tags")):
         write_entry(folder, make_spec(task, name=name))
     write_entry(folder, make_spec(VECTORS, name="vectors", metrics=True))
+    axes = tiny_graph(folder.parent / "axes.onnx", axes=True)
+    write_entry(folder, make_spec(name="patterned", graph=axes, attention=AAA, metrics=True))
     shutil.copytree(LEGACY, folder, dirs_exist_ok=True)
     return folder
 
@@ -92,7 +94,7 @@ def check_in_image(image: Path, repository: Path) -> str:
 
 def test_every_entry_that_was_written_is_fit(repository: Path, image: Path) -> None:
     names = [entry.name for entry in find_entries(repository)]
-    assert names == ["sample", "spans", "tags", "tiny", "vectors"]
+    assert names == ["patterned", "sample", "spans", "tags", "tiny", "vectors"]
     assert len(servable_models(repository, verify=True)) == 2 * len(names)
     assert check_in_image(image, repository) == ""
 
@@ -135,7 +137,7 @@ EDITS = {
     "a parameter": ("tiny", 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/x" } }'),
     "a parameter of the graph": (
         "tiny_model",
-        'parameters { key: "intra_op_thread_count" value { string_value: "9" } }',
+        'parameters { key: "session.load_model_format" value { string_value: "ORT" } }',
     ),
     "a platform": ("tiny", 'platform: "ensemble"'),
     "an ensemble": ("tiny", 'ensemble_scheduling { step { model_name: "other" model_version: -1 } }'),
@@ -205,6 +207,12 @@ def test_what_an_export_writes_otherwise_is_refused(
             '{ name: "cuda" parameters { key: "gpu_mem_limit" value: "1" } } } }',
         ),
         ("sample", "count: 1", "count: 2"),
+        (
+            "tiny_model",
+            "dynamic_batching {\n}",
+            'parameters { key: "intra_op_thread_count" value { string_value: "2" } }',
+        ),
+        ("patterned", 'string_value: "rho,rows_on,columns_on"', 'string_value: "columns_on"'),
     ],
 )
 def test_what_operators_tune_is_theirs(repository: Path, image: Path, model: str, old: str, new: str) -> None:
@@ -312,6 +320,7 @@ def image_check() -> ModuleType:
 
 def test_the_image_knows_what_the_package_knows(image_check: ModuleType) -> None:
     assert image_check.TUNABLE == agreement.TUNABLE
+    assert image_check.SESSION_PARAMETERS == agreement.SESSION_PARAMETERS
     assert image_check.LEGACY_DIGESTS == legacy.FRONT_DIGESTS
     assert image_check.LIBRARY.name == LIBRARY_NAME
 

@@ -106,7 +106,9 @@ def test_measures_that_the_graph_does_not_give(tmp_path: Path, make_spec: MakeSp
     assert not faults(public)
     edit(public / CONFIG_NAME, 'string_value: "rho"', 'string_value: "rho,rows_on"')
     messages = [finding.message for finding in faults(public) if finding.level is Level.error]
-    assert messages == ["config.pbtxt puts 'rho,rows_on' on the metrics port, the graph measures rho"]
+    assert messages == [
+        "tiny/config.pbtxt has 'rho,rows_on' for the parameter 'metrics', the export wrote 'rho'"
+    ]
 
 
 def test_axes_belong_to_axis_attention(tmp_path: Path, make_spec: MakeSpec) -> None:

@@ -1,6 +1,5 @@
 """The entry in git is what `export` writes today, and Triton serves it with the op library."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,9 @@ import onnxruntime
 from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
+from sparse_serve.repository.config import CONFIG_NAME, graph_signature, load_graph, public_config, to_text
 from sparse_serve.repository.entries import overlay_repository, read_entry
+from sparse_serve.repository.manifest import SCHEMA_VERSION
 from sparse_serve.triton.launcher import ServerOptions, TritonServer
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -17,11 +18,19 @@ SAMPLE = REPOSITORY / "sample"
 
 
 def test_the_sample_is_up_to_date() -> None:
-    source = files("sparse_serve") / "triton" / "text_model" / "model.py"
-    assert (SAMPLE / "1" / "model.py").read_bytes() == source.read_bytes(), "run tests/serve/make_sample.py"
+    """If not: run tests/serve/make_sample.py."""
     # Another build of the op library than the sample's is to be expected.
     assert not [finding for finding in check_entry(SAMPLE) if finding.level is Level.error]
-    assert read_entry(SAMPLE).manifest.attention.kind == "sparsegen"
+    manifest = read_entry(SAMPLE).manifest
+    assert manifest.schema_version == SCHEMA_VERSION
+    assert manifest.attention.normalizer == "sparsegen"
+    config = public_config(
+        "sample",
+        graph_signature(load_graph(REPOSITORY / "sample_model" / "1" / "model.onnx")),
+        tasks=manifest.tasks,
+        max_length=manifest.max_length,
+    )
+    assert (SAMPLE / CONFIG_NAME).read_text() == to_text(config)
 
 
 def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import (
     CONFIG_NAME,
+    GRAPH_BACKEND,
     METRICS_PARAMETER,
     Signature,
     graph_config,
@@ -38,6 +39,19 @@ TUNABLE = frozenset(
     }
 )
 """The parts of a configuration that are the operator's; the name is held against the folder."""
+
+SESSION_PARAMETERS = frozenset(
+    {
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "execution_mode",
+        "inter_op_thread_count",
+        "intra_op_thread_count",
+        "memory.enable_memory_arena_shrinkage",
+        "session.use_device_allocator_for_initializers",
+    }
+)
+"""The parameters of Triton's onnxruntime backend that are the operator's: none of them names a file."""
 
 # What other accelerators open is theirs to say.
 _ACCELERATOR = "cuda"
@@ -72,6 +86,11 @@ def wanted_public_config(entry: Entry, found: ModelConfig, signature: Signature)
         max_length=manifest.max_length,
         metrics=METRICS_PARAMETER in parameters(found),
     )
+    measures = {tensor.name for tensor in signature.measures}
+    if measures.issuperset(parameters(found).get(METRICS_PARAMETER, "").split(",")):
+        wanted.parameters[METRICS_PARAMETER].CopyFrom(
+            found.parameters[METRICS_PARAMETER]
+        )  # some of them will do
     return legacy_config(wanted, manifest.task) if manifest.is_legacy else wanted
 
 
@@ -89,7 +108,9 @@ def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterat
             yield f"{where} has another {part} than the export wrote{_shown(found, wanted, part)}"
     if bool(found.model_operations.op_library_filename) != bool(wanted.model_operations.op_library_filename):
         yield f"{where} and the graph disagree about model_operations"
-    yield from _parameter_faults(parameters(found), parameters(wanted), where)
+    tuned = SESSION_PARAMETERS if wanted.backend == GRAPH_BACKEND else frozenset[str]()
+    own = {key: value for key, value in parameters(found).items() if key not in tuned}
+    yield from _parameter_faults(own, parameters(wanted), where)
     yield from _accelerator_faults(found, where)
     if found.max_batch_size < 1:
         yield f"{where} has max_batch_size {found.max_batch_size}, at least 1 is needed"

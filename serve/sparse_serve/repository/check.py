@@ -6,7 +6,6 @@ from enum import StrEnum
 from pathlib import Path
 
 import onnx
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError
@@ -16,13 +15,11 @@ from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
-    METRICS_PARAMETER,
     Signature,
     graph_config,
     graph_dtype,
     graph_signature,
     load_graph,
-    parameters,
     read_config,
 )
 from sparse_serve.repository.entries import (
@@ -131,29 +128,21 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     config = read_config(entry.path / CONFIG_NAME)
     signature = graph_signature(graph)
     signature.answer(manifest.task)
-    yield from _measure_faults(manifest, config, signature)
+    yield from _measure_faults(manifest, signature)
     wanted = wanted_public_config(entry, config, signature)
-    if METRICS_PARAMETER in config.parameters:  # judged above
-        wanted.parameters[METRICS_PARAMETER].CopyFrom(config.parameters[METRICS_PARAMETER])
     yield from _errors(config_faults(config, wanted, entry.name))
     yield from _errors(batch_faults(config, read_config(entry.graph_path / CONFIG_NAME)))
     if set(entry.versions) != set(versions(entry.graph_path)):
         yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
 
 
-def _measure_faults(manifest: Manifest, config: ModelConfig, signature: Signature) -> Iterator[Fault]:
+def _measure_faults(manifest: Manifest, signature: Signature) -> Iterator[Fault]:
     measures = [tensor.name for tensor in signature.measures]
     pattern = manifest.attention.pattern
     if set(AXES).issubset(measures) != (pattern is not None):
         yield (
             Level.error,
             f"the graph measures {', '.join(measures)}, the manifest says pattern {pattern or 'none'}",
-        )
-    published = parameters(config).get(METRICS_PARAMETER)
-    if published is not None and not set(published.split(",")).issubset(measures):
-        yield (
-            Level.error,
-            f"{CONFIG_NAME} puts '{published}' on the metrics port, the graph measures {', '.join(measures)}",
         )
 
 

@@ -23,6 +23,7 @@ WARMUP_TOKENS = 16
 WARMUP_MASK = "attention_mask"
 METRICS_PARAMETER = "metrics"
 TEXT_BACKEND = "sparse_serve_text"
+GRAPH_BACKEND = "onnxruntime"
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -171,7 +172,7 @@ def graph_config(
     With `op_library` the bare name of the op library is registered: whoever starts Triton puts its folder
     on `LD_LIBRARY_PATH`, so that one repository serves everywhere.
     """
-    config = ModelConfig(name=name, backend="onnxruntime", default_model_filename=GRAPH_NAME)
+    config = ModelConfig(name=name, backend=GRAPH_BACKEND, default_model_filename=GRAPH_NAME)
     _add_tensors(config.input, signature.inputs)
     _add_tensors(config.output, signature.outputs)
     _add_scheduling(config, max_batch_size)

@@ -14,7 +14,6 @@ numpy and tokenizers are all that it needs until something is evaluated.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 from sparse_serve.errors import TaskError
 from sparse_serve.tasks.classification import Classification
@@ -46,8 +45,6 @@ __all__ = [
     "read_tasks",
     "sorted_labels",
 ]
-
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 DEFAULT_TASK = "default"
 """The name of the task of a model that has one."""

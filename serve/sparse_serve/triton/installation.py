@@ -174,7 +174,7 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
     Where the server has no onnxruntime backend, the python-based one takes its place. All are copies or hard
     links, because Triton refuses symbolic links out of a backend directory.
     """
-    for name in sorted({PYTHON, *needed} - {TEXT_BACKEND}):
+    for name in sorted({PYTHON, *filter(None, needed)} - {TEXT_BACKEND}):
         if name == Path(name).name and (installation.backends / name).is_dir():
             shutil.copytree(
                 installation.backends / name, target / name, copy_function=_link, ignore=_COMPILED
