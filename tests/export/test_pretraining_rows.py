@@ -1,18 +1,24 @@
 """What a language model is trained on: texts read, sentences paired, tokens masked."""
 
+import gc
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from rich.console import Console
 from transformers import BertTokenizerFast
 
+from sparse_export.encoders.checkpoint import load_config
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions
+from sparse_export.pretraining.corpus import tokenize
 from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
 from sparse_export.pretraining.sentences import NEXT, RANDOM, encode_pairs, pairs_of
 from sparse_export.pretraining.text import reading_of
@@ -20,10 +26,16 @@ from sparse_export.training.sources import Source, read_rows
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError
 from tiny_models import make_tokenizer
+from tiny_training import make_encoder
 
 OPTIONS = PretrainOptions(max_train_rows=None)
 NSP = PretrainOptions(nsp=True)
 BUDGET = 40
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +295,45 @@ def test_bad_text_is_refused(
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message):
         read(path, options)
+
+
+def corpus(rows: int) -> TextData:
+    words = ("the", "film", "is", "very", "good")
+    texts = [" ".join(words[number % 3 :] * (number % 4)) for number in range(rows)]
+    return TextData("corpus", tuple(Row(n, text, "", "") for n, text in enumerate(texts)), (), rows)
+
+
+def test_tokens_on_disk_are_the_tokenizers(encoder: Path) -> None:
+    tokenizer, config, data = load_tokenizer(encoder), load_config(encoder), corpus(1200)
+    rows = tokenize(tokenizer, config, data, 9)
+    assert len(rows) == 1200
+    for number in (0, 7, 999, 1000, 1199):
+        expected = tokenizer(data.rows[number].text, truncation=True, max_length=9)
+        assert rows[number] == {name: expected[name] for name in ("input_ids", "token_type_ids")}
+        assert rows.lengths[number] == len(expected["input_ids"])
+    assert rows[1198:] == [rows[1198], rows[1199]]
+
+
+def test_the_memory_of_tokens_does_not_grow_with_the_corpus(encoder: Path) -> None:
+    """But for a number for each row, its length; as lists its tokens would take some hundred bytes."""
+    tokenizer, config = load_tokenizer(encoder), load_config(encoder)
+    tokenize(tokenizer, config, corpus(1000), 24)  # what is made once
+    kept = []
+    for size in (2000, 12_000):
+        data = corpus(size)
+        gc.collect()
+        tracemalloc.start()
+        rows = tokenize(tokenizer, config, data, 24)
+        kept.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert len(rows) == size
+    assert kept[1] - kept[0] < 10_000 * 24
+
+
+def test_tokens_go_with_the_run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = tokenize(load_tokenizer(encoder), load_config(encoder), corpus(5), 24)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    del rows
+    gc.collect()
+    assert not list((tmp_path / "cache").iterdir())

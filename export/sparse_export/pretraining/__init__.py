@@ -2,6 +2,7 @@
 
 options    what can be set                    masking    which tokens are to be told, and what stands there
 text       texts and documents, read          sentences  pairs of what follows and what does not
+corpus     tokens on disk
 models     encoders with a language model     judging    loss, perplexity and accuracies
 job        what a run of it does              objectives what is minimised
 

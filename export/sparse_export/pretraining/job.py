@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.pretraining.corpus import TokenRows, tokenize
 from sparse_export.pretraining.judging import answer, figures, reduced
 from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
 from sparse_export.pretraining.models import load_language_model, new_language_model
@@ -28,7 +29,7 @@ from sparse_export.training.freezing import freeze
 from sparse_export.training.job import Encoded, Job, Training
 from sparse_export.training.records import TrainingRecord
 from sparse_export.training.run import train_checkpoint
-from sparse_export.training.sources import Rows, Source, read_rows, tokenize
+from sparse_export.training.sources import Rows, Source, read_rows
 from sparse_serve.data import TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
 
@@ -71,7 +72,7 @@ class PretrainJob(Job):
         masked = [masking.evaluation(row, number) for number, row in enumerate(eval_rows)]
         _require_masked(evaluation, masked)
         rows, calibration = set_aside(rows, masked, options.seed) if options.learns else (rows, [])
-        lengths = [len(row["input_ids"]) for row in rows]
+        lengths = rows.lengths if isinstance(rows, TokenRows) else [len(row["input_ids"]) for row in rows]
         batches = PlannedBatches(BatchPlan(lengths, options.batch_size, options.seed))
         return Training(
             model,
@@ -107,7 +108,7 @@ class PretrainJob(Job):
 
     def _encoded(
         self, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
-    ) -> list[Encoded]:
+    ) -> Sequence[Encoded]:
         if self.options.nsp:
             return encode_pairs(tokenizer, data, max_length, self.options.seed)
         return tokenize(tokenizer, config, data, max_length)

@@ -3,12 +3,9 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from sparse_export.encoders.families import input_names
 from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import DataRecord
@@ -20,9 +17,6 @@ from sparse_serve.tasks import TASKS
 
 HOLD_OUT_SHARE = 0.1
 VALIDATION, TEST = "validation", "test"
-
-# The tokenizer's own results take four times the memory of what is kept of them.
-_ROWS_AT_ONCE = 1000
 
 Source = Path | DatasetSplit
 
@@ -140,26 +134,6 @@ def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
             record = DataRecord(str(source), file_digest(source), len(rows), len(rows))
             return Rows(data, record, is_labelled=False)
     return _read(source, options, Reading(task))
-
-
-def tokenize(
-    tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, data: TextData, max_length: int
-) -> list[dict[str, Any]]:
-    """One dict per row: token ids (and segment ids), unpadded."""
-    encoded: list[dict[str, Any]] = []
-    for start in range(0, len(data.rows), _ROWS_AT_ONCE):
-        rows = data.rows[start : start + _ROWS_AT_ONCE]
-        columns = tokenizer(
-            [row.text for row in rows],
-            [row.text_pair for row in rows] if data.has_pairs else None,
-            padding=False,
-            truncation=True,
-            max_length=max_length,
-            return_attention_mask=False,
-            return_token_type_ids="token_type_ids" in input_names(config),
-        )
-        encoded += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return encoded
 
 
 def _source(value: str, config: str | None, split: str) -> Source:
