@@ -1,4 +1,4 @@
-"""The README's commands, run in its order as a newcomer would, on fewer rows and one short length."""
+"""The README's commands, run in its order as a newcomer would: on fewer rows, layers and lengths."""
 
 import os
 import re
@@ -12,14 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from few_layers import few_layers
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("From a checkpoint to an answer", "What it saves")
+OTHER_TASKS = "Questions, entities, embeddings"
 PATTERNS = "Attention patterns"
+FROM_PYTHON = "From Python"
 # What makes the way short enough for a test; the commands stay the README's.
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
     "--measurement-interval 1000": "--measurement-interval 100",
+    "--epochs 8 --batch-size 4": "--epochs 1 --batch-size 8",
+    "--epochs 4 --batch-size 8": "--epochs 1 --batch-size 8",
 }
 SERVE = "sparse-serve serve model_repository"
 
@@ -95,24 +101,30 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     )
     if found.returncode:
         pytest.skip(f"no encoder for the README's commands: {found.stderr.strip()}")
-    return Newcomer(tmp_path_factory.mktemp("newcomer"), found.stdout.strip())
+    encoder = few_layers(Path(found.stdout.strip()), tmp_path_factory.mktemp("encoder") / "encoder")
+    return Newcomer(tmp_path_factory.mktemp("newcomer"), str(encoder))
 
 
 def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     commands = blocks("bash")
     served = next(number for number, code in enumerate(commands) if code.strip() == SERVE)
-    for code in commands[:served]:
+    make_others, ask_others = blocks("bash", (OTHER_TASKS,))
+    for code in (*commands[:served], make_others):
         newcomer.shell(code)
     serving = newcomer.serve()
     next(serving)
     answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
     scores = [newcomer.python(code) for code in blocks("python")]
+    others = newcomer.shell(ask_others)
     next(serving, None)
     assert len(answered) == 2
     assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
     assert '"label":' in answered[1]
     assert len(scores) == 1
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", scores[0])
+
+    assert re.search(r"answer +score", others)
+    assert "Mira Castell" in others
 
     profiles = [code for code in commands if "profile" in code]
     assert len(profiles) == 1
@@ -128,6 +140,9 @@ def test_a_pattern_is_learned_and_exported(newcomer: Newcomer) -> None:
     (commands,) = blocks("bash", (PATTERNS,))
     newcomer.shell(commands)
     assert (newcomer.folder / "model_repository" / "reviews_aaa" / "manifest.json").is_file()
+    (load,) = blocks("python", (FROM_PYTHON,))
+    attends = "print(model.config._attn_implementation, type(model).__name__)"
+    assert newcomer.python(f"{load}\n{attends}").split() == ["axis", "BertForSequenceClassification"]
 
 
 def test_every_command_is_listed() -> None:
