@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_entry import CLASSES, LAYERS, LONG, MAX_LENGTH, SPANS, TAGS, VECTORS, tiny_graph, tiny_tokenizer
@@ -39,7 +40,7 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySp
             graphs[task] = tiny_graph(folder / f"{len(graphs)}.onnx", task=task, seed=len(graphs))
         return graphs[task]
 
-    def make(task: Task = CLASSES, **changes: object) -> EntrySpec:
+    def make(task: Task = CLASSES, **changes: Any) -> EntrySpec:
         manifest = Manifest(
             name="tiny",
             versions=Versions(package="0"),
@@ -56,7 +57,7 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySp
             update={key: value for key, value in changes.items() if key in Manifest.model_fields}
         )
         graph = changes.pop("graph", None) or graph_of(task)
-        spec = EntrySpec(graph=graph, tokenizer=tokenizer, manifest=manifest)  # type: ignore[arg-type]
+        spec = EntrySpec(graph=graph, tokenizer=tokenizer, manifest=manifest)
         own = EntrySpec.__dataclass_fields__
         return replace(spec, **{key: value for key, value in changes.items() if key in own})
 

@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_nothing(
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(staging.os, "fsync", full)
+    monkeypatch.setattr("sparse_serve.repository.staging.os.fsync", full)
     with pytest.raises(RepositoryError, match="cannot be written: No space left on device"):
         write_entry(tmp_path / "models", make_spec())
     assert not contents(tmp_path)

@@ -11,7 +11,8 @@ from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, graph_signature, load_graph, public_config, to_text
 from sparse_serve.repository.entries import overlay_repository, read_entry
 from sparse_serve.repository.manifest import SCHEMA_VERSION
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 SAMPLE = REPOSITORY / "sample"

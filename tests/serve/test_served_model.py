@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime
 import pytest
 from tiny_entry import CLASSES, LAYERS, LONG, MAX_LENGTH
@@ -32,7 +33,7 @@ class Wire:
 
     def infer(
         self, model: str, tensors: dict[str, Any], outputs: Sequence[str] = (), **options: Any
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, npt.NDArray[Any]]:
         inputs = []
         for name, array in tensors.items():
             inputs.append(self.api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
@@ -68,7 +69,7 @@ def post(server: TritonServer, path: str, body: object) -> tuple[int, Any]:
     return response.status, answer
 
 
-def text(*rows: str | bytes) -> np.ndarray:
+def text(*rows: str | bytes) -> npt.NDArray[Any]:
     return np.array([row if isinstance(row, bytes) else row.encode() for row in rows], np.object_)[:, None]
 
 

@@ -202,7 +202,8 @@ def test_targets_of_one_label(tmp_path: Path) -> None:
     targets = Classification(("negative", "positive")).targets(
         data_of(tmp_path, Classification, "positive", "negative")
     )
-    assert (targets.dtype, targets.tolist()) == (np.int64, [1, 0])
+    assert targets.dtype == np.int64
+    assert targets.tolist() == [1, 0]
 
 
 def test_targets_of_several_labels(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import triton_stub as stub
 from tiny_entry import CLASSES, MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, tiny_graph
@@ -51,7 +52,7 @@ def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def tiny(load: Callable[..., Any]) -> Iterator[tuple[Any, Graph]]:
+def tiny(load: Callable[..., tuple[Any, Graph]]) -> tuple[Any, Graph]:
     return load()
 
 
@@ -68,7 +69,7 @@ def request(
     return stub.Request(tensors, names)
 
 
-def answer(model: Any, *requests: stub.Request) -> list[dict[str, np.ndarray]]:
+def answer(model: Any, *requests: stub.Request) -> list[dict[str, npt.NDArray[Any]]]:
     return [response.arrays() for response in model.execute(list(requests))]
 
 
@@ -173,7 +174,7 @@ def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> 
 
 def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph]) -> None:
     class Broken(stub.Tensor):
-        def as_numpy(self) -> np.ndarray:
+        def as_numpy(self) -> npt.NDArray[Any]:
             raise MemoryError("cannot\nallocate")
 
     class Nameless(stub.Request):

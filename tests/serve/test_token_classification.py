@@ -106,7 +106,7 @@ def test_long_texts_are_cut_and_flagged() -> None:
     task = TokenClassification(("O", "I-X"))
     encoded = task.encode(bytelevel(), ["a" * 38, "a" * 39], None, MAX_LENGTH)
     assert [text.truncated for text in encoded] == [False, True]
-    logits = np.tile(np.float32([0, 1]), (2, MAX_LENGTH, 1))
+    logits = np.tile(np.array([0, 1], np.float32), (2, MAX_LENGTH, 1))
     assert [row[0]["end"] for row in entities(task, encoded, logits)] == [38, 38]
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -41,7 +43,7 @@ def tiny_graph(
     """
     rng = np.random.default_rng(seed)
     width, output = task.width, task.graph_output
-    constants = {
+    constants: dict[str, npt.NDArray[Any]] = {
         "words": rng.standard_normal((len(VOCABULARY), width)).astype(np.float32),
         "segments": rng.standard_normal((2, width)).astype(np.float32),
         "last": np.array([-1], np.int64),
@@ -65,7 +67,7 @@ def tiny_graph(
     measures = ("rho", *AXES) if axes else ("rho",)
     constants |= MEASURE_CONSTANTS
     nodes += measure_nodes(measures, "mask")
-    shape = ["batch", "sequence", width] if task.by_token else ["batch", width]
+    shape: list[str | int] = ["batch", "sequence", width] if task.by_token else ["batch", width]
     outputs = {output: shape} | {name: ["batch", LAYERS] for name in measures}
     graph = helper.make_graph(
         nodes,

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-import numpy as np
+import numpy.typing as npt
 from google.protobuf.json_format import MessageToDict
 
 from sparse_serve.repository.config import CONFIG_NAME, read_config
@@ -32,13 +32,13 @@ class Error(Exception):
 
 
 class Tensor:
-    def __init__(self, name: str, array: np.ndarray) -> None:
+    def __init__(self, name: str, array: npt.NDArray[Any]) -> None:
         self._name, self._array = name, array
 
     def name(self) -> str:
         return self._name
 
-    def as_numpy(self) -> np.ndarray:
+    def as_numpy(self) -> npt.NDArray[Any]:
         return self._array
 
 
@@ -74,7 +74,7 @@ class Response:
     def error(self) -> Error | None:
         return self._error
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         assert self._error is None, self._error
         return {tensor.name(): tensor.as_numpy() for tensor in self.tensors}
 
