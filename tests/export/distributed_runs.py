@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 from transformers import logging
 
-from sparse_export.encoders.checkpoint import AttentionSpec
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.pretraining import PretrainOptions, pretrain
 from sparse_export.training import TrainingOptions, finetune
 from sparse_export.training.distributed import agreed, join_processes
