@@ -112,14 +112,14 @@ def test_manifest_has_the_numbers_of_the_pattern(entries: dict[str, Exported]) -
     attention = {name: read_entry(entry.path).manifest.attention for name, entry in entries.items()}
     diagonals = ((0, 1, 2),)
     assert attention["aaa"] == Attention(
-        kind="axis", pattern="axis+local2", local=2, diagonals=diagonals, rho_target=0.7, rho=0.75
+        normalizer="softmax", pattern="axis+local2", local=2, diagonals=diagonals, rho_target=0.7, rho=0.75
     )
     assert attention["mobilebert_aaa"] == Attention(
-        kind="axis", pattern="axis+local2+global1", local=2, global_size=1, diagonals=diagonals
+        normalizer="softmax", pattern="axis+local2+global1", local=2, global_size=1, diagonals=diagonals
     )
     # What was trained is not what is exported.
     assert attention["plain"] == Attention(
-        kind="axis",
+        normalizer="sparsegen",
         lambd=LAMBD,
         pattern="local2+global1+random1",
         local=2,
@@ -145,9 +145,9 @@ def test_texts(
     expected = run_torch(models[name], {key: batch[key] for key in input_names(models[name].config)})
     for protocol in MODULES:
         logits, label, rho = infer(server, protocol, name, texts_of(*TEXTS), "logits", "label", "rho")
-        np.testing.assert_allclose(logits, expected.logits, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(logits, expected.output, rtol=0, atol=1e-4)
         assert [each.decode() for each in label.ravel()] == [
-            LABELS[index] for index in expected.logits.argmax(1)
+            LABELS[index] for index in expected.output.argmax(1)
         ]
         np.testing.assert_allclose(rho, expected.measures["rho"], rtol=0, atol=1e-6)
 
@@ -161,7 +161,7 @@ def test_token_ids(server: TritonServer, models: dict[str, PreTrainedModel], nam
         logits, *measured = infer(server, "grpc", f"{name}_model", batch, "logits", *MEASURES)
         expected = run_torch(models[name], batch)
         has_token = mask.any(1).numpy()
-        np.testing.assert_allclose(logits[has_token], expected.logits[has_token], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(logits[has_token], expected.output[has_token], rtol=0, atol=1e-4)
         for measure, values in zip(MEASURES, measured, strict=True):
             np.testing.assert_allclose(values, expected.measures[measure], rtol=0, atol=1e-6)
         assert not logits[~has_token].any()

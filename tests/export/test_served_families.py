@@ -12,17 +12,19 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from sparse_export.encoders.checkpoint import AttentionSpec, save_classifier
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
-from sparse_serve.client import Classifier
+from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.workload import load_tokenizer, make_workload
+from sparse_serve.profiling.workload import Tokens, make_workload
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, url_of
 from tiny_models import (
+    CLASSES,
     FAMILIES,
     LABELS,
     LAMBD,
@@ -53,9 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreTrainedMode
     loaded = {}
     for family in FAMILIES:
         folder = tmp_path_factory.mktemp(family)
-        save_classifier(
-            make_model(AttentionSpec("sparsegen", LAMBD), family), make_tokenizer(folder, family), folder
-        )
+        save_checkpoint(make_model(AttentionSpec(LAMBD), family), make_tokenizer(folder, family), folder)
         loaded[family] = AutoModelForSequenceClassification.from_pretrained(
             folder, attn_implementation="sparsegen"
         ).eval()
@@ -126,8 +126,8 @@ def test_texts(
     server: TritonServer, models: dict[str, PreTrainedModel], family: str, protocol: Any, has_pairs: bool
 ) -> None:
     pairs = TEXTS[::-1] if has_pairs else None
-    with Classifier(url_of(server, protocol), protocol) as classifier:
-        predictions = classifier.classify(family, TEXTS, pairs)
+    with Client(url_of(server, protocol), protocol) as client:
+        predictions = client.classify(family, TEXTS, pairs)
     expected = torch_logits(models[family], TEXTS, pairs)
     np.testing.assert_allclose([p.logits for p in predictions], expected, rtol=0, atol=1e-4)
     assert [p.label for p in predictions] == [LABELS[index] for index in expected.argmax(1)]
@@ -203,8 +203,8 @@ def test_entry(entries: dict[str, Exported], models: dict[str, PreTrainedModel],
 def test_profile_sends_what_the_model_takes(
     server: TritonServer, entries: dict[str, Exported], family: str
 ) -> None:
-    tokenizer = load_tokenizer(entries[family].path / "tokenizer.json")
-    workload = make_workload(tokenizer, ["a film that is not long", "a great one"], length=20, batch_size=3)
+    tokens = Tokens(entries[family].path / "tokenizer.json", CLASSES, POSITIONS)
+    workload = make_workload(tokens, ["a film that is not long", "a great one"], length=20, batch_size=3)
     batch = workload.batches[0]
     assert batch.row_lengths == (20, 12, 4)
     answers = {}
