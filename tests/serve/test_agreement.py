@@ -121,6 +121,18 @@ def test_a_foreign_library_never_runs(
     assert not mark.exists()
 
 
+def test_a_hidden_model_is_one_too(repository: Path, image: Path, foreign: tuple[Path, Path]) -> None:
+    """Triton loads every folder, whatever its name begins with."""
+    library, mark = foreign
+    shutil.copytree(repository / "sample_model", repository / ".hidden")
+    edit(repository / ".hidden" / CONFIG_NAME, LIBRARY_NAME, str(library))
+    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
+    with pytest.raises(RepositoryError, match=r"Triton would load the hidden folder \.hidden as a model"):
+        TritonServer(options).start()
+    assert "names the op library" in check_in_image(image, repository)
+    assert not mark.exists()
+
+
 def test_a_foreign_library_beside_ours_is_refused_without_ours_too(
     repository: Path, foreign: tuple[Path, Path]
 ) -> None:

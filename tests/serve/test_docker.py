@@ -20,7 +20,7 @@ from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton import probe
 from sparse_serve.triton.container import LIBRARY_LABEL
-from sparse_serve.triton.installation import backend_directory, find_triton
+from sparse_serve.triton.installation import TEXT_BACKEND_MODULES, backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
 
 ROOT = Path(__file__).parents[2]
@@ -249,6 +249,26 @@ def test_the_image_is_built_on_the_supported_release() -> None:
 
 def test_the_image_says_which_op_library_it_has() -> None:
     assert ("LABEL", f'{LIBRARY_LABEL}="{library_version(library_path())}"') in instructions()
+
+
+def test_the_image_has_the_text_backend_that_the_package_has() -> None:
+    """The build's commands, run on the source tree, make the backend that `serve` makes."""
+    (build,) = (
+        rest for word, rest in instructions() if word == "RUN" and "/backend/sparse_serve_text" in rest
+    )
+    copies = [shlex.split(part) for part in build.split("&&") if part.strip().startswith("cp ")]
+    found = {}
+    for _, *sources, target in copies:
+        for source in sources:
+            if source != "-r":
+                found[source] = target
+    below = "$backend/sparse_serve/"
+    assert found.pop("triton/text_backend/model.py") == "$backend/"
+    assert set(found) == set(TEXT_BACKEND_MODULES)
+    for source, target in found.items():
+        folder = source.rpartition("/")[0]
+        assert target == (f"{below}{folder}/" if folder else below)
+    assert ("COPY", "--from=build /backend/ /opt/tritonserver/backends/") in instructions()
 
 
 def test_everything_the_build_copies_exists_and_is_not_ignored() -> None:

@@ -59,6 +59,11 @@ def servable_models(
     models = tuple(path.name for path in find_models(repository) if wanted is None or path.name in wanted)
     if not models:
         raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+    for hidden in sorted(repository.glob(f".*/{CONFIG_NAME}")):
+        raise RepositoryError(
+            f"model repository {repository} is not fit to serve: Triton would load the hidden folder "
+            f"{hidden.parent.name} as a model: remove it"
+        )
     for model in models:
         config = read_config(repository / model / CONFIG_NAME)
         for message in library_faults(config, model):
