@@ -67,8 +67,10 @@ def test_every_family_is_loaded_by_what_transformers_alone_wrote(
 ) -> None:
     model = make_model(AttentionSpec(), family, task)
     del model.config.sparse_serve
-    model.config.output_hidden_states = model.config.output_attentions = True
     model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    shown = {"output_hidden_states": True, "output_attentions": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | shown))
     found = asked_task(tmp_path, load_config(tmp_path), TaskOptions())
     assert found == task
     loaded = load_checkpoint(tmp_path, task=found)

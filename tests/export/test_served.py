@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.attention.implementations import zero_share
-from sparse_export.encoders.checkpoint import load_tokenizer
+from sparse_export.attention.measures import zero_share
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported
-from sparse_serve.client import Classifier
+from sparse_serve.client import Client
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, texts_of, url_of
@@ -71,8 +71,8 @@ def test_classifier_gives_the_torch_models_labels(
     server: TritonServer, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, protocol: str
 ) -> None:
     logits, _ = torch_answers(model, tokenizer, TEXTS)
-    with Classifier(url_of(server, protocol), protocol) as classifier:  # type: ignore[arg-type]
-        predictions = classifier.classify("tiny", TEXTS, top_k=2)
+    with Client(url_of(server, protocol), protocol) as client:  # type: ignore[arg-type]
+        predictions = client.classify("tiny", TEXTS, top_k=2)
     assert [prediction.label for prediction in predictions] == [LABELS[index] for index in logits.argmax(1)]
 
 
