@@ -379,6 +379,31 @@ def test_an_embedding_is_the_graphs(load: Callable[..., Any]) -> None:
     assert graph.calls[0].requested_output_names() == ["embedding"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('key: "tasks"', 'key: "task"', r"config\.pbtxt is missing or malformed \('tasks'\): export"),
+        ('string_value: "16"', 'string_value: "sixteen"', r"malformed \(invalid literal .*'sixteen'\)"),
+        ('string_value: "{', 'string_value: "', "malformed"),
+        (
+            '{\\"default\\": {',
+            '{\\"a\\": {\\"type\\": \\"regression\\", \\"labels\\": [\\"x\\"]}, \\"b\\": {',
+            "has the tasks a, b, this version answers one: upgrade",
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_read_are_named_at_load(
+    tmp_path: Path, make_spec: MakeSpec, old: str, new: str, message: str
+) -> None:
+    config = write_entry(tmp_path, make_spec()) / "config.pbtxt"
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new, 1))
+    with pytest.raises(Exception, match=message) as raised:
+        stub.load_model(TRITON / "text_backend" / "model.py", config.parent)
+    assert type(raised.value).__name__ == "TritonModelException"
+    assert "\n" not in str(raised.value)
+
+
 def test_an_entry_of_a_task_that_the_front_does_not_know_is_refused_at_load(
     tmp_path: Path, make_spec: MakeSpec
 ) -> None:

@@ -49,7 +49,7 @@ __all__ = [
 DEFAULT_TASK = "default"
 """The name of the task of a model that has one."""
 
-TASKS: Mapping[str, type[Task]] = {
+TASKS: dict[str, type[Task]] = {
     task.type: task
     for task in (
         Classification,

@@ -40,17 +40,21 @@ class TritonPythonModel:
         """Load the tokenizer and what the entry answers."""
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self.graph = parameters["model"]
         self.graph_version = int(args["model_version"])
-        self.graph_inputs = parameters["inputs"].split(",")
-        self.max_length = int(parameters["max_length"])
         # The graph takes as many: an entry with fewer is refused before it is served.
         self.max_rows = max(1, config["max_batch_size"])
         try:
-            (self.task,) = read_tasks(json.loads(parameters["tasks"])).values()
+            self.graph = parameters["model"]
+            self.graph_inputs = parameters["inputs"].split(",")
+            self.max_length = int(parameters["max_length"])
+            self.task = only_task(parameters["tasks"])
             self.tokenizer = load_tokenizer(Path(args["model_repository"]) / "tokenizer.json")
         except TaskError as error:
             raise pb_utils.TritonModelException(str(error)) from None
+        except (KeyError, ValueError) as error:
+            raise pb_utils.TritonModelException(
+                f"a parameter of config.pbtxt is missing or malformed ({error}): export the entry again"
+            ) from None
         self.pad_id = pad_id(self.tokenizer)
         self.meter = None
         if "metrics" in parameters:
@@ -160,6 +164,16 @@ class Meter:
         for name, layers in self.measures.items():
             for layer, total in zip(layers, columns[name].sum(axis=0, dtype=np.float64), strict=True):
                 layer.increment(total)
+
+
+def only_task(parameter):
+    """Return the task of the entry; TaskError where it is not known here, or one of several."""
+    tasks = read_tasks(json.loads(parameter))
+    if len(tasks) > 1:
+        raise TaskError(
+            f"the entry has the tasks {', '.join(tasks)}, this version answers one: upgrade sparse-serve"
+        )
+    return next(iter(tasks.values()))
 
 
 def counter(name, description):
