@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import ClassVar, Self
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders import extensions
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
@@ -16,6 +19,7 @@ from sparse_export.encoders.extension import Extension, ResidualModule, add_resi
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.packed import PackedModel
 from sparse_export.tasks import head_of
 from sparse_export.training.freezing import freeze
@@ -97,8 +101,8 @@ def test_it_is_loaded_as_it_was_saved_and_takes_part(encoder: Path, trained: Pat
     answered = model(ids).logits
     torch.testing.assert_close(load_checkpoint(trained)(ids).logits, answered, rtol=0, atol=0)
     for layer in layers_of(model):
-        layer.narrow.up.weight.zero_()
-        layer.narrow.up.bias.zero_()
+        layer.get_parameter("narrow.up.weight").zero_()
+        layer.get_parameter("narrow.up.bias").zero_()
     assert (model(ids).logits - answered).abs().max() > 1e-3
 
 
@@ -115,11 +119,23 @@ def test_packed_it_is_the_same(trained: Path) -> None:
     torch.testing.assert_close(packed(**inputs)[0], expected, rtol=0, atol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("encoder", ["bert"], indirect=True)
+def test_it_is_in_the_exported_graph(trained: Path, graphs: GraphTable) -> None:
+    model = load_checkpoint(trained)
+    ids, segments = token_ids()
+    inputs = {"input_ids": ids, "attention_mask": masks()["right_padded"], "token_type_ids": segments}
+    expected = model(**inputs).logits.numpy()
+    session = onnxruntime.InferenceSession(graphs.path(model, "packed", GraphTarget()))
+    logits, *_ = session.run(None, {name: each.numpy() for name, each in inputs.items()})
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
 def test_freezing_the_encoder_leaves_it_in_training(trained: Path) -> None:
     model = load_checkpoint(trained)
     freeze(model, len(layers_of(model)))
     for layer in layers_of(model):
-        assert all(weight.requires_grad for weight in layer.narrow.parameters())
+        assert all(weight.requires_grad for weight in layer.get_submodule("narrow").parameters())
         assert not any(weight.requires_grad for weight in layer.parameters() if weight.ndim == 0)
 
 
