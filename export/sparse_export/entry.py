@@ -204,7 +204,7 @@ def _max_length(
         return max_length
     trained = _trained_length(options)
     if trained is not None and options.max_length is None:
-        max_length = min(trained, max_length)
+        max_length = cut_length(config, tokenizer, min(trained, max_length))
     elif trained is not None and max_length > trained:
         warn(
             f"--max-length {max_length} is more than the {trained} tokens at which the pattern "

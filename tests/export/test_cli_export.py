@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli import app
 from sparse_export.cli.export import _summary
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
 from sparse_serve.cli_options import run
@@ -96,6 +97,17 @@ def test_gate_not_met_is_status_3(
         (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
         (["--model-version", "9223372036854775808"], 2, ["--model-version"]),
         (["--no-such-option"], 2, ["--no-such-option"]),
+        (["--task", "mlm"], 2, ["--task mlm", "classification, multi-label, regression"]),
+        (["--task", "question-answering"], 1, ["answers classification, not question-answering"]),
+        (["--task", "embedding", "--layers", "top"], 2, ["layers is 'top'", "weighted-all"]),
+        (["--task", "embedding", "--layers", "sum-last-four"], 2, ["reads 4 layers", "has 2"]),
+        (["--task", "embedding", "--pooling", "max"], 2, ["pooling is 'max'", "first, mean"]),
+        (["--pooling", "mean"], 2, ["--pooling is not for classification"]),
+        (["--normalize"], 2, ["--normalize is not for classification"]),
+        (["--stride", "8"], 2, ["--stride is not for classification"]),
+        (["--stride=-1"], 2, ["--stride"]),
+        (["--max-answer-tokens", "0"], 2, ["--max-answer-tokens"]),
+        (["--answers-only"], 2, ["--answers-only is not for classification"]),
     ],
 )
 def test_errors_are_one_line(
@@ -156,6 +168,37 @@ def test_pattern_and_metrics_from_the_environment(
     attention = read_entry(repository / "x").manifest.attention
     assert (attention.pattern, attention.lambd) == ("local2+global1", -4)
     assert 'key: "metrics"' in (repository / "x" / "config.pbtxt").read_text()
+
+
+def test_embedding_of_a_classifiers_encoder(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = tmp_path / "r"
+    args = ("--model-repository", repository, "--name", "x", "--task", "embedding", "--normalize", "--json")
+    status, out, err = invoke(capsys, "export", checkpoint, *args)
+    assert (status, err) == (0, "")
+    figures = json.loads(out)
+    task = {"type": "embedding", "size": 64, "layers": "last", "pooling": "mean", "normalize": True}
+    assert figures["task"] == task
+    assert (figures["parity"]["output"], figures["parity"]["library"]["label_agreement"]) == (
+        "embedding",
+        None,
+    )
+    assert read_entry(repository / "x").manifest.task.to_json() == task
+
+
+def test_a_longer_cut_than_the_trained_one_warns(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoint"
+    model = load_checkpoint(checkpoint, AttentionSpec.parse("local2+global1", None))
+    save_checkpoint(model, load_tokenizer(checkpoint), folder)
+    (folder / "finetune.json").write_text('{"max_length": 40}')
+    args = ("--model-repository", tmp_path / "r", "--name", "x", "--max-length", "50")
+    status, _, err = invoke(capsys, "export", folder, *args)
+    assert status == 0
+    assert err.count("\n") == 1
+    assert err.startswith("warning: --max-length 50 is more than the 40 tokens")
 
 
 def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Export end to end: what an entry holds, and that nothing is written where the gate or an option says no."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer
 
 import sparse_export.entry as module
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, load_config, save_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
@@ -155,3 +158,48 @@ def test_interrupted_export_leaves_no_entry(options: ExportOptions, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(options)
     assert is_unwritten(options)
+
+
+def trained_at(checkpoint: Path, folder: Path, max_length: object) -> Path:
+    """A checkpoint of a pattern with a record of training."""
+    model = load_checkpoint(checkpoint, AttentionSpec.parse("local2+global1", None))
+    save_checkpoint(model, load_tokenizer(checkpoint), folder)
+    (folder / "finetune.json").write_text(json.dumps({"max_length": max_length}))
+    return folder
+
+
+def test_texts_are_cut_where_a_pattern_was_trained(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    options = replace(options, checkpoint=str(trained_at(checkpoint, tmp_path / "pattern", 40)))
+    warnings: list[str] = []
+    exported = export_checkpoint(options, warn=warnings.append)
+    assert (read_entry(exported.path).manifest.max_length, exported.parity.longest) == (40, 40)
+    shorter = export_checkpoint(replace(options, max_length=30, force=True), warn=warnings.append)
+    assert read_entry(shorter.path).manifest.max_length == 30
+    assert warnings == []
+    longer = export_checkpoint(replace(options, max_length=41, force=True), warn=warnings.append)
+    assert read_entry(longer.path).manifest.max_length == 41
+    (warning,) = warnings
+    assert warning.startswith(
+        "--max-length 41 is more than the 40 tokens at which the pattern local2+global1"
+    )
+
+
+def test_another_pattern_than_the_trained_one_is_cut_at_the_positions(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = trained_at(checkpoint, tmp_path / "pattern", 40)
+    other = AttentionSpec.parse("local3", None)
+    exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=other))
+    assert read_entry(exported.path).manifest.max_length == POSITIONS
+
+
+@pytest.mark.parametrize("recorded", [True, "40", None, 0, 10**9])
+def test_a_record_that_says_nothing_usable(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path, recorded: object
+) -> None:
+    config = load_config(trained_at(checkpoint, tmp_path / "pattern", recorded))
+    options = replace(options, checkpoint=str(tmp_path / "pattern"))
+    tokenizer = load_tokenizer(checkpoint)
+    assert module._max_length(options, config, tokenizer, pytest.fail) == POSITIONS
