@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_entry import CLASSES, LAYERS, LONG, MAX_LENGTH, SPANS, TAGS, VECTORS, tiny_graph, tiny_tokenizer
+from tiny_entry import (
+    AAA,
+    CLASSES,
+    DOCKER,
+    LAYERS,
+    LEGACY,
+    LONG,
+    MAX_LENGTH,
+    SPANS,
+    TAGS,
+    VECTORS,
+    tiny_graph,
+    tiny_tokenizer,
+)
 
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
@@ -18,11 +31,6 @@ from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
-
-AAA = Attention(normalizer="softmax", pattern="axis+local2")
-DOCKER = Path(__file__).parents[2] / "docker"
-LEGACY = Path(__file__).parent / "legacy"
-"""A repository with an entry that an earlier version wrote: a front of its own, manifest schema 1."""
 
 
 @pytest.fixture(scope="session")

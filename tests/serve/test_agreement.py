@@ -12,9 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tiny_entry import CLASSES, SPANS, TAGS, VECTORS, tiny_graph
+from tiny_entry import AAA, CLASSES, DOCKER, LEGACY, SPANS, TAGS, VECTORS, tiny_graph
 
-from conftest import AAA, DOCKER, LEGACY
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository import agreement, legacy

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from sparse_serve.op_library import DOMAIN
+from sparse_serve.repository.manifest import Attention
 from sparse_serve.repository.measures import AXES
 from sparse_serve.tasks import Classification, Embedding, QuestionAnswering, Task, TokenClassification
 
@@ -24,6 +25,11 @@ CLASSES = Classification(("negative", "positive"))
 SPANS = QuestionAnswering(max_answer_tokens=4, stride=4)
 TAGS = TokenClassification(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
 VECTORS = Embedding(size=3)
+
+AAA = Attention(normalizer="softmax", pattern="axis+local2")
+LEGACY = Path(__file__).parent / "legacy"
+"""A repository with an entry that an earlier version wrote: a front of its own, manifest schema 1."""
+DOCKER = Path(__file__).parents[2] / "docker"
 
 
 def tiny_graph(
