@@ -1,7 +1,7 @@
 """What each task adds to an encoder: its head, its rows, its loss and its figures, one file a task.
 
-`sparse_serve.tasks` has a file of the same name for each, which says what is answered, and the table of all of
-them. A new task is two files of one name and a line in that table.
+`sparse_serve.tasks` has a file of the same name for each, which says what is answered, and the table of all
+of them. A new task is two files of one name and a line in that table.
 """
 
 from importlib import import_module
