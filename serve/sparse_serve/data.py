@@ -55,8 +55,8 @@ class TextData:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the rows have a second text."""
-        return any(row.text_pair for row in self.rows)
+        """Whether the rows have a second text: questions have one even where it is empty."""
+        return self.whole_contexts or any(row.text_pair for row in self.rows)
 
 
 def read_data(

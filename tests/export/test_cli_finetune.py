@@ -363,6 +363,8 @@ def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
         (("--tf32",), "--tf32: the CPU does not compute in TF32, which NVIDIA GPUs since Ampere do; leave"),
         (("--report-to", "nowhere"), "--report-to nowhere is not here; known and installed: "),
         (("--stride", "3"), "--stride 3 is for --task question-answering, and this is --task classification"),
+        (("--task", "question-answering", "--stride", "-1"), "--stride is -1; it must be at least 0"),
+        (("--task", "question-answering", "--max-answer-tokens", "0"), "--max-answer-tokens is 0; it must"),
         (("--task", "embedding"), "--task embedding is not trained; an encoder is exported for it as it is"),
         (("--nsp",), "--nsp is for --task mlm, and this is --task classification; leave it out"),
         (("--task", "mlm", "--label-column", "y"), "--label-column y: --task mlm reads no labels; leave it"),

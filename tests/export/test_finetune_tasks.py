@@ -154,17 +154,17 @@ def test_the_loss_of_spans_is_transformers_own(encoder: Path, questions: Path) -
     head, texts = head_and_texts(encoder, data, task)
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2).eval()
-    ours, alone = [], []
+    alone: list[float] = []
     windows: list[Mapping[str, Any]] = []
     for text, targets in zip(texts, head.window_targets(data, texts), strict=True):
         for window, target in zip(text.windows, targets, strict=True):
             windows.append({"input_ids": window.ids, "token_type_ids": window.type_ids, **target})
     collator = head.collator(load_tokenizer(encoder))
     with torch.no_grad():
-        for window in windows[:9]:
-            batch = collator([dict(window)])
+        for row in windows[:9]:
+            batch = collator([dict(row)])
             alone.append(model(**batch).loss.item())
-        batch = collator([dict(window) for window in windows[:9]])
+        batch = collator([dict(row) for row in windows[:9]])
         outputs = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
         answer = head.answer_padded(outputs, batch["attention_mask"])
         ours = head.loss(answer, batch).item()
@@ -221,8 +221,25 @@ def test_questions_without_an_answer_are_recorded(encoder: Path, tmp_path: Path)
     assert record.metrics["exact_match"] > 0.8  # the question tells
 
 
+def test_an_empty_context_is_a_row_like_any_other(encoder: Path, tmp_path: Path) -> None:
+    """Also where all rows that are held out, or encoded together, have none."""
+    path = tmp_path / "a.jsonl"
+    rows = [{"question": "q", "context": "", "answer_start": None, "answer": None}] * 2
+    rows += [{"question": "", "context": f"{n} a", "answer_start": 0, "answer": f"{n}"} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for seed in range(4):
+        options = replace(QA, seed=seed, epochs=1)
+        assert finetune(encoder, path, tmp_path / f"{seed}", options, test=path).test is not None
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]), encoding="utf-8")
+    assert finetune(encoder, path, tmp_path / "out", QA, evaluation=path).metrics == {
+        "f1": 1.0,
+        "exact_match": 1.0,
+    }
+
+
 def pieces(encoder: Path, text: EncodedText) -> list[str]:
-    return load_tokenizer(encoder).convert_ids_to_tokens(text.windows[0].ids)
+    tokens: list[str] = load_tokenizer(encoder).convert_ids_to_tokens(text.windows[0].ids)
+    return tokens
 
 
 def write_sentence(path: Path, *words: tuple[str, str]) -> TextData:

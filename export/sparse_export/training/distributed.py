@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
-from accelerate import PartialState  # type: ignore[import-untyped]
-from accelerate.utils import (  # type: ignore[import-untyped]
+from accelerate import PartialState
+from accelerate.utils import (
     broadcast_object_list,
     gather_object,
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast  # type: ignore[import-untyped]
+from accelerate.utils import broadcast
 from rich.console import Console
 from torch import Tensor
 from transformers import (

@@ -283,10 +283,13 @@ class FinetuneOptions(TrainingOptions):
                 else f"--task is {asked}; it must be one of {known}"
             )
         super().__post_init__()
-        if not 0 <= self.label_smoothing < 1:
-            raise OptionError(
-                f"--label-smoothing is {self.label_smoothing}; it must be at least 0 and below 1"
-            )
+        answer, stride = self.max_answer_tokens, self.stride
+        ranges: Sequence[_Range] = (
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1"),
+            ("max_answer_tokens", answer is None or answer >= 1, "at least 1"),
+            ("stride", stride is None or stride >= 0, "at least 0"),
+        )
+        _refuse_out_of_range(self, ranges)
         head = head_class(TASKS[self.task])
         if self.label_smoothing and not (issubclass(head, TrainedHead) and head.can_smooth):
             raise OptionError(

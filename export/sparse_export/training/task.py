@@ -182,12 +182,8 @@ def encode_texts(
     task: Task, tokenizer: PreTrainedTokenizerFast, data: TextData, max_length: int
 ) -> list[EncodedText]:
     """Encode the texts of rows as they are served."""
-    return task.encode(
-        tokenizer.backend_tokenizer,
-        [row.text for row in data.rows],
-        [row.text_pair for row in data.rows] if data.has_pairs else None,
-        max_length,
-    )
+    texts, pairs = task.asked(data)
+    return task.encode(tokenizer.backend_tokenizer, texts, pairs, max_length)
 
 
 def figures_of(head: TrainedHead, data: EncodedData, rows: TextData, collator: Any) -> Figures:
