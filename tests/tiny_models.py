@@ -20,6 +20,7 @@ from transformers import (
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.axis import AxisLayer
+from sparse_export.encoders.diagonals import AdaptiveDiagonals
 from sparse_export.encoders.extensions import attach_extensions
 from sparse_export.encoders.patterned import pattern_modules
 from sparse_export.encoders.spec import ModelSpec
@@ -132,7 +133,7 @@ def _learn_something(model: PreTrainedModel) -> None:
         if isinstance(module, AxisLayer):
             module.weight.normal_(std=0.3)
             module.bias.fill_(-1.0)
-        else:
+        elif isinstance(module, AdaptiveDiagonals):
             module.logits.normal_(mean=-1.0)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import entmax  # type: ignore[import-untyped]
+import entmax
 import numpy as np
 import numpy.typing as npt
 import onnx

@@ -15,7 +15,7 @@ from transformers import logging
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.pretraining import PretrainOptions, pretrain
-from sparse_export.training import TrainingOptions, finetune
+from sparse_export.training import FinetuneOptions, finetune
 from sparse_export.training.distributed import agreed, join_processes
 from sparse_serve.errors import DataError, OptionError, SparseServeError
 from tiny_training import FAST
@@ -30,7 +30,7 @@ MASKED = PretrainOptions(
 )
 
 
-def options_of_runs() -> Mapping[str, tuple[str, TrainingOptions]]:
+def options_of_runs() -> Mapping[str, tuple[str, FinetuneOptions | PretrainOptions]]:
     """Encoder and options by the name of the run."""
     return {
         "plain": ("without dropout", FAST),
@@ -44,17 +44,17 @@ def options_of_runs() -> Mapping[str, tuple[str, TrainingOptions]]:
 
 def make_runs(folder: Path, output: Path, names: list[str]) -> dict[str, object]:
     """Train, and return the records by name."""
-    records = {}
+    records: dict[str, object] = {}
     for name in names:
         encoder, options = options_of_runs()[name]
         if isinstance(options, PretrainOptions):
             text = folder / DOCUMENTS
-            record = pretrain(folder / encoder, text, output / name, options, evaluation=text)
+            records[name] = asdict(pretrain(folder / encoder, text, output / name, options, evaluation=text))
         else:
-            record = finetune(
-                folder / encoder, folder / TRAIN, output / name, options, evaluation=folder / EVALUATION
+            train, evaluation = folder / TRAIN, folder / EVALUATION
+            records[name] = asdict(
+                finetune(folder / encoder, train, output / name, options, evaluation=evaluation)
             )
-        records[name] = asdict(record)
     return records
 
 

@@ -38,6 +38,9 @@ def asked(folder: Path, config: PreTrainedConfig, **options: Any) -> Task:
     return asked_task(folder, load_config(folder), TaskOptions(**options))
 
 
+_MEAN: dict[str, Any] = {"size": 64, "pooling": "mean"}
+
+
 @pytest.mark.parametrize(
     ("architecture", "entries", "task"),
     [
@@ -132,9 +135,9 @@ def test_a_sentence_transformers_folder_tells_the_defaults(
     folder = sentence_transformer(tmp_path, pooling, *kinds)
     assert embedding_settings(folder) == expected
     task = asked_task(folder, load_config(folder), TaskOptions(task="embedding"))
-    assert task == Embedding(**{"size": 64, "pooling": "mean"} | expected)
+    assert task == Embedding(**_MEAN | expected)
     other = asked_task(folder, load_config(folder), TaskOptions(task="embedding", normalize=False))
-    assert other == Embedding(**{"size": 64, "pooling": "mean"} | expected | {"normalize": False})
+    assert other == Embedding(**_MEAN | expected | {"normalize": False})
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,9 @@ def test_diagonals_that_do_not_fit_are_refused(encoder: Path, tmp_path: Path) ->
         with pytest.raises(OptionError, match=message):
             choose_attentions(str(encoder), text, [], learned, 0)
     without = saved(encoder, tmp_path / "without", AttentionSpec.parse("local2", None))
-    for text in (None, "global1"):
+    for other in (None, "global1"):
         with pytest.raises(OptionError, match="has no diagonals: its attention is local2; give a checkpoint"):
-            choose_attentions(str(encoder), text, [], without, 0)
+            choose_attentions(str(encoder), other, [], without, 0)
     with pytest.raises(OptionError, match="has no diagonals: its attention is softmax; give a checkpoint"):
         choose_attentions(str(encoder), None, [], str(encoder), 0)
 

@@ -153,7 +153,10 @@ def test_indicators_are_the_layers_own(model_with_axis: PreTrainedModel) -> None
     with recorded(model_with_axis) as layers:
         hidden = model_with_axis(ids, output_hidden_states=True).hidden_states
     for layer, mask, states in zip(layers_of(model_with_axis), layers, hidden, strict=False):
-        logits = states @ layer.axis.weight.T + layer.axis.bias
+        weight, bias = (layer.get_parameter(f"axis.{name}") for name in ("weight", "bias"))
+        logits = states @ weight.T + bias
+        assert mask.rows is not None
+        assert mask.columns is not None
         assert torch.equal(mask.rows, logits[..., 0] > 0)
         assert torch.equal(mask.columns, logits[..., 1] > 0)
         assert mask.rho is None
@@ -330,9 +333,10 @@ def test_learned_diagonals_are_those_above_zero(name: str) -> None:
     modules = pattern_modules(model)
     assert len(modules) == (1 if name == "diagonal+global1" else LAYERS)
     for index, module in enumerate(modules):
-        module.logits.fill_(-1)
-        module.logits[[3, 5 + index, POSITIONS - 1]] = torch.tensor([1e-6, 2.0, 1.0])
-        module.logits[7] = 0
+        logits = module.get_parameter("logits")
+        logits.fill_(-1)
+        logits[[3, 5 + index, POSITIONS - 1]] = torch.tensor([1e-6, 2.0, 1.0])
+        logits[7] = 0
     learned = [(3, 5, POSITIONS - 1), (3, 6, POSITIONS - 1)]
     ids, _ = token_ids()
     mask = masks()["right_padded"]
@@ -411,7 +415,7 @@ def test_a_fresh_pattern_begins_near_the_middle(folder: Path) -> None:
         if ".axis." in name:
             assert torch.equal(further.get_parameter(name), weight)
     diagonal = new_model(dense, AttentionSpec.parse("diagonal", None), TASK)
-    assert not pattern_modules(diagonal)[0].logits.any()
+    assert not pattern_modules(diagonal)[0].get_parameter("logits").any()
 
 
 FIRST = "bert.encoder.layer.0.axis"

@@ -22,7 +22,7 @@ from sparse_export.tasks import head_of
 from sparse_export.tasks.token_classification import tags_of_words
 from sparse_export.tasks.trained import IGNORED, TrainedHead
 from sparse_export.training import FinetuneOptions, finetune
-from sparse_export.training.task import encode_texts
+from sparse_export.training.encoding import encode_texts
 from sparse_serve.data import TextData, read_data
 from sparse_serve.errors import DataError
 from sparse_serve.tasks import QuestionAnswering, Task, TokenClassification

@@ -34,17 +34,17 @@ def test_sparsegen_lin_on_non_finite_rows_and_every_opset(opset: int) -> None:
     inf, nan = np.inf, np.nan
     scores = np.array([[0, 1, -inf], [-inf] * 3, [0, nan, 1], [inf, 0, 0]], np.float32)
     (weights,) = run("SparsegenLin", {"scores": scores}, {"weights": TensorProto.FLOAT}, opset, lambd=0.0)
-    np.testing.assert_array_equal(weights, [[0, 1, 0], [0, 0, 0], [nan] * 3, [nan] * 3])
+    np.testing.assert_array_equal(weights, np.array([[0, 1, 0], [0, 0, 0], [nan] * 3, [nan] * 3]))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_sparsegen_lin_keeps_the_type(dtype: type) -> None:
-    scores = np.random.default_rng(0).standard_normal((5, 17)).astype(dtype)
+def test_sparsegen_lin_keeps_the_type(dtype: type[np.floating[Any]]) -> None:
+    scores: Array = np.random.default_rng(0).standard_normal((5, 17)).astype(dtype)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     (weights,) = run("SparsegenLin", {"scores": scores}, {"weights": kind}, lambd=-4.0)
     assert weights.dtype == dtype
     expected = sparsegen_lin(torch.from_numpy(scores), -4.0).numpy()
-    np.testing.assert_allclose(weights, expected, rtol=0, atol=max(1e-6, np.finfo(dtype).eps))
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=max(1e-6, float(np.finfo(dtype).eps)))
 
 
 @pytest.mark.parametrize("op_type", ["SparsegenAttention", "SoftmaxAttention"])
@@ -52,16 +52,18 @@ def test_sparsegen_lin_keeps_the_type(dtype: type) -> None:
 def test_packed_attention(case: AttentionCase, op_type: str) -> None:
     query, key, value = case.inputs()
     sparse = op_type == "SparsegenAttention"
-    outputs = {"output": TensorProto.FLOAT} | ({"support": TensorProto.INT32} if sparse else {})
-    attributes = {"num_heads": case.num_heads, "scale": case.scale} | (
+    outputs: dict[str, int] = {"output": TensorProto.FLOAT}
+    if sparse:
+        outputs["support"] = TensorProto.INT32
+    attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale} | (
         {"lambd": case.lambd} if sparse else {}
     )
     inputs = {"query": query, "key": key, "value": value, "cu_seqlens": case.cu_seqlens}
     answers = run(op_type, inputs, outputs, **attributes)
 
     heads = HeadSettings(case.num_heads, case.scale or case.head_size**-0.5, case.lambd if sparse else None)
-    tensors = (torch.from_numpy(array) for array in inputs.values())
-    output, support = packed_attention(*tensors, heads)
+    q, k, v, borders = (torch.from_numpy(array) for array in inputs.values())
+    output, support = packed_attention(q, k, v, borders, heads)
     np.testing.assert_allclose(answers[0], output.numpy(), rtol=0, atol=1e-5)
     if sparse:
         np.testing.assert_array_equal(answers[1], support.numpy())
@@ -76,7 +78,7 @@ def rounded(array: Array, element: Element) -> Array:
 def test_sparsegen_lin_of_other_types_is_rounded_once(lambd: float, element: Element) -> None:
     draws = np.random.default_rng(0).standard_normal((4, 9, 33), dtype=np.float32) * 4
     scores = {"scores": rounded(draws, element)}
-    outputs = {"weights": TensorProto.FLOAT}
+    outputs: dict[str, int] = {"weights": TensorProto.FLOAT}
     (weights,) = run("SparsegenLin", scores, outputs, element=element, lambd=lambd)
     (full,) = run("SparsegenLin", scores, outputs, lambd=lambd)
     np.testing.assert_array_equal(weights, rounded(full, element))
@@ -91,7 +93,7 @@ def test_packed_attention_of_other_types_is_rounded_once(
     tensors = (*replace(case, element=element).inputs(), case.cu_seqlens)
     inputs = dict(zip(("query", "key", "value", "cu_seqlens"), tensors, strict=True))
     attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale}
-    outputs = {"output": TensorProto.FLOAT}
+    outputs: dict[str, int] = {"output": TensorProto.FLOAT}
     if op_type == "SparsegenAttention":
         attributes["lambd"] = case.lambd
         outputs["support"] = TensorProto.INT32
@@ -124,9 +126,10 @@ def test_hidden_first_tokens(lambd: float | None, hidden: int, element: Element)
         domain=GRAPH_DOMAIN,
         **heads.attributes(),
     )
-    *tensors, rows, own = (torch.from_numpy(array) for array in inputs.values())
+    output, query, key, value, rows, own = (torch.from_numpy(array) for array in inputs.values())
     unread = torch.empty(0, dtype=torch.int64)
-    expected = attend_hidden_first(*tensors, HiddenFirst(rows, own, ranks=unread), heads).numpy()
+    first = HiddenFirst(rows, own, ranks=unread)
+    expected = attend_hidden_first(output, query, key, value, first, heads).numpy()
     np.testing.assert_array_equal(replaced[:tokens], inputs["output"][:tokens])
     one_ulp = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[element]
     np.testing.assert_allclose(replaced, expected, rtol=one_ulp, atol=1e-6)

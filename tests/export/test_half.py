@@ -132,7 +132,7 @@ def test_answers_as_torch_in_float32(
     has_token = batch["attention_mask"].any(1).numpy()
     np.testing.assert_allclose(logits[has_token], expected(model, batch)[has_token], rtol=0, atol=ATOL)
     assert not logits[~has_token].any()
-    assert (logits.dtype, rho.dtype) == (np.float32, np.float32)
+    assert logits.dtype == rho.dtype == np.float32
 
 
 def test_no_row_depends_on_its_companions(model: PreTrainedModel, half: Exported) -> None:
@@ -226,7 +226,7 @@ def test_served(
     batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
     wanted, rho = answers(graph_of(half, "half_model"), dict(batch), op_library=True)
     logits, served_rho = infer(server, protocol, "half", texts_of(*TEXTS), "logits", "rho")
-    assert (logits.dtype, served_rho.dtype) == (np.float32, np.float32)
+    assert logits.dtype == served_rho.dtype == np.float32
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
     np.testing.assert_allclose(served_rho, rho, rtol=0, atol=1e-6)
     torch_logits = expected(model, dict(batch))

@@ -77,14 +77,14 @@ def transformers_answer(model: PreTrainedModel, task: Task, batch: dict[str, Ten
     assert isinstance(task, Embedding)
     rows = []
     states = outputs.hidden_states
-    for row, tokens in enumerate(keep):
-        state = {
-            "last": lambda row=row: states[-1][row],
-            "second-to-last": lambda row=row: states[-2][row],
-            "sum-last-four": lambda row=row: sum(each[row] for each in states[-4:]),
-            "concat-last-four": lambda row=row: torch.cat([each[row] for each in states[-4:]], -1),
-            "weighted-all": lambda row=row: torch.stack([each[row] for each in states[1:]]).mean(0),
-        }[task.layers]()
+    of_layers = {
+        "last": states[-1],
+        "second-to-last": states[-2],
+        "sum-last-four": torch.stack(states[-4:]).sum(0),
+        "concat-last-four": torch.cat(states[-4:], -1),
+        "weighted-all": torch.stack(states[1:]).mean(0),
+    }[task.layers]
+    for state, tokens in zip(of_layers, keep, strict=True):
         vector = state[0] if task.pooling == "first" else state[tokens].mean(0)
         vector = vector / vector.norm() if task.normalize else vector
         rows.append(vector if tokens.any() else torch.zeros_like(vector))

@@ -21,6 +21,9 @@ from tiny_training import FAST, make_encoder
 COLUMNS = Columns("sentence")
 
 
+ColumnsOfRows = dict[str, list[Any]]
+
+
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
@@ -28,7 +31,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def make_folder(folder: Path, suffix: str, **splits: dict[str, list[Any]]) -> Path:
+def make_folder(folder: Path, suffix: str, **splits: ColumnsOfRows) -> Path:
     folder.mkdir()
     for name, columns in splits.items():
         rows = datasets.Dataset.from_dict(columns)
@@ -39,7 +42,7 @@ def make_folder(folder: Path, suffix: str, **splits: dict[str, list[Any]]) -> Pa
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_folder_of_files_is_read(tmp_path: Path, suffix: str) -> None:
-    columns = {"sentence": ["gut", "schlecht, très", ""], "label": [1, 0, 1], "idx": [7, 8, 9]}
+    columns: ColumnsOfRows = {"sentence": ["gut", "schlecht, très", ""], "label": [1, 0, 1], "idx": [7, 8, 9]}
     folder = make_folder(tmp_path / "data", suffix, train=columns, test=columns)
     if suffix == "csv":  # an empty cell is none, as for every reader of that library
         with pytest.raises(DataError, match="line 3: column 'sentence' holds None"):
@@ -97,14 +100,17 @@ def test_class_labels_are_names(tmp_path: Path) -> None:
 
 
 def test_regression_and_pairs(tmp_path: Path) -> None:
-    columns = {"sentence": ["a", "b"], "text_b": ["c", "d"], "label": [0.25, 5]}
+    columns: ColumnsOfRows = {"sentence": ["a", "b"], "text_b": ["c", "d"], "label": [0.25, 5]}
     folder = make_folder(tmp_path / "data", "parquet", train=columns)
     read = read_split(DatasetSplit(str(folder)), COLUMNS, "regression").data
     assert [(row.text, row.text_pair, row.label) for row in read.rows] == [("a", "c", 0.25), ("b", "d", 5.0)]
 
 
 def test_a_sample_is_the_files_own(tmp_path: Path) -> None:
-    columns = {"sentence": [f"text {n}" for n in range(100)], "label": [n % 2 for n in range(100)]}
+    columns: ColumnsOfRows = {
+        "sentence": [f"text {n}" for n in range(100)],
+        "label": [n % 2 for n in range(100)],
+    }
     folder = make_folder(tmp_path / "data", "jsonl", train=columns)
     split = DatasetSplit(str(folder))
     first, again, other = (
@@ -155,7 +161,7 @@ def test_code_of_a_data_set_is_not_run(tmp_path: Path) -> None:
 
 def test_training_takes_the_validation_split(tmp_path: Path) -> None:
     words = {"good": 1, "bad": 0, "fine": 1, "dull": 0}
-    columns = {"sentence": [*words] * 8, "label": [*words.values()] * 8}
+    columns: ColumnsOfRows = {"sentence": [*words] * 8, "label": [*words.values()] * 8}
     few = {name: values[:6] for name, values in columns.items()}
     folder = make_folder(tmp_path / "data", "jsonl", train=columns, validation=few)
     encoder = make_encoder(tmp_path / "encoder")
@@ -179,7 +185,7 @@ def test_training_takes_the_validation_split(tmp_path: Path) -> None:
 
 
 def test_questions_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
-    columns = {
+    columns: ColumnsOfRows = {
         "id": ["a", "b"],
         "question": ["Who?", "When?"],
         "context": ["It was Ada.", "It was Ada."],
@@ -194,9 +200,7 @@ def test_questions_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
     assert [row.label for row in rows.rows] == [(Span(7, "Ada"), Span(7, "Ada.")), ()]
     assert rows.whole_contexts
     without = make_folder(tmp_path / "without", "parquet", train={"question": ["q"], "context": ["c"]})
-    with pytest.raises(
-        DataError, match="has no column 'answer'; its columns are "
-    ):
+    with pytest.raises(DataError, match="has no column 'answer'; its columns are "):
         read_split(DatasetSplit(str(without)), None, "question_answering")
 
 

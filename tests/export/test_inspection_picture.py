@@ -36,7 +36,9 @@ def test_maps_are_drawn_with_their_zeros(inspector: Inspector) -> None:
     for axes, maps in zip(drawn, inspected.maps, strict=True):
         view = maps.view(inspector.layer, inspector.head)
         (image,) = axes.images
-        pixels = image.to_rgba(image.get_array(), bytes=True)
+        drawn_values = image.get_array()
+        assert drawn_values is not None
+        pixels = image.to_rgba(drawn_values, bytes=True)
         assert ((pixels == 255).all(-1) == (view == 0)).all()
         assert tuple(label.get_text() for label in axes.get_xticklabels()) == inspected.text.tokens
     assert image.norm is drawn[0].images[0].norm
@@ -167,7 +169,7 @@ def test_in_long_texts_the_tokens_that_are_on_are_named_first(patterned: Inspect
 def test_a_pattern_that_allows_nothing_can_be_drawn(tmp_path: Path) -> None:
     model = make_model(AttentionSpec(None, Pattern(axis=True)))
     for layer in pattern_modules(model):
-        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.get_parameter("weight"))
     save_checkpoint(model, make_tokenizer(tmp_path), tmp_path)
     inspector = Inspector(InspectOptions(str(tmp_path)))
     inspected = inspector.inspect("a")

@@ -17,7 +17,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.masks import LayerMask
-from sparse_export.attention.measures import zero_shares
+from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
@@ -29,7 +29,7 @@ from sparse_export.training.callbacks import Steering
 from sparse_export.training.job import Training
 from sparse_export.training.learning import PatternLearning, make_learning
 from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
-from sparse_export.training.sparsity import mask_shares, mean_rho
+from sparse_export.training.sparsity import mean_rho
 from sparse_export.training.task import TaskJob
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError, OptionError
@@ -327,9 +327,9 @@ def test_the_record_tells_how_sparse_each_layer_is(
 
 def _on(learned: torch.Tensor | None, inputs: Any, mask: Any) -> torch.Tensor:
     """How many rows of each text are on."""
-    first = torch.arange(inputs["input_ids"].shape[1]) < mask.pattern.global_size
-    on = first if learned is None else first | learned
-    return (on & inputs["attention_mask"].bool()).sum(1)
+    tokens: torch.Tensor = inputs["attention_mask"].bool()
+    first: torch.Tensor = torch.arange(tokens.shape[1]) < mask.pattern.global_size
+    return ((first if learned is None else first | learned) & tokens).sum(1)
 
 
 def test_mask_shares_by_hand() -> None:

@@ -32,7 +32,7 @@ def _in_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sparse_export.tasks, "__path__", [*sparse_export.tasks.__path__, str(FILES / "model")]
     )
     level = importlib.import_module("sparse_serve.tasks.level").Level
-    monkeypatch.setitem(sparse_serve.tasks.TASKS, level.type, level)  # type: ignore[arg-type]  # a dict
+    monkeypatch.setitem(sparse_serve.tasks.TASKS, level.type, level)
     yield
     for package in ("sparse_serve", "sparse_export"):
         sys.modules.pop(f"{package}.tasks.level", None)

@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (first, second) = (module for module in pattern_modules(model) if isinstance(module, AxisLayer))
     # Two biases of equal value would be one initialiser of the graph.
     with torch.no_grad():
-        second.bias -= 0.25
+        second.bias.sub_(0.25)
     save_checkpoint(model, tokenizer, folder)
     loaded = load_checkpoint(folder)
     (batch,) = batches(examples(folder).rows, loaded.config)

@@ -95,7 +95,7 @@ def test_the_language_is_learned(
     chance = math.log(19)  # words of the vocabulary
     assert losses(record)[0] < 0.9 * chance
     assert losses(record)[-1] < 0.4 * chance
-    best = record.epochs[record.best_epoch - 1]
+    best = record.epochs[int(record.best_epoch) - 1]
     assert best.eval_loss == min(losses(record))
     assert record.metrics == best.metrics
     assert record.metrics["perplexity"] == pytest.approx(math.exp(best.eval_loss))

@@ -290,7 +290,8 @@ def test_a_run_may_move(encoder: Path, train: Path, output: Path, partial: Path,
 def test_anything_else_in_the_way_is_refused(encoder: Path, train: Path, output: Path, partial: Path) -> None:
     partial.mkdir()
     (partial / "thesis.tex").touch()
-    for choice in ({}, {"force": True}, {"resume": True}):
+    choices: tuple[dict[str, Any], ...] = ({}, {"force": True}, {"resume": True})
+    for choice in choices:
         with pytest.raises(CheckpointError, match="is in the way, and is not of an interrupted run"):
             finetune(encoder, train, output, RUN, **choice)
     assert (partial / "thesis.tex").exists()
@@ -301,7 +302,8 @@ def test_two_runs_cannot_share_a_folder(encoder: Path, train: Path, output: Path
     descriptor = os.open(partial, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        for choice in ({"force": True}, {"resume": True}):
+        choices: tuple[dict[str, Any], ...] = ({"force": True}, {"resume": True})
+        for choice in choices:
             with pytest.raises(CheckpointError, match=r"another process is training in .*: wait for it"):
                 finetune(encoder, train, output, RUN, **choice)
     finally:

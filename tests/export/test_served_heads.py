@@ -28,7 +28,8 @@ from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer
 from tiny_models import LAMBD, POSITIONS, make_model, make_tokenizer
 

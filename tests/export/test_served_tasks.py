@@ -25,7 +25,8 @@ from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.replies import Prediction
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
-from sparse_serve.triton.launcher import ServerOptions, TritonServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
 from tiny_models import LAMBD, POSITIONS
 
 Array = npt.NDArray[np.float32]
@@ -167,7 +168,7 @@ def test_labels_and_scores_are_torchs(ask: Ask, checkpoints: Path, name: str, ha
         assert prediction.score == max(served)
     answers = [p.answer for p in predictions]
     if isinstance(task, Regression):
-        values = [float(answer) if isinstance(answer, str) else answer for answer in answers]
+        values: list[Any] = [float(answer) if isinstance(answer, str) else answer for answer in answers]
         np.testing.assert_allclose(np.reshape(values, logits.shape), logits, rtol=0, atol=1e-4)
         assert all(best.label is None for p in predictions for best in p.top)
     else:

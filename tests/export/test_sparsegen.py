@@ -5,6 +5,7 @@ import math
 import entmax
 import hypothesis.extra.numpy as arrays
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from torch import Tensor
 from cases import LAMBDAS
 from sparse_export.attention.sparsegen import sparsegen_lin
 
+Scores = npt.NDArray[np.float64]
 SCORES = arrays.arrays(
     np.float64,
     arrays.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=17),
@@ -60,14 +62,14 @@ def test_equals_sparsemax_of_scaled_scores(lambd: float, dim: int) -> None:
 
 
 @given(SCORES, LAMBD)
-def test_is_a_distribution(scores: np.ndarray, lambd: float) -> None:
+def test_is_a_distribution(scores: Scores, lambd: float) -> None:
     result = sparsegen_lin(torch.from_numpy(scores), lambd)
     assert (result >= 0).all()
     torch.testing.assert_close(result.sum(-1), torch.ones(scores.shape[:-1], dtype=torch.float64))
 
 
 @given(SCORES, LAMBD, st.randoms(use_true_random=False))
-def test_is_permutation_equivariant(scores: np.ndarray, lambd: float, random: object) -> None:
+def test_is_permutation_equivariant(scores: Scores, lambd: float, random: object) -> None:
     order = list(range(scores.shape[-1]))
     random.shuffle(order)  # type: ignore[attr-defined]
     tensor = torch.from_numpy(scores)
@@ -76,7 +78,7 @@ def test_is_permutation_equivariant(scores: np.ndarray, lambd: float, random: ob
 
 
 @given(SCORES, LAMBD, st.floats(-100, 100))
-def test_is_shift_invariant(scores: np.ndarray, lambd: float, shift: float) -> None:
+def test_is_shift_invariant(scores: Scores, lambd: float, shift: float) -> None:
     tensor = torch.from_numpy(scores)
     result = sparsegen_lin(tensor + shift, lambd)
     torch.testing.assert_close(result, sparsegen_lin(tensor, lambd), rtol=0, atol=1e-11)
@@ -91,7 +93,7 @@ def test_tends_to_argmax_and_to_uniform() -> None:
 
 
 @given(arrays.arrays(np.float64, (3, 12), elements=st.floats(-5, 5)))
-def test_grows_sparser_with_lambda(scores: np.ndarray) -> None:
+def test_grows_sparser_with_lambda(scores: Scores) -> None:
     supports = [int((sparsegen_lin(torch.from_numpy(scores), lambd) > 0).sum()) for lambd in sorted(LAMBDAS)]
     assert supports == sorted(supports, reverse=True)
 

@@ -29,7 +29,8 @@ def sparsegen_threshold(z: Array) -> Array:
     total = np.cumsum(descending, axis=-1)
     k = np.arange(1, z.shape[-1] + 1)
     size = np.maximum((1 + k * descending > total).sum(-1, keepdims=True), 1)
-    return (np.take_along_axis(total, size - 1, -1) - 1) / size
+    threshold: Array = (np.take_along_axis(total, size - 1, -1) - 1) / size
+    return threshold
 
 
 def sparsegen_lin(scores: Array, lambd: float, axis: int = -1) -> Array:
@@ -41,8 +42,9 @@ def sparsegen_lin(scores: Array, lambd: float, axis: int = -1) -> Array:
 
 def softmax(scores: Array) -> Array:
     """Return softmax along the last axis."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights
 
 
 @dataclass(frozen=True)

@@ -114,10 +114,9 @@ def test_axis_attention_reads_and_writes_every_number(
     inputs["rows"] = on if reached == "row" else off
     inputs["columns"] = on if reached == "column" else off
     inputs["cu_seqlens"] = np.arange(len(value) + 1, dtype=np.int32)
-    fixed = {"diagonal": {"diagonals": [0]}, "random key": {"random_keys": 1}}.get(reached, {})
-    output, support = run_op(
-        library, "AxisAttention", inputs, element=element, num_heads=1, normalizer=normalizer, **fixed
-    )
+    ways: dict[str, dict[str, Any]] = {"diagonal": {"diagonals": [0]}, "random key": {"random_keys": 1}}
+    attributes: dict[str, Any] = {"num_heads": 1, "normalizer": normalizer} | ways.get(reached, {})
+    output, support = run_op(library, "AxisAttention", inputs, element=element, **attributes)
     assert_same_numbers(output, np.where(value == 0, np.float32(0), value))
     assert (support == 1).all()
 
@@ -201,7 +200,7 @@ def test_sparsegen_lin(library: Path, shape: tuple[int, ...], lambd: float, elem
     draws = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     scores = rounded(draws * np.float32(6), element)
     for axis in range(len(shape)):
-        attributes = {"lambd": lambd, "axis": axis}
+        attributes: dict[str, Any] = {"lambd": lambd, "axis": axis}
         (weights,) = run_op(library, "SparsegenLin", {"scores": scores}, element=element, **attributes)
         (full,) = run_op(library, "SparsegenLin", {"scores": scores}, **attributes)
         assert_same_numbers(weights, rounded(full, element))
@@ -223,6 +222,7 @@ def test_sparsegen_lin_of_non_finite_rows(library: Path, axis: int, element: Ele
 @pytest.mark.parametrize("op", ["SparsegenLin", *OPS])
 def test_nothing_in_nothing_out(library: Path, op: str, element: Element) -> None:
     empty = np.zeros((0, 32), np.float32)
+    attributes: dict[str, Any]
     if op == "SparsegenLin":
         inputs, attributes = {"scores": empty}, {"lambd": 0.0}
     else:

@@ -13,9 +13,9 @@ from cases import AttentionCase
 
 CASE = AttentionCase("errors", (4, 6), 2, 16)
 SCORES = {"scores": np.zeros((2, 3), np.float32)}
-SPARSEGEN = {"num_heads": 2, "lambd": -4.0}
+SPARSEGEN: dict[str, Any] = {"num_heads": 2, "lambd": -4.0}
 AXIS = AxisCase(CASE, 0.5, 0.5)
-AXIS_SPARSEGEN = {"num_heads": 2, "normalizer": "sparsegen"}
+AXIS_SPARSEGEN: dict[str, Any] = {"num_heads": 2, "normalizer": "sparsegen"}
 HIDDEN = {
     "hidden": np.zeros((5, 16), np.float32),
     "weight": np.zeros((2, 16), np.float32),
@@ -233,18 +233,18 @@ def test_a_session_answers_after_a_refusal(library: Path) -> None:
         ("AxisMask", "hidden", np.int32),
     ],
 )
-def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: str, dtype: type) -> None:
-    attributes: dict[str, Any]
-    inputs, attributes = {
+def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: str, dtype: type[Any]) -> None:
+    ops: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
         "SparsegenLin": (dict(SCORES), {"lambd": 0.0}),
         "SparsegenAttention": (attention_inputs(CASE), SPARSEGEN),
         "SoftmaxAttention": (attention_inputs(CASE), {"num_heads": 2}),
         "AxisAttention": (axis_inputs(AXIS), {"num_heads": 2}),
         "AxisMask": (dict(HIDDEN), {}),
-    }[op]
+    }
+    inputs, attributes = ops[op]
     inputs[name] = inputs[name].astype(dtype)
     model = op_model(op, inputs, **attributes)
-    kind = {np.float64: "double", np.int32: "int32", np.int64: "int64"}[dtype]
+    kind = {"float64": "double"}.get(dtype.__name__, dtype.__name__)
     message = f"'tensor({kind})' of input parameter ({name}) of operator ({op})"
     with pytest.raises(Exception, match=re.escape(message)):
         open_session(model, library)

@@ -93,9 +93,9 @@ def test_scores_of_any_size(library: Path) -> None:
 def test_hand_computed(library: Path) -> None:
     scores = np.array([[3, 1, 0.2], [1, 1, 1], [0.5, 0, -9]], np.float32)
     (weights,) = run_op(library, "SparsegenLin", {"scores": scores}, lambd=0.0)
-    np.testing.assert_allclose(weights, [[1, 0, 0], [1 / 3] * 3, [0.75, 0.25, 0]], atol=1e-6)
+    np.testing.assert_allclose(weights, np.array([[1, 0, 0], [1 / 3] * 3, [0.75, 0.25, 0]]), atol=1e-6)
     (weights,) = run_op(library, "SparsegenLin", {"scores": scores}, lambd=-1.0)
-    np.testing.assert_allclose(weights, [[1, 0, 0], [1 / 3] * 3, [0.625, 0.375, 0]], atol=1e-6)
+    np.testing.assert_allclose(weights, np.array([[1, 0, 0], [1 / 3] * 3, [0.625, 0.375, 0]]), atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [3, 40, 700])

@@ -1,9 +1,10 @@
 """A small BERT-like classifier with real attention, eager or fused, as entries and their twins have it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tiny_entry import MEASURE_CONSTANTS, VOCABULARY, measure_nodes
@@ -26,7 +27,7 @@ def attention_graph(path: Path, kind: Literal["eager", "fused"], *, axes: bool =
     has ONNX Runtime's MultiHeadAttention. `rho` is 0: softmax gives no zeros. `axes` as in `tiny_graph`.
     """
     rng = np.random.default_rng(0)
-    constants = {
+    constants: dict[str, npt.NDArray[Any]] = {
         "words": rng.standard_normal((len(VOCABULARY), WIDTH)).astype(np.float32),
         "classifier": rng.standard_normal((WIDTH, 2)).astype(np.float32),
         "split": np.array([0, 0, HEADS, HEAD_SIZE], np.int64),

@@ -30,7 +30,7 @@ def load_model_side(*, verbose: bool, training: bool = False) -> None:
         from transformers.utils import logging  # noqa: PLC0415
 
         if training:
-            import accelerate  # type: ignore[import-untyped]  # noqa: F401, PLC0415
+            import accelerate  # noqa: F401, PLC0415
             import datasets  # noqa: F401, PLC0415
             from transformers import Trainer  # noqa: F401, PLC0415
     except ImportError as error:

@@ -19,9 +19,10 @@ from transformers import (
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import mask_shares
 from sparse_export.encoders.patterned import pattern_modules, sampling_of
+from sparse_export.tasks.trained import Encoded
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
-from sparse_export.training.job import Encoded, Training
+from sparse_export.training.job import Training
 from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
