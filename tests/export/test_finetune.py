@@ -21,6 +21,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import RECORD_NAME, FinetuneRecord, finetune
 from sparse_export.training.callbacks import Steering
+from sparse_export.training.encoding import EncodedData, encode
 from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, OptionError
@@ -250,10 +251,9 @@ def test_pairs_are_encoded_as_pairs(encoder: Path, tmp_path: Path, monkeypatch: 
     path = tmp_path / "pairs.tsv"
     rows = "".join(f"the film\tis {('bad', 'good')[n % 2]}\t{n % 2}\n" for n in range(24))
     path.write_text("one\ttwo\ty\n" + rows, encoding="utf-8")
-    encoded: list[task_module.EncodedData] = []
-    encode = task_module.encode
+    encoded: list[EncodedData] = []
 
-    def spy(*args: Any, **more: Any) -> task_module.EncodedData:
+    def spy(*args: Any, **more: Any) -> EncodedData:
         encoded.append(encode(*args, **more))
         return encoded[-1]
 

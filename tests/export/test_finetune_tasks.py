@@ -224,7 +224,7 @@ def test_questions_without_an_answer_are_recorded(encoder: Path, tmp_path: Path)
 def test_an_empty_context_is_a_row_like_any_other(encoder: Path, tmp_path: Path) -> None:
     """Also where all rows that are held out, or encoded together, have none."""
     path = tmp_path / "a.jsonl"
-    rows = [{"question": "q", "context": "", "answer_start": None, "answer": None}] * 2
+    rows: list[dict[str, Any]] = [{"question": "q", "context": "", "answer_start": None, "answer": None}] * 2
     rows += [{"question": "", "context": f"{n} a", "answer_start": 0, "answer": f"{n}"} for n in range(6)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for seed in range(4):

@@ -9,7 +9,7 @@ import datasets
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from sparse_export.encoders.families import input_names
-from sparse_export.training.job import Encoded
+from sparse_export.tasks.trained import Encoded
 from sparse_serve.data import TextData
 
 _ROWS_AT_ONCE = 1000

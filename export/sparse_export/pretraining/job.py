@@ -22,11 +22,12 @@ from sparse_export.pretraining.objectives import MaskedTokens, NextSentences
 from sparse_export.pretraining.options import PretrainOptions
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.pretraining.text import reading_of
+from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import BatchPlan, PlannedBatches
 from sparse_export.training.calibration import set_aside
 from sparse_export.training.dropout import set_dropout
 from sparse_export.training.freezing import freeze
-from sparse_export.training.job import Encoded, Job, Training
+from sparse_export.training.job import Job, Training
 from sparse_export.training.records import TrainingRecord
 from sparse_export.training.run import train_checkpoint
 from sparse_export.training.sources import Rows, Source, read_rows

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
+from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import PlannedBatches
-from sparse_export.training.job import Encoded
 from sparse_serve.errors import CheckpointError
 
 IGNORED = -100  # the target of what is not to be told

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerFast
 
 from sparse_export.pretraining.text import LEAST_DOCUMENTS
-from sparse_export.training.job import Encoded
+from sparse_export.tasks.trained import Encoded
 from sparse_serve.data import TextData
 from sparse_serve.errors import DataError
 

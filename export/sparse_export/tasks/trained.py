@@ -11,7 +11,7 @@ from sparse_export.tasks.head import Head
 from sparse_serve.data import TextData
 from sparse_serve.tasks.encoding import EncodedText
 
-Encoded = Mapping[str, Any]
+Encoded = dict[str, Any]
 """A row of the encoder's: token ids (and segment ids), unpadded, and the targets of its head."""
 
 IGNORED = -100

@@ -3,7 +3,9 @@
 options      what can be set                      sources      rows, read and encoded
 run          one run, from encoder to checkpoint  batches      which rows each step is computed on
 job          what runs differ in                  task         the job of a task and its head
+encoding     rows as an encoder takes them        testing      what a result answers to other rows
 objectives   what a step minimises                precision    which numbers it computes in
+freezing     what stays as it was pretrained      dropout      as a run asks for it
 attentions   which attentions are named           sweep        one run for each of them
 schedule     the stages of learning a pattern     learning     a model brought along them
 sparsity     how sparse a model attends           calibration  thresholds set to a target

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFast
 
+from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.objectives import Objective
 from sparse_export.training.options import TrainingOptions
@@ -20,10 +21,6 @@ from sparse_export.training.records import TrainingRecord, TrialRecord
 from sparse_export.training.sources import Rows, Source
 from sparse_serve.data import TextData
 from sparse_serve.errors import OptionError
-
-Encoded = dict[str, Any]
-"""A row's token ids (and segment ids), unpadded, and its targets."""
-
 
 Figures = Callable[[EvalPrediction], dict[str, float]]
 """Judges what was answered to all evaluation rows."""

@@ -1,7 +1,6 @@
 """How sparse a model attends on given rows."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +10,12 @@ from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.patterned import layer_patterns, recorded
 from sparse_export.encoders.spec import ModelSpec
+from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import rows_within
 from sparse_export.training.records import LayerSparsity, MaskSparsity
 
 MAX_ROWS = 512
 
-Encoded = dict[str, Any]
 Collator = Callable[[Sequence[Encoded]], dict[str, Tensor]]
 
 # The most rows at once: attention maps are held of all layers and heads; masks are the same for all heads.

@@ -9,30 +9,29 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import EvalPrediction, PreTrainedModel
 
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model
-from sparse_export.encoders.families import input_names
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.tasks import head_of
-from sparse_export.tasks.trained import TrainedHead
+from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import BatchPlan, PlannedBatches, longest_first
 from sparse_export.training.calibration import set_aside
 from sparse_export.training.dropout import set_dropout
+from sparse_export.training.encoding import EncodedData, encode
 from sparse_export.training.freezing import freeze
-from sparse_export.training.job import Encoded, Figures, Job, Training
+from sparse_export.training.job import Figures, Job, Training
 from sparse_export.training.objectives import Inputs, Objective, Part
 from sparse_export.training.options import LOSS, FinetuneOptions
 from sparse_export.training.records import FinetuneRecord, TrainingRecord, TrialRecord
 from sparse_export.training.sources import Reading, Rows, Source, read_rows, read_test_rows
+from sparse_export.training.testing import try_out
 from sparse_serve.data import TextData
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import TASKS, Task
-from sparse_serve.tasks.encoding import EncodedText
 
-# The tokenizer's own results take four times the memory of what is kept of them.
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE = 1000  # whose logits by token are judged together
 
 
 class TaskLoss(Objective):
@@ -52,19 +51,6 @@ class TaskLoss(Objective):
         answer = self._head.answer_padded(part.outputs, part.inputs["attention_mask"])
         loss = self._head.loss(answer, part.inputs, self._smoothing)
         return loss if self._head.items(part.inputs) is None else part.mean(loss)
-
-
-@dataclass(frozen=True)
-class EncodedData:
-    """Rows of a source as an encoder takes them.
-
-    Attributes:
-        rows: each window of each text, with its targets.
-        texts: the texts, in one or more windows each; none where they were not to be kept.
-    """
-
-    rows: Sequence[Encoded]
-    texts: Sequence[EncodedText]
 
 
 @dataclass(frozen=True)
@@ -121,8 +107,6 @@ class TaskJob(Job):
 
     def test(self, model: PreTrainedModel, training: Training, rows: Rows, folder: Path) -> TrialRecord:
         """Answer rows as they are served."""
-        from sparse_export.training.testing import try_out  # noqa: PLC0415  which encodes as this does
-
         head = cast(TrainedHead, head_of(ModelSpec.of(model.config).task))
         return try_out(head, model, training.tokenizer, rows, training.max_length, folder)
 
@@ -148,42 +132,6 @@ def task_of(options: FinetuneOptions, data: TextData) -> Task:
         return replace(TASKS[options.task].of(data), **settings)
     except ValueError as error:
         raise OptionError(str(error)) from None
-
-
-def encode(
-    head: TrainedHead,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    data: TextData,
-    max_length: int,
-    *,
-    keep_texts: bool = False,
-) -> EncodedData:
-    """Encode labelled rows as they are served, and add the targets of each window.
-
-    Raises:
-        DataError: a label that the model does not know, or that does not fit its text.
-    """
-    has_segments = "token_type_ids" in input_names(model.config)
-    rows: list[Encoded] = []
-    texts: list[EncodedText] = []
-    for start in range(0, len(data.rows), _ROWS_AT_ONCE):
-        part = replace(data, rows=data.rows[start : start + _ROWS_AT_ONCE])
-        encoded = encode_texts(head.task, tokenizer, part, max_length)
-        for text, targets in zip(encoded, head.window_targets(part, encoded), strict=True):
-            for window, target in zip(text.windows, targets, strict=True):
-                segments = {"token_type_ids": window.type_ids} if has_segments else {}
-                rows.append({"input_ids": window.ids, **segments, **target})
-        texts += encoded if keep_texts else ()
-    return EncodedData(rows, texts)
-
-
-def encode_texts(
-    task: Task, tokenizer: PreTrainedTokenizerFast, data: TextData, max_length: int
-) -> list[EncodedText]:
-    """Encode the texts of rows as they are served."""
-    texts, pairs = task.asked(data)
-    return task.encode(tokenizer.backend_tokenizer, texts, pairs, max_length)
 
 
 def figures_of(head: TrainedHead, data: EncodedData, rows: TextData, collator: Any) -> Figures:

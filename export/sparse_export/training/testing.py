@@ -13,9 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from sparse_export.encoders.families import input_names
 from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import longest_first, rows_within
+from sparse_export.training.encoding import encode_texts
 from sparse_export.training.records import TrialRecord
 from sparse_export.training.sources import Rows
-from sparse_export.training.task import encode_texts
 from sparse_serve.tasks.encoding import Columns
 
 PREDICTIONS_NAME, TEST_NAME = "predictions.jsonl", "test.json"
