@@ -1,6 +1,7 @@
 """What users of Transformers' Trainer expect of a run: what each option changes, and what it leaves alone."""
 
 import json
+import os
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from rich.console import Console
 
 import sparse_export.training.distributed as distributed_module
+import sparse_export.training.reporting as reporting_module
 import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.spec import AttentionSpec
@@ -206,6 +208,20 @@ class Answering(Console):
     def said(self) -> str:
         assert isinstance(self.file, StringIO)
         return self.file.getvalue()
+
+
+def test_logs_are_not_in_a_folder_that_goes_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    monkeypatch.setattr(reporting_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    with reporting_module.reporting("tensorboard", tmp_path / "out"):
+        assert os.environ["TENSORBOARD_LOGGING_DIR"] == f"{tmp_path}/out.logs"
+    with reporting_module.reporting(None, tmp_path / "out"):
+        assert "TENSORBOARD_LOGGING_DIR" not in os.environ
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "elsewhere")
+    with reporting_module.reporting("tensorboard", tmp_path / "out"):
+        assert os.environ["TENSORBOARD_LOGGING_DIR"] == "elsewhere"
 
 
 def test_idle_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

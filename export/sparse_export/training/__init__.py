@@ -11,7 +11,7 @@ schedule     the stages of learning a pattern     learning     a model brought a
 sparsity     how sparse a model attends           calibration  thresholds set to a target
 partial      what a run is resumed from           trainer      Transformers' Trainer, as all jobs use it
 distributed  several processes as one             callbacks    progress, saving, stopping
-records      what is written about a run
+records      what is written about a run          reporting    where figures are logged besides
 
 The job of a language model is in `sparse_export.pretraining`.
 """
