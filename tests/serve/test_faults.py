@@ -227,6 +227,15 @@ def descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
+def stubs(pid: int) -> list[psutil.Process]:
+    """Triton's Python stubs among them; helpers of a start end meanwhile."""
+    found = []
+    for child in descendants(pid):
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if "stub" in child.name() else []
+    return found
+
+
 def test_a_killed_launcher_takes_its_server_along(repository: Path) -> None:
     with served(repository) as command:
         family = descendants(command.process.pid)
@@ -238,7 +247,7 @@ def test_a_killed_launcher_takes_its_server_along(repository: Path) -> None:
 
 def test_a_launcher_killed_during_its_start_takes_its_server_along(repository: Path) -> None:
     process = serve(repository)
-    wait_for(lambda: any("stub" in child.name() for child in descendants(process.pid)))
+    wait_for(lambda: stubs(process.pid))
     family = descendants(process.pid)
     process.kill()
     process.communicate()
@@ -251,7 +260,7 @@ def test_a_killed_profile_takes_its_servers_along(repository: Path, tmp_path: Pa
     command = [sys.executable, "-c", SCRIPT, "profile", "tiny", f"--model-repository={repository}"]
     options = [f"--output-dir={tmp_path}", "--lengths=8,16", "--variants=model,text"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE)
-    wait_for(lambda: sum("stub" in child.name() for child in descendants(process.pid)) >= 2)
+    wait_for(lambda: len(stubs(process.pid)) >= 2)
     family = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
