@@ -15,7 +15,13 @@ from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders import extensions
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
-from sparse_export.encoders.extension import Extension, ResidualModule, add_residual, extension_modules
+from sparse_export.encoders.extension import (
+    Extension,
+    ResidualModule,
+    add_residual,
+    extension_modules,
+    parameter_groups,
+)
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
@@ -23,6 +29,7 @@ from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.packed import PackedModel
 from sparse_export.tasks import head_of
 from sparse_export.training.freezing import freeze
+from sparse_export.training.groups import group_of, set_apart
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification
 from tiny_models import LABELS, LAMBD, make_model, make_tokenizer, masks, token_ids
@@ -137,6 +144,19 @@ def test_freezing_the_encoder_leaves_it_in_training(trained: Path) -> None:
     for layer in layers_of(model):
         assert all(weight.requires_grad for weight in layer.get_submodule("narrow").parameters())
         assert not any(weight.requires_grad for weight in layer.parameters() if weight.ndim == 0)
+
+
+def test_it_is_trained_in_a_group_of_its_own(trained: Path) -> None:
+    model = load_checkpoint(trained)
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    set_apart(plain, parameter_groups(model))
+    assert sum(len(group["params"]) for group in plain.param_groups) == len(list(model.parameters()))
+    own = group_of(plain, "narrow place")
+    assert {id(weight) for weight in own["params"]} == {
+        id(weight) for layer in layers_of(model) for weight in layer.get_submodule("narrow").parameters()
+    }
+    assert (own["weight_decay"], own["lr"]) == (0, 1e-3)
+    assert len(group_of(plain, "pattern")["params"]) == 2 * len(layers_of(model))
 
 
 def test_a_checkpoint_that_lacks_its_weights_is_refused(trained: Path) -> None:

@@ -21,11 +21,13 @@ from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.extension import parameter_groups
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, finetune
 from sparse_export.training.calibration import calibrate, set_aside
 from sparse_export.training.callbacks import Steering
+from sparse_export.training.groups import set_apart
 from sparse_export.training.job import Training
 from sparse_export.training.learning import PatternLearning, make_learning
 from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
@@ -66,7 +68,7 @@ def at_step(learning: PatternLearning, training: Training, step: int) -> tuple[T
     """Bring a model to a step as the trainer does; its log, and its optimiser."""
     state, control = TrainerState(global_step=step), TrainerControl()
     optimizer = torch.optim.AdamW(training.model.parameters())
-    learning.separate(optimizer)
+    set_apart(optimizer, parameter_groups(training.model))
     arguments = TrainingArguments(use_cpu=True)
     learning.on_train_begin(arguments, state, control)
     learning.on_step_begin(arguments, state, control, optimizer=optimizer)

@@ -72,6 +72,14 @@ def extension_weights(model: nn.Module) -> Iterator[tuple[str, ExtensionModule]]
                 yield f"{prefix}.{name}", module
 
 
+def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the weights that extensions have added, by the group that the optimizer keeps them in."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for module in extension_modules(model):
+        groups.setdefault(module.parameter_group, []).extend(module.parameters(recurse=True))
+    return groups
+
+
 class ResidualModule(ExtensionModule):
     """An extension's module of one layer: what it makes of the layer's input joins the attention's residual.
 

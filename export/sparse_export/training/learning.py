@@ -18,10 +18,11 @@ from transformers import (
 
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import mask_shares
-from sparse_export.encoders.patterned import pattern_modules, sampling_of
+from sparse_export.encoders.patterned import PatternModule, pattern_modules, sampling_of
 from sparse_export.tasks.trained import Encoded
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
+from sparse_export.training.groups import group_of
 from sparse_export.training.job import Training
 from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.options import TrainingOptions
@@ -47,7 +48,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
 
     Attributes:
         schedule: of the run.
-        weights: what is learned of the pattern; the optimiser's last group, where there is any.
+        weights: what is learned of the pattern; a group of the optimiser, where there is any.
     """
 
     def __init__(self, training: Training, schedule: PatternSchedule) -> None:
@@ -78,7 +79,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
         vars(sampling_of(self._training.model)).update(vars(moment.sampling))
         if not self.weights:
             return
-        optimizer.param_groups[-1]["lr"] = moment.learning_rate
+        group_of(optimizer, PatternModule.parameter_group)["lr"] = moment.learning_rate
         if moment.settles:
             self._calibrate(state)  # what remains of training gets used to it
         if moment.measures:
@@ -112,15 +113,6 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
 
     def _measured(self, rows: Sequence[Encoded]) -> float:
         return mean_rho(self._training.model, rows, self._training.collator)
-
-    def separate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the pattern's weights a group of their own, without weight decay."""
-        own = {id(weight) for weight in self.weights}
-        for group in optimizer.param_groups:
-            group["params"] = [weight for weight in group["params"] if id(weight) not in own]
-        optimizer.add_param_group(
-            {"params": self.weights, "lr": self._moment.learning_rate, "weight_decay": 0.0}
-        )
 
     def cost(self, masks: Sequence[LayerMask]) -> Tensor | float:
         """Return alpha · max(0, target − ρ) (AAA, Eq. 10), with the gradient of the ρ drawn for a batch."""

@@ -9,13 +9,14 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
 
 from sparse_export.attention.masks import LayerMask
+from sparse_export.encoders.extension import parameter_groups
 from sparse_export.encoders.patterned import recorded
 from sparse_export.training.batches import PlannedBatches, longest_first, rows_within
 from sparse_export.training.callbacks import Report, Steering
 from sparse_export.training.distributed import on_cpu, rows_per_pass
+from sparse_export.training.groups import set_apart
 from sparse_export.training.job import Job, Training
 from sparse_export.training.learning import (
     PatternLearning,
@@ -28,8 +29,8 @@ from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.partial import PartialRun
 from sparse_export.training.precision import require_precision
 from sparse_export.training.records import RunSettings
+from sparse_export.training.reporting import reporting
 from sparse_export.training.schedule import Stages
-from sparse_serve.errors import OptionError
 
 
 class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
@@ -81,11 +82,11 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make AdamW, with a group of its own for what is learned of a pattern."""
+        """Make AdamW, with groups of their own for what extensions have added, without weight decay."""
         is_new = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if is_new and self.learning is not None and self.learning.weights:
-            self.learning.separate(optimizer)
+        if is_new:
+            set_apart(optimizer, parameter_groups(self.model))
         return optimizer
 
     def get_batch_samples(
@@ -120,8 +121,9 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         with recording as masks:
             outputs = model(**{name: each for name, each in inputs.items() if name not in targets})
         if not model.training:
+            none = torch.zeros((), device=self.args.device)
             answer = {"logits": self._answer(outputs, inputs["attention_mask"])}
-            return (torch.zeros(()), answer) if return_outputs else torch.zeros(())
+            return (none, answer) if return_outputs else none
         parts = self.current_gradient_accumulation_steps * self.args.world_size
         counts = [None] * len(self.objectives) if num_items_in_batch is None else num_items_in_batch
         loss = sum(
@@ -178,24 +180,25 @@ def make_trainer(
     training.model.accepts_loss_kwargs = False
     if options.gradient_checkpointing:
         training.model.gradient_checkpointing_enable({"use_reentrant": False})
-    return RunTrainer(
-        training.batches,
-        objectives,
-        training.answer,
-        Report(console, options, stages),
-        learning,
-        model=training.model,
-        args=_arguments(
-            job, objectives, stages, settings.processes, run, rows_within(job.rows_at_once, longest)
-        ),
-        data_collator=training.collator,
-        train_dataset=training.rows,
-        eval_dataset=training.evaluation,
-        processing_class=training.tokenizer,
-        compute_metrics=figures,
-        preprocess_logits_for_metrics=reduced,
-        callbacks=[Steering(options, training.batches, stages, run)],
-    )
+    with reporting(options.report_to, run.output):
+        return RunTrainer(
+            training.batches,
+            objectives,
+            training.answer,
+            Report(console, options, stages),
+            learning,
+            model=training.model,
+            args=_arguments(
+                job, objectives, stages, settings.processes, run, rows_within(job.rows_at_once, longest)
+            ),
+            data_collator=training.collator,
+            train_dataset=training.rows,
+            eval_dataset=training.evaluation,
+            processing_class=training.tokenizer,
+            compute_metrics=figures,
+            preprocess_logits_for_metrics=reduced,
+            callbacks=[Steering(options, training.batches, stages, run)],
+        )
 
 
 def _arguments(
@@ -208,12 +211,6 @@ def _arguments(
 ) -> TrainingArguments:
     options = job.options
     require_precision(options)
-    if options.report_to is not None and options.report_to not in get_available_reporting_integrations():
-        installed = ", ".join(get_available_reporting_integrations()) or "none is installed"
-        raise OptionError(
-            f"--report-to {options.report_to} is not here; known and installed: {installed}: install its "
-            "package, or leave it out"
-        )
     arguments = TrainingArguments(
         output_dir=str(run.states),
         num_train_epochs=options.epochs,
