@@ -12,6 +12,7 @@ sparsity     how sparse a model attends           calibration  thresholds set to
 partial      what a run is resumed from           trainer      Transformers' Trainer, as all jobs use it
 distributed  several processes as one             callbacks    progress, saving, stopping
 records      what is written about a run          reporting    where figures are logged besides
+groups       weights trained in their own way
 
 The job of a language model is in `sparse_export.pretraining`.
 """

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def set_apart(optimizer: torch.optim.Optimizer, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Move weights into groups of their own, by name: at the optimiser's learning rate, without weight decay."""
+    """Move weights into groups of their own, by name, without weight decay, at the learning rate of all."""
     own = {id(weight) for weights in groups.values() for weight in weights}
     for group in optimizer.param_groups:
         group["params"] = [weight for weight in group["params"] if id(weight) not in own]
