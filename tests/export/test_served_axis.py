@@ -22,8 +22,8 @@ from sparse_export.training.records import RECORD_NAME
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import METRICS_PARAMETER, parameters, read_config
 from sparse_serve.repository.entries import read_entry
-from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.manifest import Attention
+from sparse_serve.repository.measures import AXES
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, texts_of
