@@ -29,12 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from attention import OPSET, Run, environment_of, fused_softmax, ort_value, session, time_in_turns
+from attention import OPSET, Run, Variant, environment_of, fused_softmax, ort_value, session, time_in_turns
 from onnx import TensorProto, helper
 
 from sparse_export.attention.patterns import LayerPattern, Pattern
-from sparse_export.encoders.axis import recorded
-from sparse_export.encoders.checkpoint import load_classifier, load_tokenizer
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.patterned import recorded
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.functions import attach_functions
 from sparse_serve.data import read_data
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
@@ -128,7 +129,7 @@ def drawn(length: int, draw: int) -> Problem:
 
 def learned(checkpoint: Path, texts: Path) -> Iterator[list[Problem]]:
     """What each layer of a checkpoint turns on in its texts, at each length that it has positions for."""
-    model, tokenizer = load_classifier(checkpoint), load_tokenizer(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
     corpus = " ".join(row.text for row in read_data(texts).rows)
     for length in (each for each in LENGTHS if each <= model.config.max_position_embeddings):
         inputs = tokenizer(corpus, truncation=True, max_length=length, return_tensors="pt")
@@ -137,15 +138,15 @@ def learned(checkpoint: Path, texts: Path) -> Iterator[list[Problem]]:
         for layer, mask in enumerate(masks, start=1):
             assert mask.rows is not None
             assert mask.columns is not None
-            on = (each[0].numpy() for each in (mask.rows, mask.columns))
-            yield [Problem(f"{checkpoint.name} layer {layer}", length, *on, mask.pattern)]
+            rows, columns = mask.rows[0].numpy(), mask.columns[0].numpy()
+            yield [Problem(f"{checkpoint.name} layer {layer}", length, rows, columns, mask.pattern)]
 
 
 def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
     """The medians over the draws of one problem."""
     seconds, ratios = [], []
     for problem in problems:
-        variants = {
+        variants: dict[Variant, Run] = {
             ("axis", "float32"): axis_attention(problem, threads),
             ("fused", "float32"): fused_softmax(problem.attention, threads),
         }

@@ -29,7 +29,8 @@ from runs import Run, head, interval, provenance, read_csv, refuse_other_setting
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.patterns import Pattern
-from sparse_export.encoders.checkpoint import AttentionSpec, load_tokenizer
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, FinetuneRecord, PatternOptions, finetune
 from sparse_export.training.schedule import fixed_rho
 from sparse_serve.data import read_data

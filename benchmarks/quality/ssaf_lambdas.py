@@ -30,19 +30,16 @@ from rich.console import Console
 from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
 from transformers.utils import logging as transformers_logging
 
-from sparse_export.attention.implementations import zero_shares
-from sparse_export.encoders.checkpoint import (
-    AttentionSpec,
-    cut_length,
-    load_classifier,
-    load_tokenizer,
-    task_of,
-)
+from sparse_export.attention.measures import zero_shares
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.inspection.maps import select_attention
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 from sparse_serve.data import TextData, read_data
 
-SOFTMAX = AttentionSpec("softmax")
+SOFTMAX = AttentionSpec()
 
 
 def main(  # noqa: PLR0913  one parameter per option
@@ -66,7 +63,7 @@ def main(  # noqa: PLR0913  one parameter per option
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     console = Console(stderr=True)
-    sparse = [AttentionSpec("sparsegen", float(lambd)) for lambd in lambdas.split(",")]
+    sparse = [AttentionSpec(float(lambd)) for lambd in lambdas.split(",")]
     setting = FinetuneOptions(
         epochs=epochs,
         learning_rate=learning_rate,
@@ -145,9 +142,9 @@ class Seen:
 @torch.inference_mode()
 def evaluate(checkpoint: Path, attention: AttentionSpec, data: TextData, batch_size: int = 32) -> Seen:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, tokenizer = load_classifier(checkpoint, attention).to(device), load_tokenizer(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint, attention).to(device), load_tokenizer(checkpoint)
     select_attention(model, attention)
-    targets = task_of(model.config).targets(data)
+    targets = ModelSpec.of(model.config).task.targets(data)
     longest = cut_length(model.config, tokenizer, None)
     order = sorted(range(len(data.rows)), key=lambda row: len(data.rows[row].text))
     predicted = np.empty(len(order), np.int64)

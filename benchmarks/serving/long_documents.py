@@ -20,10 +20,12 @@ import typer
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.axis import AxisLayer
-from sparse_export.encoders.checkpoint import AttentionSpec, load_tokenizer, new_classifier, save_classifier
+from sparse_export.encoders.checkpoint import new_model, save_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_serve.data import read_texts
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Classification
 
 POSITIONS = 4096
 # Texts that the biases are set on, short enough for quadratic attention in torch.
@@ -50,7 +52,7 @@ def main(
         tokenizer = load_tokenizer(encoder)
         model = random_classifier(tokenizer, layers, Path(work, "architecture"))
         set_shares(model, documents(tokenizer), rows_on, columns_on)
-        save_classifier(model, tokenizer, checkpoint)
+        save_checkpoint(model, tokenizer, checkpoint)
         place = f"--model-repository={repository}"
         run("export", str(checkpoint), place, "--with-baselines")
         run(
@@ -73,8 +75,8 @@ def random_classifier(tokenizer: PreTrainedTokenizerFast, layers: int, folder: P
         vocab_size=len(tokenizer), num_hidden_layers=layers, max_position_embeddings=POSITIONS
     )
     config.save_pretrained(folder)
-    task = Task("single_label_classification", ("negative", "positive"))
-    return new_classifier(folder, AttentionSpec.parse("axis", None), task, from_scratch=True).eval()
+    task = Classification(("negative", "positive"))
+    return new_model(folder, AttentionSpec.parse("axis", None), task, from_scratch=True).eval()
 
 
 def documents(tokenizer: PreTrainedTokenizerFast) -> Tensor:
@@ -95,8 +97,8 @@ def set_shares(model: PreTrainedModel, ids: Tensor, rows_on: float, columns_on: 
         # What a layer reads depends on the masks before it, so the first is set first.
         logits = logits_of(layer, model, ids).flatten(0, 1)
         with torch.no_grad():
-            layer.bias -= torch.stack(
-                [column.quantile(share) for column, share in zip(logits.T, off, strict=True)]
+            layer.bias.sub_(
+                torch.stack([column.quantile(share) for column, share in zip(logits.T, off, strict=True)])
             )
 
 

@@ -144,10 +144,8 @@ def test_entities_are_the_same_whatever_their_scores() -> None:
         return {"entities": np.array([[json.dumps([entity]).encode()], [b"[]"]], dtype=object)}
 
     head = head_of(TASKS["tags"])
-    same = {
-        name: head.same_answers(column(), column(**changes))
-        for name, changes in {"score": {"score": 0.6}, "label": {"label": "place"}, "end": {"end": 5}}.items()
-    }
+    changes: dict[str, Any] = {"score": 0.6, "label": "place", "end": 5}
+    same = {name: head.same_answers(column(), column(**{name: value})) for name, value in changes.items()}
     assert {name: each is not None and each.tolist() for name, each in same.items()} == {
         "score": [True, True],
         "label": [False, True],
