@@ -18,10 +18,9 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
+from plain_answers import Plain, ask, entities
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.tasks.asked import TaskOptions
@@ -132,14 +131,6 @@ def server(exported: dict[str, Exported]) -> Iterator[TritonServer]:
         yield running
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A checkpoint as Transformers loads it, with SSAF's attention where it is exported with that."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-
-
 @pytest.fixture(scope="module")
 def plain(checkpoints: Path) -> dict[str, Plain]:
     loaded = {}
@@ -173,66 +164,6 @@ def test_the_entries_say_what_they_answer(exported: dict[str, Exported]) -> None
         assert each.parity.library.label_agreement == each.parity.portable.label_agreement == agreement
 
 
-@dataclass(frozen=True)
-class Found:
-    """An answer, and by how much it is better than the second best."""
-
-    text: str
-    start: int
-    end: int
-    score: float
-    margin: float
-
-
-@torch.no_grad()
-def ask(plain: Plain, question: str, context: str, task: QuestionAnswering) -> tuple[Found, int]:
-    """Read the windows of a context one by one, and all spans of each; the answer, and how many windows."""
-    windows = plain.tokenizer(
-        question,
-        context,
-        truncation="only_second",
-        max_length=POSITIONS,
-        stride=task.stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-    candidates: list[tuple[float, int, int, float]] = []
-    nulls: list[tuple[float, float]] = []
-    for number in range(len(windows["input_ids"])):
-        names = set(plain.tokenizer.model_input_names) & set(windows)
-        outputs = plain.model(**{name: torch.tensor([windows[name][number]]) for name in names})
-        starts, ends = outputs.start_logits[0].double(), outputs.end_logits[0].double()
-        sequences = windows.encodings[number].sequence_ids
-        own = [token for token, sequence in enumerate(sequences) if sequence == 1]
-        with_first = [0, *own]
-        nulls.append(
-            (
-                float(starts[0] + ends[0]),
-                float(starts[with_first].softmax(0)[0] * ends[with_first].softmax(0)[0]),
-            )
-        )
-        offsets = windows["offset_mapping"][number]
-        start_shares, end_shares = starts[own].softmax(0), ends[own].softmax(0)
-        for first, token in enumerate(own):
-            for last in range(first, min(first + task.max_answer_tokens, len(own))):
-                score = float(start_shares[first] * end_shares[last])
-                candidates.append(
-                    (float(starts[token] + ends[own[last]]), offsets[token][0], offsets[own[last]][1], score)
-                )
-    if not candidates:
-        return Found("", -1, -1, 0.0, np.inf), len(nulls)
-    ranked = sorted(candidates, key=lambda each: -each[0])
-    best = ranked[0]
-    others = [total for total, start, end, _ in ranked if (start, end) != best[1:3]]
-    margin = best[0] - others[0] if others else np.inf
-    if task.no_answer:
-        null = min(nulls)
-        margin = min(margin, abs(null[0] - best[0]))
-        if null[0] > best[0]:
-            return Found("", -1, -1, null[1], margin), len(nulls)
-    return Found(context[best[1] : best[2]], *best[1:], margin), len(nulls)
-
-
 @pytest.mark.parametrize("protocol", MODULES)
 @pytest.mark.parametrize("name", ["spans", "sparse_spans"])
 def test_spans(
@@ -247,7 +178,7 @@ def test_spans(
     )
     most_windows = 0
     for row, (question, context) in enumerate(QUESTIONS):
-        expected, windows = ask(plain[name], question, context, task)
+        expected, windows = ask(plain[name], question, context, task, POSITIONS)
         most_windows = max(most_windows, windows)
         assert expected.margin > 1e-4  # else rounding may choose
         found = (answers[row, 0].decode(), int(starts[row, 0]), int(ends[row, 0]))
@@ -258,31 +189,6 @@ def test_spans(
     assert {answer.decode() for answer in answers[:, 0]} != {""}
 
 
-@torch.no_grad()
-def entities(plain: Plain, text: str) -> list[tuple[str, int, int, float]]:
-    """Tag each word by its first piece, and join what belongs together as conlleval does."""
-    encoded = plain.tokenizer(
-        text, truncation=True, max_length=POSITIONS, return_offsets_mapping=True, return_tensors="pt"
-    )
-    words = encoded.word_ids(0)
-    offsets = encoded.pop("offset_mapping")[0].tolist()
-    shares = plain.model(**encoded).logits[0].double().softmax(-1)
-    found: list[tuple[str, int, int, list[float]]] = []
-    former = "O"
-    for word in dict.fromkeys(each for each in words if each is not None):
-        pieces = [token for token, each in enumerate(words) if each == word]
-        best = int(shares[pieces[0]].argmax())
-        tag, start, end = TAGS[best], offsets[pieces[0]][0], offsets[pieces[-1]][1]
-        share = float(shares[pieces[0], best])
-        if tag.startswith("I-") and former[1:] == tag[1:]:
-            label, begin, _, own = found[-1]
-            found[-1] = (label, begin, end, [*own, share])
-        elif tag != "O":
-            found.append((tag[2:], start, end, [share]))
-        former = tag
-    return [(label, start, end, sum(own) / len(own)) for label, start, end, own in found]
-
-
 @pytest.mark.parametrize("protocol", MODULES)
 @pytest.mark.parametrize("name", ["tags", "sparse_tags"])
 def test_entities(server: TritonServer, plain: dict[str, Plain], name: str, protocol: str) -> None:
@@ -290,7 +196,7 @@ def test_entities(server: TritonServer, plain: dict[str, Plain], name: str, prot
     labels = set()
     for text, row in zip(TEXTS, rows[:, 0], strict=True):
         served: list[Mapping[str, Any]] = json.loads(row)
-        expected = entities(plain[name], text)
+        expected = entities(plain[name], text, POSITIONS)
         assert [(each["label"], each["start"], each["end"]) for each in served] == [
             each[:3] for each in expected
         ]
