@@ -28,8 +28,8 @@ from transformers.utils import logging as transformers_logging
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 
-SPANS = FinetuneOptions(task="question_answering", epochs=8, learning_rate=2e-4, batch_size=8)
-TAGS = FinetuneOptions(task="token_classification", epochs=4, learning_rate=2e-4, batch_size=16)
+SPANS = FinetuneOptions(task="question_answering", epochs=4, learning_rate=3e-4, batch_size=8)
+TAGS = FinetuneOptions(task="token_classification", epochs=2, learning_rate=2e-4, batch_size=16)
 
 
 def main(
