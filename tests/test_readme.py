@@ -24,6 +24,8 @@ FROM_PYTHON = "From Python"
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
     "--measurement-interval 1000": "--measurement-interval 100",
+    "--epochs 5 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
+    "--epochs 6 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
     "--epochs 8 --batch-size 4": "--epochs 1 --batch-size 8",
     "--epochs 4 --batch-size 8": "--epochs 1 --batch-size 8",
 }
@@ -57,6 +59,7 @@ class Newcomer:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "ENCODER": encoder,
             "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
+            "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
             "SPARSE_SERVE_MAX_LENGTH": "64",
             "SPARSE_SERVE_HTTP_PORT": str(self.http_port),
             "SPARSE_SERVE_GRPC_PORT": str(grpc_port),

@@ -60,9 +60,9 @@ def test_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (text["text"], text["text_pair"], text["truncated"]) == ("a warm film", "not at all", False)
     assert text["tokens"][0] == "[CLS]"
     assert [variant["attention"] for variant in text["variants"]] == [
-        {"kind": "softmax", "lambd": None, "pattern": None},
-        {"kind": "sparsegen", "lambd": -1.0, "pattern": None},
-        {"kind": "sparsegen", "lambd": 0.0, "pattern": None},
+        {"lambd": None, "pattern": None},
+        {"lambd": -1.0, "pattern": None},
+        {"lambd": 0.0, "pattern": None},
     ]
     assert [variant["pattern"] for variant in text["variants"]] == [None] * 3
     assert [variant["as_trained"] for variant in text["variants"]] == [False, True, False]
@@ -228,7 +228,11 @@ def test_a_picture_that_cannot_be_replaced(checkpoint: Path, capsys: pytest.Capt
 
 
 def test_the_command_loads_nothing_heavy() -> None:
+    """Nothing that the commands of the serving side have not loaded beside it."""
     heavy = ("torch", "transformers", "matplotlib", "plotly")
-    code = f"import sys, sparse_export.cli.inspect; print(sorted(set({heavy}) & set(sys.modules)))"
+    code = (
+        "import sys, sparse_serve.cli; loaded = set(sys.modules); import sparse_export.cli.inspect; "
+        f"print(sorted(set({heavy}) & (set(sys.modules) - loaded)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import leftovers, serve, wait_for
+from serving import alive, leftovers, serve, wait_for
 
 from sparse_serve import op_library
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
@@ -296,7 +296,7 @@ def test_the_command_serves_until_a_signal(repository: Path, number: signal.Sign
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert not [child for child in children if child.is_running()]
+    assert not alive(children)
     assert not leftovers(process.pid)
 
 
@@ -323,7 +323,7 @@ def test_an_interrupted_start_leaves_nothing(repository: Path, delay: float) -> 
     process.communicate(timeout=60)
     # A fast machine may be ready by then, and ends as a served repository does.
     assert process.returncode in (130, 0)
-    assert not [child for child in children if child.is_running()]
+    assert not alive(children)
     assert not leftovers(process.pid)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
+from serving import alive
 from tiny_entry import CLASSES, SPANS, WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -362,7 +363,7 @@ def test_ctrl_c_leaves_no_server(repository: Path, texts_file: Path, tmp_path: P
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert not [child for child in family if child.is_running()]
+    assert not alive(family)
     assert not list(Path("/dev/shm").glob(f"sparse_serve_{process.pid}_*"))
     assert not list(tmp_path.iterdir())
 
