@@ -60,9 +60,9 @@ def test_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (text["text"], text["text_pair"], text["truncated"]) == ("a warm film", "not at all", False)
     assert text["tokens"][0] == "[CLS]"
     assert [variant["attention"] for variant in text["variants"]] == [
-        {"lambd": None, "pattern": None},
-        {"lambd": -1.0, "pattern": None},
-        {"lambd": 0.0, "pattern": None},
+        {"normalizer": "softmax", "lambd": None, "pattern": None},
+        {"normalizer": "sparsegen", "lambd": -1.0, "pattern": None},
+        {"normalizer": "sparsegen", "lambd": 0.0, "pattern": None},
     ]
     assert [variant["pattern"] for variant in text["variants"]] == [None] * 3
     assert [variant["as_trained"] for variant in text["variants"]] == [False, True, False]

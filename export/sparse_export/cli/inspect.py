@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,7 +108,7 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
     for path in paths:
         print(f"wrote {path}", file=sys.stderr)
     if as_json:
-        print(json.dumps([asdict(summary) for summary in summaries], indent=2, ensure_ascii=False))
+        print(json.dumps([summary.to_json() for summary in summaries], indent=2, ensure_ascii=False))
         return
     for summary in summaries:
         _print(summary)

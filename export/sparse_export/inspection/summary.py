@@ -1,7 +1,8 @@
 """What an inspection says in numbers: the JSON on stdout, and what the page says in words and tables."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.inspection.allowed import AllowedPairs, Flags
@@ -82,6 +83,13 @@ class TextSummary:
     tokens: list[str]
     truncated: bool
     variants: list[VariantSummary]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in plain values, attentions as `AttentionSpec.to_json` writes them."""
+        written = asdict(self)
+        for variant, own in zip(written["variants"], self.variants, strict=True):
+            variant["attention"] = own.attention.to_json()
+        return written
 
 
 def summarize(variants: tuple[Variant, ...], inspected: InspectedText) -> TextSummary:
