@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
 
-SPANS = FinetuneOptions(task="question_answering", epochs=4, learning_rate=3e-4, batch_size=8)
+SPANS = FinetuneOptions(task="question_answering", epochs=4, learning_rate=2e-4, batch_size=4)
 TAGS = FinetuneOptions(task="token_classification", epochs=2, learning_rate=2e-4, batch_size=16)
 
 
