@@ -27,7 +27,7 @@ from sparse_export.encoders.extension import extension_modules, extension_weight
 from sparse_export.encoders.extensions import attach_extensions
 from sparse_export.encoders.families import family_of, silence_padding
 from sparse_export.encoders.positions import fix_positions
-from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.errors import CheckpointError, OptionError
@@ -65,11 +65,7 @@ def load_checkpoint(
     if attention is not None:
         spec = spec.with_attention(attention)
     if not spec.tasks:
-        names = ", ".join(config.architectures or ["no architecture"])
-        raise CheckpointError(
-            f"{checkpoint} has no head that answers a task ({names}): fine-tune it first with "
-            "`sparse-serve finetune`, or export it with --task embedding"
-        )
+        raise no_head(checkpoint, config)
     answered = spec.task
     head = head_of(answered)
     head.configure(config)

@@ -123,6 +123,15 @@ class ModelSpec:
         return replace(self, tasks={DEFAULT_TASK: task})
 
 
+def no_head(checkpoint: object, config: PreTrainedConfig) -> CheckpointError:
+    """Return the error of a checkpoint that answers no task."""
+    names = ", ".join(config.architectures or ["no architecture"])
+    return CheckpointError(
+        f"{checkpoint} has no head that answers a task ({names}): fine-tune it first with "
+        "`sparse-serve finetune`, or export it with --task embedding"
+    )
+
+
 def store_attention(config: PreTrainedConfig, attention: AttentionSpec) -> None:
     """Record an attention in a config, whose other entries stay."""
     ModelSpec.of(config).with_attention(attention).store(config)

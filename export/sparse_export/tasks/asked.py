@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from sparse_export.encoders.sentence_transformers import embedding_settings
-from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks.first_token import FirstTokenHead
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import TASKS, Embedding, Task
@@ -62,11 +62,7 @@ def asked_task(checkpoint: str | Path, config: PreTrainedConfig, options: TaskOp
     kind = None if options.task is None else _kind(options.task)
     task = _embedding(checkpoint, config, own, options) if kind is Embedding else own
     if task is None:
-        names = ", ".join(config.architectures or ["no architecture"])
-        raise CheckpointError(
-            f"{checkpoint} has no head that answers a task ({names}): fine-tune it first with "
-            "`sparse-serve finetune`, or export it with --task embedding"
-        )
+        raise no_head(checkpoint, config)
     if kind is not None and not isinstance(task, kind):
         task = _with_same_head(checkpoint, task, kind)
     task = _with_settings(checkpoint, task, options.settings)

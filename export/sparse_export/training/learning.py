@@ -18,7 +18,8 @@ from transformers import (
 
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import mask_shares
-from sparse_export.encoders.patterned import PatternModule, pattern_modules, sampling_of
+from sparse_export.encoders.extension import parameter_groups
+from sparse_export.encoders.patterned import PatternModule, sampling_of
 from sparse_export.tasks.trained import Encoded
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
@@ -54,9 +55,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
     def __init__(self, training: Training, schedule: PatternSchedule) -> None:
         self.schedule = schedule
         self._training = training
-        self.weights = [
-            weight for module in pattern_modules(training.model) for weight in module.parameters()
-        ]
+        self.weights = parameter_groups(training.model).get(PatternModule.parameter_group, [])
         self._moment = schedule.at(0)
         self._rho = 0.0
 
