@@ -17,6 +17,7 @@ from sparse_export.encoders import extensions
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.extension import (
     Extension,
+    ExtensionModule,
     ResidualModule,
     add_residual,
     extension_modules,
@@ -37,7 +38,7 @@ from tiny_models import LABELS, LAMBD, make_model, make_tokenizer, masks, token_
 WIDTH = 3
 
 
-class Narrow(ResidualModule):
+class Narrow(ResidualModule, ExtensionModule):
     """Hidden states through a narrow place and back."""
 
     parameter_group: ClassVar[str] = "narrow place"
@@ -52,7 +53,7 @@ class Narrow(ResidualModule):
         nn.init.normal_(self.down.weight)
         nn.init.normal_(self.up.weight)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, routing: object = None) -> Tensor:
         narrow: Tensor = self.up(self.down(hidden).tanh())
         return narrow
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-import torch
+import numpy as np
 
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.sparsegen import check_lambd
@@ -37,7 +37,7 @@ class AttentionSpec:
             raise OptionError(f"lambda must be a number below 1, got {self.lambd!r}")
         try:
             # ONNX attributes are float32: 0.999999999 would be 1 there.
-            check_lambd(torch.tensor(self.lambd, dtype=torch.float32).item())
+            check_lambd(float(np.float32(self.lambd)))
         except ValueError as error:
             raise OptionError(str(error)) from None
 

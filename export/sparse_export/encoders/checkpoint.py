@@ -6,7 +6,8 @@ do, and their weights are part of the checkpoint. A stock `AutoModel` knows noth
 checkpoint as dense softmax attention. `load_checkpoint` loads it as it was trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from transformers import (
 
 import sparse_export.attention.implementations  # noqa: F401  registers "sparsegen" and "axis"
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.extension import extension_modules, extension_weights
+from sparse_export.encoders.extension import extension_weights
 from sparse_export.encoders.extensions import attach_extensions
 from sparse_export.encoders.families import family_of, silence_padding
 from sparse_export.encoders.positions import fix_positions
 from sparse_export.encoders.spec import ModelSpec, no_head
-from sparse_export.tasks import head_of, task_by_architecture
+from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.errors import CheckpointError, OptionError
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import DEFAULT_TASK, Task
 
 
 def load_checkpoint(
@@ -66,15 +67,15 @@ def load_checkpoint(
         spec = spec.with_attention(attention)
     if not spec.tasks:
         raise no_head(checkpoint, config)
-    answered = spec.task
-    head = head_of(answered)
+    head = head_of_spec(spec)
     head.configure(config)
     spec.store(config)
     model, missing = load_model(checkpoint, config, head.models, is_own=spec == own, revision=revision)
     if missing:
+        what = ", ".join(task.type.replace("_", " ") for task in spec.tasks.values())
         raise CheckpointError(
-            f"{checkpoint} has no head for {answered.type.replace('_', ' ')} ({', '.join(missing)} missing): "
-            "fine-tune it first with `sparse-serve finetune`"
+            f"{checkpoint} has no head for {what} ({', '.join(missing)} missing): fine-tune it first with "
+            "`sparse-serve finetune`"
         )
     require_finite(checkpoint, model)
     return model.eval()
@@ -83,20 +84,22 @@ def load_checkpoint(
 def new_model(
     encoder: str | Path,
     attention: AttentionSpec,
-    task: Task,
+    task: Task | Mapping[str, Task],
     seed: int = 0,
     *,
+    extensions: Mapping[str, Mapping[str, Any]] | None = None,
     from_scratch: bool = False,
     revision: str | None = None,
 ) -> PreTrainedModel:
-    """Load a pretrained encoder and put a fresh head for `task` on it.
+    """Load a pretrained encoder and put a fresh head for `task` on it, or for each of several.
 
-    A head that the checkpoint has for as many labels is trained further.
+    A head that the checkpoint has for as many labels is trained further, and so is what it has of extensions.
 
     Args:
         encoder: a Transformers folder, or the id of a model on the hub.
         attention: what the model attends with, in training and ever after.
-        task: what it is to answer.
+        task: what it is to answer; several tasks by their names.
+        extensions: settings of extensions, by their names; None for those of the checkpoint.
         seed: seeds the initial weights that are not the encoder's.
         from_scratch: take the encoder's architecture alone, all weights random ("Np" in the SSAF paper).
         revision: of a model on the hub: a branch, a tag or a commit.
@@ -110,8 +113,12 @@ def new_model(
     """
     config = load_config(encoder, revision)
     own = ModelSpec.of(config)
-    spec = own.with_attention(attention).with_task(task)
-    head = head_of(task)
+    spec = replace(
+        own.with_attention(attention),
+        tasks={DEFAULT_TASK: task} if isinstance(task, Task) else dict(task),
+        extensions=own.extensions if extensions is None else extensions,
+    )
+    head = head_of_spec(spec)
     head.configure(config)
     spec.store(config)
     set_seed(seed)
@@ -270,22 +277,22 @@ def _check_extensions(
     checkpoint: str | Path, model: PreTrainedModel, report: Any, missing: Sequence[str], *, may_lack: bool
 ) -> list[str]:
     """Return `missing` without the weights of extensions, which begin afresh where they `may_lack`."""
-    own = {name: f"the learned {module.parameter_group}" for name, module in extension_weights(model)}
+    own = dict(extension_weights(model))
     for name, stored, expected in report["mismatched_keys"]:
         if name in own:
             raise CheckpointError(
-                f"{checkpoint}: {name} of {own[name]} has shape {tuple(stored)}, the encoder needs "
-                f"{tuple(expected)}: fine-tune it again with `sparse-serve finetune`"
+                f"{checkpoint}: {name} of the learned {own[name].parameter_group} has shape {tuple(stored)}, "
+                f"the encoder needs {tuple(expected)}: fine-tune it again with `sparse-serve finetune`"
             )
     lacking = own.keys() & set(missing)
     if lacking and not may_lack:
+        first = min(lacking)
         raise CheckpointError(
-            f"{checkpoint} lacks {len(lacking)} of the weights of {own[min(lacking)]}, first {min(lacking)}: "
-            "fine-tune it with `sparse-serve finetune`"
+            f"{checkpoint} lacks {len(lacking)} of the weights of the learned {own[first].parameter_group}, "
+            f"first {first}: fine-tune it with `sparse-serve finetune`"
         )
-    if lacking:
-        for module in extension_modules(model):
-            module.reset_parameters()
+    for module in {own[name] for name in lacking}:
+        module.reset_parameters()
     return [name for name in missing if name not in own]
 
 

@@ -1,11 +1,9 @@
 """What may be added to an encoder and has weights of its own.
 
-An extension is asked for by the model's spec, gives its modules to the encoder as submodules, and takes part
-in
-the forward pass by one of two ways: it marks what a layer may attend to, or it adds to what goes into the
-norm behind a layer's attention. Everything else that must know of weights beside the encoder's and the head's
-asks
-here: loading, freezing, the optimizer, the exported graph.
+An extension is asked for by the model's spec, gives its modules to the model as submodules, and takes part in
+the forward pass by one of three ways: it marks what a layer may attend to, it adds to what goes into the norm
+behind a layer's attention, or it stands before a head. Everything else that must know of weights beside the
+encoder's and the head's asks here: loading, freezing, the optimizer, the exported graph.
 """
 
 from abc import ABC, abstractmethod
@@ -18,6 +16,7 @@ from transformers import PreTrainedModel
 from sparse_export.encoders.families import attention_norm, layers_of
 
 if TYPE_CHECKING:
+    from sparse_export.encoders.routing import Routing
     from sparse_export.encoders.spec import ModelSpec
 
 
@@ -80,14 +79,22 @@ def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
-class ResidualModule(ExtensionModule):
-    """An extension's module of one layer: what it makes of the layer's input joins the attention's residual.
+class ResidualModule(nn.Module):
+    """A module of one layer: what it makes of the layer's input joins the attention's residual.
 
     h' = LayerNorm(h + attention(h) + residual(h)), the form of projected attention layers (PAL).
     """
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return what is added, of the shape of `hidden`, `(B, L, M)`."""
+    def forward(self, hidden: Tensor, routing: "Routing | None" = None) -> Tensor:
+        """Return what is added.
+
+        Args:
+            hidden: the layer's input, `(B, L, M)`, or `(1, T, M)` where the model runs packed.
+            routing: which rows are whose, of a model of several tasks.
+
+        Returns:
+            Of the shape of `hidden`.
+        """
         raise NotImplementedError(type(self).__name__)
 
 
@@ -111,12 +118,13 @@ class _ResidualLink:
 
     def __init__(self, module: ResidualModule) -> None:
         self._module = module
-        self._hidden: Tensor | None = None
+        self._input: tuple[Tensor, Routing | None] | None = None
 
     def take_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._hidden = cast(Tensor, args[0] if args else kwargs["hidden_states"])
+        hidden = cast(Tensor, args[0] if args else kwargs["hidden_states"])
+        self._input = hidden, kwargs.get("routing")
 
     def add(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, self._hidden = self._hidden, None
-        assert hidden is not None
-        return (args[0] + self._module(hidden), *args[1:])
+        taken, self._input = self._input, None
+        assert taken is not None
+        return (args[0] + self._module(*taken), *args[1:])

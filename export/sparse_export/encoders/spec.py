@@ -114,6 +114,11 @@ class ModelSpec:
             raise CheckpointError(f"the model has {found}, and one is needed")
         return next(iter(self.tasks.values()))
 
+    @property
+    def names_tasks(self) -> bool:
+        """Whether each task has a head of its own, by name, even if there is only one."""
+        return bool(self.tasks) and set(self.tasks) != {DEFAULT_TASK}
+
     def with_attention(self, attention: AttentionSpec) -> Self:
         """Return the same with another attention."""
         return replace(self, attention=attention)

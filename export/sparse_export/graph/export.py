@@ -70,7 +70,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             wrapped,
-            tuple(_example(each) for each in inputs),
+            kwargs={each.name: _example(each) for each in inputs},
             dynamo=True,
             verbose=False,
             input_names=[each.name for each in inputs],

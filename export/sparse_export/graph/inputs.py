@@ -7,6 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.spec import ModelSpec
+from sparse_serve.tasks import TASK_IDS
 
 BATCH, SEQUENCE = "batch", "sequence"
 
@@ -36,4 +38,5 @@ class GraphInput:
 
 def graph_inputs(config: PreTrainedConfig) -> tuple[GraphInput, ...]:
     """Return what the graph of a model of this config takes, in order."""
-    return tuple(GraphInput(name, (BATCH, SEQUENCE)) for name in input_names(config))
+    texts = tuple(GraphInput(name, (BATCH, SEQUENCE)) for name in input_names(config))
+    return (*texts, GraphInput(TASK_IDS, (BATCH, 1))) if len(ModelSpec.of(config).tasks) > 1 else texts

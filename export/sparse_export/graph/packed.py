@@ -6,7 +6,6 @@ and the task's head reads what it needs of the hidden states (see `packing` for 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,87 +14,23 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import rho
-from sparse_export.attention.sparsegen import sparsegen_lin
 from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.families import joins_neighbours, position_ids
 from sparse_export.encoders.patterned import layer_patterns
+from sparse_export.encoders.routing import Partition
 from sparse_export.graph.nodes import (
     AxisSettings,
     HeadSettings,
     axis_attention_node,
     axis_hidden_first_node,
-    hidden_first_node,
-    packed_attention_node,
 )
+from sparse_export.graph.packed_attention import attend_all
 from sparse_export.graph.packed_axis import attend_axis_hidden_first, packed_axis_attention
-from sparse_export.graph.packing import HiddenFirst, PackedPass, Packing
+from sparse_export.graph.packing import PackedPass, Packing
+from sparse_export.graph.routing import routing_of
 from sparse_export.tasks import Head
+from sparse_export.tasks.several import SeveralHeads
 from sparse_serve.repository.measures import AXES, RHO
-
-
-def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    heads: HeadSettings,
-) -> tuple[Tensor, Tensor]:
-    """Attention within each sequence of a packed batch: the torch reference of the packed ONNX ops.
-
-    Args:
-        query: `(T, H·D)`, floating point.
-        key: `(T, H·D)`.
-        value: `(T, H·D)`.
-        cu_seqlens: sequence borders `(B + 1,)` int32, from 0 to T.
-        heads: H, scale and λ.
-
-    Returns:
-        Outputs `(T, H·D)` and, for every row and head, the number of nonzero weights `(T, H)` int32.
-    """
-    tokens, width = query.shape
-    output = torch.empty_like(query)
-    support = query.new_zeros(tokens, heads.num_heads, dtype=torch.int32)
-    borders = cu_seqlens.tolist()
-    for start, end in pairwise(borders):
-        rows = slice(start, end)
-        split = (end - start, heads.num_heads, width // heads.num_heads)
-        q, k, v = (x[rows].view(split).transpose(0, 1) for x in (query, key, value))
-        weights = _normalize(q @ k.transpose(1, 2) * heads.scale, heads.lambd)
-        output[rows] = (weights @ v).transpose(0, 1).reshape(end - start, width)
-        support[rows] = (weights != 0).sum(-1, dtype=torch.int32).T
-    return output, support
-
-
-def attend_hidden_first(
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    hidden: HiddenFirst,
-    heads: HeadSettings,
-) -> Tensor:
-    """Replace the outputs of queries that are no keys by their attention over their sequence's tokens.
-
-    Args:
-        output: `(T + R, H·D)`, of which the last R rows are to be replaced.
-        query: `(T + R, H·D)`.
-        key: `(T + R, H·D)`.
-        value: `(T + R, H·D)`.
-        hidden: which they are, and their sequences' tokens.
-        heads: H, scale and λ.
-
-    Returns:
-        `(T + R, H·D)`.
-    """
-    split = (-1, heads.num_heads, query.shape[1] // heads.num_heads)
-    q, k, v = (x.view(split).transpose(0, 1) for x in (query[hidden.rows], key, value))
-    scores = (q @ k.transpose(1, 2) * heads.scale).masked_fill(~hidden.own, -torch.inf)
-    attended = _normalize(scores, heads.lambd) @ v
-    return output.index_copy(0, hidden.rows, attended.transpose(0, 1).reshape(-1, output.shape[1]))
-
-
-def _normalize(scores: Tensor, lambd: float | None) -> Tensor:
-    return scores.softmax(-1) if lambd is None else sparsegen_lin(scores, lambd)
 
 
 def _attend(
@@ -127,15 +62,10 @@ def _attend(
 
 
 def _attend_all(qkv: tuple[Tensor, Tensor, Tensor], packed: PackedPass, heads: HeadSettings) -> Tensor:
-    attend, replace = (
-        (packed_attention_node, hidden_first_node)
-        if torch.onnx.is_in_onnx_export()
-        else (packed_attention, attend_hidden_first)
-    )
-    output, support = attend(*qkv, packed.packing.cu_seqlens, heads)
+    output, support = attend_all(qkv, packed.packing.cu_seqlens, packed.packing.hidden, heads)
     if support is not None:
         packed.supports.append(support)
-    return replace(output, *qkv, packed.packing.hidden, heads)
+    return output
 
 
 def _attend_allowed(
@@ -171,6 +101,7 @@ class PackedModel(nn.Module):
         self.model.set_attn_implementation("sparse_serve_packed")
         has_pattern = attention_of(model.config).pattern is not None
         self.patterns = layer_patterns(model) if has_pattern else []
+        self.tasks = tuple(head.heads) if isinstance(head, SeveralHeads) else ()
         self.joins_neighbours = joins_neighbours(model.config)
         if self.joins_neighbours:
             # The embeddings are given words joined with their neighbours, and have only to transform them, as
@@ -184,7 +115,11 @@ class PackedModel(nn.Module):
         return [self.head.task.graph_output, RHO, *(AXES if self.patterns else ())]
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        task_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Answer a padded batch.
 
@@ -192,6 +127,8 @@ class PackedModel(nn.Module):
             input_ids: `(B, L)` int64.
             attention_mask: `(B, L)` int64, nonzero for tokens.
             token_type_ids: `(B, L)` int64, for families with segments.
+            task_ids: `(B, 1)` int64, of a model of several tasks: each row's number among them. A row with
+                another number is answered by −inf.
 
         Returns:
             The head's answer, float32 (`Head.answer_packed`), and, by layer, `(B, layers)` float32 each: ρ,
@@ -200,7 +137,7 @@ class PackedModel(nn.Module):
             pattern, the shares of the row's tokens whose rows are on and whose columns are. All are 0 for a
             row without tokens.
         """
-        packing = Packing.of(attention_mask)
+        packing = Packing.of(attention_mask, self._by_task(task_ids))
         positions = position_ids(self.model.config, input_ids)
         inputs = {"position_ids": packing.pack(positions)}
         if token_type_ids is not None:
@@ -211,13 +148,23 @@ class PackedModel(nn.Module):
             inputs["input_ids"] = packing.pack(input_ids)
         packed = PackedPass.of(packing, self.patterns)
         states = self._states(inputs, packed)
-        return self.head.answer_packed(self.model, states, packing), self._rho(packed), *_shares_on(packed)
+        answer = self.head.answer_packed(self.model, states, packing)
+        if task_ids is not None:
+            answer = torch.where(_is_task(task_ids, len(self.tasks)), answer, -torch.inf)
+        return answer, self._rho(packed), *_shares_on(packed)
+
+    def _by_task(self, task_ids: Tensor | None) -> Partition | None:
+        if task_ids is None:
+            return None
+        # A number that is none must not take another row's answer along: it goes the way of a task.
+        return Partition.of(task_ids[:, 0].clamp(0, len(self.tasks) - 1), len(self.tasks))
 
     def _states(self, inputs: dict[str, Tensor], packed: PackedPass) -> Sequence[Tensor]:
         """Run the encoder; return hidden states `(T + R, M)`: the last, or all where the head reads more."""
+        routed = {"routing": routing_of(packed.packing, self.tasks)} if self.tasks else {}
         if not self.head.reads_layers:
-            return [self.model.base_model(**inputs, packed=packed).last_hidden_state[0]]
-        outputs = self.model.base_model(**inputs, packed=packed, output_hidden_states=True)
+            return [self.model.base_model(**inputs, packed=packed, **routed).last_hidden_state[0]]
+        outputs = self.model.base_model(**inputs, packed=packed, output_hidden_states=True, **routed)
         return [state[0] for state in outputs.hidden_states]
 
     def _joined_embeddings(self, input_ids: Tensor, packing: Packing) -> Tensor:
@@ -253,3 +200,7 @@ def _shares_on(packed: PackedPass) -> tuple[Tensor, ...]:
         for each in ([axes.rows for axes in packed.axes], [axes.columns for axes in packed.axes])
     )
     return rows / lengths, columns / lengths
+
+
+def _is_task(task_ids: Tensor, count: int) -> Tensor:
+    return (task_ids >= 0) & (task_ids < count)

@@ -7,13 +7,14 @@ embedding of a token takes from beside it, position or neighbours, is read from 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.patterns import LayerPattern
+from sparse_export.encoders.routing import Partition
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Packing:
         first: `(B,)` int64, where the head finds each row's first token.
         hidden: the hidden first tokens, which attend as queries and are no keys.
         has_token: `(B, 1)` bool, False where the mask is zero throughout.
+        tasks: the B rows by their tasks; None where all are of one.
     """
 
     keep: Tensor
@@ -52,10 +54,11 @@ class Packing:
     first: Tensor
     hidden: HiddenFirst
     has_token: Tensor
+    tasks: Partition | None = None
 
     @classmethod
-    def of(cls, attention_mask: Tensor) -> "Packing":
-        """Lay out a batch by its mask `(B, L)`, where nonzero marks a token."""
+    def of(cls, attention_mask: Tensor, tasks: Partition | None = None) -> "Packing":
+        """Lay out a batch by its mask `(B, L)`, where nonzero marks a token; `tasks` part its rows."""
         keep = attention_mask != 0
         batch, length = keep.shape
         sequence_length = keep.sum(1)
@@ -86,7 +89,13 @@ class Packing:
                 ranks=(keep.to(torch.int64).cumsum(1) - 1).reshape(-1)[tokens],
             ),
             has_token=has_token[:, None],
+            tasks=tasks,
         )
+
+    def of_rows(self, rows: Tensor) -> "Packing":
+        """Return what a head that reads first tokens sees of some rows, `(K,)` int64: the tokens stay."""
+        first, has_token = (each.index_select(0, rows) for each in (self.first, self.has_token))
+        return replace(self, first=first, has_token=has_token, tasks=None)
 
     def lengths(self) -> Tensor:
         """Return how many tokens each row has, `(B, 1)` float32."""

@@ -12,7 +12,7 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_export.tasks.head import Head
 from sparse_serve.tasks import TASKS, Task
 
-__all__ = ["Head", "head_class", "head_of", "model_head", "task_by_architecture"]
+__all__ = ["Head", "head_class", "head_of", "head_of_spec", "model_head", "task_by_architecture"]
 
 
 def head_class(kind: type[Task]) -> type[Head]:
@@ -27,16 +27,23 @@ def head_of(task: Task) -> Head:
     return head_class(type(task))(task)
 
 
-def model_head(model: PreTrainedModel) -> Head:
-    """Return the head of a model whose config tells what it answers.
+def head_of_spec(spec: ModelSpec) -> Head:
+    """Return what reads the answers of a model: the head of its task, or those of tasks by name.
 
     Raises:
-        ValueError: it answers nothing.
+        CheckpointError: it answers nothing.
+        ValueError: its tasks cannot be answered together.
     """
-    task = ModelSpec.of(model.config).task
-    if task is None:
-        raise ValueError(f"{type(model).__name__} answers no task: its config names none")
-    return head_of(task)
+    if not spec.names_tasks:
+        return head_of(spec.task)
+    from sparse_export.tasks.several import SeveralHeads  # noqa: PLC0415  which stands on this table
+
+    return SeveralHeads({name: head_of(task) for name, task in spec.tasks.items()})
+
+
+def model_head(model: PreTrainedModel) -> Head:
+    """Return what reads the answers of a model whose config tells what it answers: see `head_of_spec`."""
+    return head_of_spec(ModelSpec.of(model.config))
 
 
 def task_by_architecture(config: PreTrainedConfig) -> Task | None:

@@ -23,12 +23,14 @@ from sparse_serve.tasks.labels import json_array, sorted_labels
 from sparse_serve.tasks.multi_label import MultiLabel
 from sparse_serve.tasks.question_answering import QuestionAnswering
 from sparse_serve.tasks.regression import Regression
+from sparse_serve.tasks.several import TASK_IDS, Several, answered, require_task_name
 from sparse_serve.tasks.task import OutputTensor, Task
 from sparse_serve.tasks.token_classification import TokenClassification
 
 __all__ = [
     "DEFAULT_TASK",
     "TASKS",
+    "TASK_IDS",
     "Classification",
     "Columns",
     "Embedding",
@@ -38,11 +40,14 @@ __all__ = [
     "Pairs",
     "QuestionAnswering",
     "Regression",
+    "Several",
     "Task",
     "TokenClassification",
+    "answered",
     "json_array",
     "read_task",
     "read_tasks",
+    "require_task_name",
     "sorted_labels",
 ]
 

@@ -23,11 +23,13 @@ class EncodedText:
         text: what offsets speak of: the context where a question is asked about one, else the text itself.
         windows: rows of the graph, one or more.
         truncated: whether tokens were left out of all windows.
+        task: the name of the task that it is of, where a model has several.
     """
 
     text: str
     windows: tuple[Encoding, ...]
     truncated: bool
+    task: str | None = None
 
     @property
     def token_count(self) -> int:

@@ -1,0 +1,99 @@
+"""Attention of a packed batch over all keys of a sequence: the torch reference of the packed ops."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.graph.nodes import HeadSettings, hidden_first_node, packed_attention_node
+from sparse_export.graph.packing import HiddenFirst
+
+
+def attend_all(
+    qkv: tuple[Tensor, Tensor, Tensor], cu_seqlens: Tensor, hidden: HiddenFirst, heads: HeadSettings
+) -> tuple[Tensor, Tensor | None]:
+    """Attend over all keys: in an exported graph by the ops, elsewhere by their reference.
+
+    Args:
+        qkv: queries, keys and values, `(T + R, H·D)` each.
+        cu_seqlens: sequence borders, as `Packing` has them.
+        hidden: first tokens that are queries and no keys.
+        heads: H, scale and λ.
+
+    Returns:
+        Outputs `(T + R, H·D)`, and the number of nonzero weights `(T + R, H)` int32; None where it is that of
+        all keys, as with softmax in a graph.
+    """
+    attend, replace = (
+        (packed_attention_node, hidden_first_node)
+        if torch.onnx.is_in_onnx_export()
+        else (packed_attention, attend_hidden_first)
+    )
+    output, support = attend(*qkv, cu_seqlens, heads)
+    return replace(output, *qkv, hidden, heads), support
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    heads: HeadSettings,
+) -> tuple[Tensor, Tensor]:
+    """Attention within each sequence of a packed batch: the torch reference of the packed ONNX ops.
+
+    Args:
+        query: `(T, H·D)`, floating point.
+        key: `(T, H·D)`.
+        value: `(T, H·D)`.
+        cu_seqlens: sequence borders `(B + 1,)` int32, from 0 to T.
+        heads: H, scale and λ.
+
+    Returns:
+        Outputs `(T, H·D)` and, for every row and head, the number of nonzero weights `(T, H)` int32.
+    """
+    tokens, width = query.shape
+    output = torch.empty_like(query)
+    support = query.new_zeros(tokens, heads.num_heads, dtype=torch.int32)
+    borders = cu_seqlens.tolist()
+    for start, end in pairwise(borders):
+        rows = slice(start, end)
+        split = (end - start, heads.num_heads, width // heads.num_heads)
+        q, k, v = (x[rows].view(split).transpose(0, 1) for x in (query, key, value))
+        weights = _normalize(q @ k.transpose(1, 2) * heads.scale, heads.lambd)
+        output[rows] = (weights @ v).transpose(0, 1).reshape(end - start, width)
+        support[rows] = (weights != 0).sum(-1, dtype=torch.int32).T
+    return output, support
+
+
+def attend_hidden_first(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: HiddenFirst,
+    heads: HeadSettings,
+) -> Tensor:
+    """Replace the outputs of queries that are no keys by their attention over their sequence's tokens.
+
+    Args:
+        output: `(T + R, H·D)`, of which the last R rows are to be replaced.
+        query: `(T + R, H·D)`.
+        key: `(T + R, H·D)`.
+        value: `(T + R, H·D)`.
+        hidden: which they are, and their sequences' tokens.
+        heads: H, scale and λ.
+
+    Returns:
+        `(T + R, H·D)`.
+    """
+    split = (-1, heads.num_heads, query.shape[1] // heads.num_heads)
+    q, k, v = (x.view(split).transpose(0, 1) for x in (query[hidden.rows], key, value))
+    scores = (q @ k.transpose(1, 2) * heads.scale).masked_fill(~hidden.own, -torch.inf)
+    attended = _normalize(scores, heads.lambd) @ v
+    return output.index_copy(0, hidden.rows, attended.transpose(0, 1).reshape(-1, output.shape[1]))
+
+
+def _normalize(scores: Tensor, lambd: float | None) -> Tensor:
+    return scores.softmax(-1) if lambd is None else sparsegen_lin(scores, lambd)

@@ -1,0 +1,101 @@
+"""The tokens of a packed batch by the tasks of their rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparse_export.encoders.routing import Part, Partition, Routing
+from sparse_export.graph.nodes import HeadSettings
+from sparse_export.graph.packed_attention import attend_all
+from sparse_export.graph.packing import HiddenFirst, Packing
+
+
+_MOST_TOKENS = 2**31
+
+
+def routing_of(packing: Packing, tasks: Sequence[str]) -> Routing:
+    """Return how the tokens of a packed batch belong to tasks, in the order of their numbers."""
+    if packing.tasks is None:
+        (task,) = tasks
+        return AllOfOneTask(task, packing)
+    return ByTask(packing, packing.tasks, tasks)
+
+
+@dataclass(frozen=True)
+class _Tokens(Part):
+    """The tokens of one task's rows, T_i and behind them R_i hidden first ones.
+
+    Attributes:
+        tokens: `(T_i + R_i,)` int64, which of the batch's they are; None for all.
+        cu_seqlens: borders of their sequences: those of other tasks' rows are empty.
+        hidden: the hidden first tokens among them.
+    """
+
+    tokens: Tensor | None
+    cu_seqlens: Tensor
+    hidden: HiddenFirst
+
+    def take(self, hidden: Tensor) -> Tensor:
+        """Return `(T_i + R_i, M)` of the batch's hidden states `(1, T + R, M)`."""
+        return hidden[0] if self.tokens is None else hidden[0].index_select(0, self.tokens)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, num_heads: int, dropout: float) -> Tensor:
+        """Attend within each sequence."""
+        heads = HeadSettings(num_heads, (query.shape[1] // num_heads) ** -0.5, lambd=None)
+        output, _ = attend_all((query, key, value), self.cu_seqlens, self.hidden, heads)
+        return output
+
+
+class AllOfOneTask(Routing):
+    """A packed batch whose rows are all of one task."""
+
+    def __init__(self, task: str, packing: Packing) -> None:
+        self.parts = {task: _Tokens(None, packing.cu_seqlens, packing.hidden)}
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the only part's."""
+        (output,) = outputs
+        return output[None]
+
+
+class ByTask(Routing):
+    """A packed batch whose rows are of several tasks.
+
+    Each task's weights work on its own tokens alone, gathered in one piece: a task without rows costs
+    nothing. They lie in the order of the batch, so that the trunk's tokens need not be moved for it.
+    """
+
+    def __init__(self, packing: Packing, rows: Partition, tasks: Sequence[str]) -> None:
+        owners = packing.tokens // packing.keep.shape[1]
+        # The tracer writes down how large a size can be, and the sum of two without a bound has no type.
+        torch._check(packing.hidden.rows.shape[0] < _MOST_TOKENS)
+        torch._check(owners.shape[0] < _MOST_TOKENS)
+        self._tokens = Partition.of(rows.tasks.index_select(0, owners), len(tasks))
+        lengths = packing.borders[1:] - packing.borders[:-1]
+        self.parts = {
+            task: _part(packing, owners, tokens, torch.where(rows.tasks == number, lengths, 0))
+            for number, (task, tokens) in enumerate(zip(tasks, self._tokens.parts, strict=True))
+        }
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Put the tokens of all tasks into their order, `(1, T + R, M)`."""
+        return self._tokens.join(outputs)[None]
+
+
+def _part(packing: Packing, owners: Tensor, tokens: Tensor, lengths: Tensor) -> _Tokens:
+    """Lay out one task's tokens.
+
+    Args:
+        packing: of the batch.
+        owners: `(T + R,)` int64, the row of each of its tokens.
+        tokens: `(T_i + R_i,)` int64, which are the task's.
+        lengths: `(B,)` int64, tokens of its rows, and 0 of all others.
+    """
+    borders = nn.functional.pad(lengths.cumsum(0), (1, 0))
+    ranks, rows = (each.index_select(0, tokens) for each in (packing.hidden.ranks, owners))
+    hidden = (ranks < 0).nonzero().squeeze(1)  # behind the others, as in the batch
+    own = (rows.index_select(0, hidden)[:, None] == rows[None, :]) & (ranks >= 0)[None, :]
+    cu_seqlens = torch.cat([borders, hidden + 1]).to(torch.int32)
+    return _Tokens(tokens, cu_seqlens, HiddenFirst(rows=hidden, own=own, ranks=ranks))

@@ -1,0 +1,59 @@
+"""The heads of several tasks on one encoder: each reads the rows of its own task."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sparse_export.encoders.several import SEVERAL_TASKS_MODELS, SeveralTasksModel
+from sparse_export.tasks.head import Head, Models
+from sparse_serve.tasks import Task, answered
+
+if TYPE_CHECKING:
+    from sparse_export.graph.packing import Packing
+
+
+class SeveralHeads(Head):
+    """The heads of a model's tasks; of one task alone, it answers what that task's does."""
+
+    models: ClassVar[Models] = SEVERAL_TASKS_MODELS
+    architecture: ClassVar[str] = "ForSeveralTasks"
+
+    def __init__(self, heads: Mapping[str, Head]) -> None:
+        """Take each task's head by its name."""
+        super().__init__(answered({name: head.task for name, head in heads.items()}))
+        self.heads = heads
+
+    @classmethod
+    def read_own(cls, config: PreTrainedConfig) -> Task | None:
+        """Return None: such a checkpoint names its tasks."""
+        return None
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Leave the config as it is: what Transformers has to know is in each task's own."""
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether any of the tasks reads more than the last layer."""
+        return any(head.reads_layers for head in self.heads.values())
+
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+        """Answer each row by the head of its task, `(B, width)`: −inf where its task has no label."""
+        assert isinstance(model, SeveralTasksModel)
+        rows = packing.tasks
+        if rows is None:
+            ((name, head),) = self.heads.items()
+            return head.answer_packed(model.of(name), states, packing)
+        answers = []
+        for part, (name, head) in zip(rows.parts, self.heads.items(), strict=True):
+            answer = head.answer_packed(model.of(name), states, packing.of_rows(part))
+            answers.append(
+                nn.functional.pad(answer, (0, self.task.width - answer.shape[1]), value=-torch.inf)
+            )
+        return rows.join(answers)
+
+    def answer_padded(self, outputs: Any, attention_mask: Tensor) -> Tensor:
+        """Refuse: rows of one task are what its own head reads."""
+        raise ValueError("padded rows are answered by the head of their task")
