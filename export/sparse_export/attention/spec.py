@@ -37,7 +37,8 @@ class AttentionSpec:
             raise OptionError(f"lambda must be a number below 1, got {self.lambd!r}")
         try:
             # ONNX attributes are float32: 0.999999999 would be 1 there.
-            check_lambd(float(np.float32(self.lambd)))
+            with np.errstate(over="ignore"):
+                check_lambd(float(np.float32(self.lambd)))
         except ValueError as error:
             raise OptionError(str(error)) from None
 

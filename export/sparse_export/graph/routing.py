@@ -11,7 +11,6 @@ from sparse_export.graph.nodes import HeadSettings
 from sparse_export.graph.packed_attention import attend_all
 from sparse_export.graph.packing import HiddenFirst, Packing
 
-
 _MOST_TOKENS = 2**31
 
 
