@@ -1,7 +1,7 @@
 """Tiny classifiers of every family with random weights, large enough that every layer and token matters."""
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,22 @@ from transformers import (
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.axis import AxisLayer
 from sparse_export.encoders.diagonals import AdaptiveDiagonals
+from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.extensions import attach_extensions
 from sparse_export.encoders.patterned import pattern_modules
+from sparse_export.encoders.projected_attention import Projections
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.tasks import head_of
-from sparse_serve.tasks import Classification, Task
+from sparse_export.tasks import head_of_spec
+from sparse_serve.tasks import DEFAULT_TASK, Classification, Regression, Task
 
 LABELS = ("negative", "neutral", "positive")
 CLASSES = Classification(LABELS)
+TASKS = {
+    "sentiment": Classification(("worst", "bad", "fair", "good", "best")),
+    "paraphrase": Classification(("different", "same")),
+    "similarity": Regression(),
+}
+ADAPTERS = {"projected_attention": {"size": 34, "heads": 2, "share_projections": False}}
 LAYERS, HEADS, POSITIONS = 2, 4, 160
 LAMBD = -1.0
 ROWS, LENGTH = 7, 14
@@ -104,16 +112,22 @@ _TOKENIZERS: dict[str, Callable[[Path], PreTrainedTokenizerFast]] = {
 
 
 def make_model(
-    attention: AttentionSpec, family: str = "bert", task: Task = CLASSES, **sizes: int
+    attention: AttentionSpec,
+    family: str = "bert",
+    task: Task | Mapping[str, Task] = CLASSES,
+    extensions: Mapping[str, Mapping[str, Any]] | None = None,
+    **sizes: int,
 ) -> PreTrainedModel:
     """An untrained model that attends and answers as told, with weights far from zero.
 
     `sizes` are entries of its config.
     """
     config = AutoConfig.for_model(family, vocab_size=96, **_FAMILY_SIZES[family] | sizes)
-    head = head_of(task)
+    tasks = {DEFAULT_TASK: task} if isinstance(task, Task) else task
+    spec = ModelSpec(attention, tasks, extensions or {})
+    head = head_of_spec(spec)
     head.configure(config)
-    ModelSpec(attention).with_task(task).store(config)
+    spec.store(config)
     torch.manual_seed(0)
     model: PreTrainedModel = head.models[type(config)]._from_config(config)
     with torch.no_grad():
@@ -135,6 +149,9 @@ def _learn_something(model: PreTrainedModel) -> None:
             module.bias.fill_(-1.0)
         elif isinstance(module, AdaptiveDiagonals):
             module.logits.normal_(mean=-1.0)
+    for module in extension_modules(model):
+        if isinstance(module, Projections):
+            module.contract.weight.normal_(std=0.3)
 
 
 def masks() -> dict[str, Tensor]:

@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
+from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.graph.precision import precision_of
 from sparse_export.parity.examples import Examples, builtin_examples, labelled_examples, text_examples
 from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
-from sparse_export.tasks import model_head
-from sparse_export.tasks.asked import TaskOptions, asked_task
+from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve import __version__
 from sparse_serve.data import read_data, read_texts
 from sparse_serve.digests import file_digest
@@ -35,7 +35,7 @@ from sparse_serve.op_library import OPSET_VERSION, verify_library
 from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
-from sparse_serve.tasks import DEFAULT_TASK, Task
+from sparse_serve.tasks import Task, answered
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
 _GRAPH_FILE = "model.onnx"
@@ -100,7 +100,7 @@ class Exported:
 
     path: Path
     attention: AttentionSpec
-    task: Task
+    tasks: Mapping[str, Task]
     parity: ParityReport
     quality: ParityReport | None
     baselines: dict[str, float]
@@ -127,8 +127,10 @@ def export_checkpoint(
     target = _target(options)
     _check_destination(options)
     progress("loading the checkpoint")
-    task = asked_task(options.checkpoint, load_config(options.checkpoint), options.task)
-    model = load_checkpoint(options.checkpoint, options.attention, task)
+    tasks = asked_tasks(options.checkpoint, load_config(options.checkpoint), options.task)
+    task = answered(tasks)
+    _refuse_of_several(options, tasks)
+    model = load_checkpoint(options.checkpoint, options.attention, tasks)
     tokenizer = load_tokenizer(options.checkpoint)
     max_length = _max_length(options, model.config, tokenizer, warn)
     gate = _Gate.of(options, target, task, _served_tokenizer(tokenizer, model.config), max_length)
@@ -153,14 +155,25 @@ def export_checkpoint(
             EntrySpec(
                 graph=graph,
                 tokenizer=tokenizer_file,
-                manifest=_manifest(options, model, task, target, gate, max_length, parity, quality),
+                manifest=_manifest(options, model, tasks, target, gate, max_length, parity, quality),
                 max_batch_size=options.max_batch_size,
                 metrics=options.metrics,
                 baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
             ),
             force=options.force,
         )
-    return Exported(path, attention_of(model.config), task, parity, quality, twins)
+    return Exported(path, attention_of(model.config), tasks, parity, quality, twins)
+
+
+def _refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None:
+    """Refuse what is read or written of one task alone."""
+    asked = {"--eval": options.eval_file is not None, "--with-baselines": options.with_baselines}
+    for option, is_given in asked.items():
+        if is_given and len(tasks) > 1:
+            raise OptionError(
+                f"{option} is for one task, and {options.checkpoint} has {', '.join(tasks)}: choose one with "
+                "--single-task, or leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -280,7 +293,7 @@ def _export_baselines(
     """Write the twins below `folder`; return by variant how far each is from torch with softmax."""
     if not options.with_baselines:
         return {}
-    dense = load_checkpoint(options.checkpoint, AttentionSpec(), model_head(model).task)
+    dense = load_checkpoint(options.checkpoint, AttentionSpec(), ModelSpec.of(model.config).tasks)
     differences: dict[str, float] = {}
     for kind in BASELINES:
         progress(f"tracing the {kind.replace('_', ' ')} twin")
@@ -298,7 +311,7 @@ def _export_baselines(
 def _manifest(
     options: ExportOptions,
     model: PreTrainedModel,
-    task: Task,
+    tasks: Mapping[str, Task],
     target: GraphTarget,
     gate: _Gate,
     max_length: int,
@@ -320,7 +333,7 @@ def _manifest(
         dtype=target.precision.name,
         triton_release=options.triton,
         attention=_attention(options, model),
-        tasks={DEFAULT_TASK: task},
+        tasks=dict(tasks),
         max_length=max_length,
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),

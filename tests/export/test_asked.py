@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.sentence_transformers import embedding_settings
-from sparse_export.tasks.asked import TaskOptions, asked_task
+from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import (
     Classification,
@@ -33,9 +33,14 @@ def plain(architecture: str | None, **entries: Any) -> PreTrainedConfig:
     return config
 
 
+def the_task(folder: Path, **options: Any) -> Task:
+    (task,) = asked_tasks(folder, load_config(folder), TaskOptions(**options)).values()
+    return task
+
+
 def asked(folder: Path, config: PreTrainedConfig, **options: Any) -> Task:
     config.save_pretrained(folder)
-    return asked_task(folder, load_config(folder), TaskOptions(**options))
+    return the_task(folder, **options)
 
 
 _MEAN: dict[str, Any] = {"size": 64, "pooling": "mean"}
@@ -74,7 +79,7 @@ def test_every_family_is_loaded_by_what_transformers_alone_wrote(
     config = json.loads((tmp_path / "config.json").read_text())
     shown = {"output_hidden_states": True, "output_attentions": True}
     (tmp_path / "config.json").write_text(json.dumps(config | shown))
-    found = asked_task(tmp_path, load_config(tmp_path), TaskOptions())
+    found = the_task(tmp_path)
     assert found == task
     loaded = load_checkpoint(tmp_path, task=found)
     assert type(loaded).__name__ == type(model).__name__
@@ -134,9 +139,9 @@ def test_a_sentence_transformers_folder_tells_the_defaults(
 ) -> None:
     folder = sentence_transformer(tmp_path, pooling, *kinds)
     assert embedding_settings(folder) == expected
-    task = asked_task(folder, load_config(folder), TaskOptions(task="embedding"))
+    task = the_task(folder, task="embedding")
     assert task == Embedding(**_MEAN | expected)
-    other = asked_task(folder, load_config(folder), TaskOptions(task="embedding", normalize=False))
+    other = the_task(folder, task="embedding", normalize=False)
     assert other == Embedding(**_MEAN | expected | {"normalize": False})
 
 
@@ -155,8 +160,8 @@ def test_what_is_not_exported_must_be_stated(
 ) -> None:
     folder = sentence_transformer(tmp_path, pooling, *kinds)
     with pytest.raises(CheckpointError, match=message):
-        asked_task(folder, load_config(folder), TaskOptions(task="embedding"))
-    stated = asked_task(folder, load_config(folder), TaskOptions(task="embedding", pooling="first"))
+        the_task(folder, task="embedding")
+    stated = the_task(folder, task="embedding", pooling="first")
     assert stated == Embedding(size=64, pooling="first")
 
 

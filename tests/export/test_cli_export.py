@@ -56,7 +56,9 @@ def test_json_figures_and_manifest(
     assert status == 0
     figures = json.loads(out)
     assert figures["attention"] == {"normalizer": "sparsegen", "lambd": -1.0, "pattern": None}
-    assert figures["task"] == {"type": "single_label_classification", "labels": list(LABELS)}
+    assert figures["tasks"] == {
+        "default": {"type": "single_label_classification", "labels": list(LABELS)},
+    }
     assert figures["parity"]["library"]["max_abs_diff"] <= 1e-4
     manifest = read_entry(tmp_path / "x").manifest
     assert manifest.triton_release == "25.02"

@@ -96,7 +96,7 @@ def test_similarity_of_sentences_without_training(
 ) -> None:
     """Measured: Spearman 0.8081 on the 863 pairs."""
     data = read_data(STS, task="embedding")
-    task = exported.task
+    (task,) = exported.tasks.values()
     texts, _ = task.asked(data)
     tokenizer = Tokenizer.from_file(str(exported.path / "tokenizer.json"))
     windows = [each.windows[0] for each in task.encode(tokenizer, texts, None, 512)]

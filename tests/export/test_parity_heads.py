@@ -145,7 +145,7 @@ def test_entities_are_the_same_whatever_their_scores() -> None:
 
     head = head_of(TASKS["tags"])
     changes: dict[str, Any] = {"score": 0.6, "label": "place", "end": 5}
-    same = {name: head.same_answers(column(), column(**{name: value})) for name, value in changes.items()}
+    same = {name: head.same_answers([], column(), column(**{name: value})) for name, value in changes.items()}
     assert {name: each is not None and each.tolist() for name, each in same.items()} == {
         "score": [True, True],
         "label": [False, True],

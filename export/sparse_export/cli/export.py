@@ -57,6 +57,14 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             show_default="as the checkpoint was trained",
         ),
     ] = None,
+    single_task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of a model of several tasks export this one, with nothing of the others in it.",
+            show_default="all of them, in one graph",
+        ),
+    ] = None,
     stride: Annotated[
         int | None,
         typer.Option(
@@ -189,6 +197,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         attention=_asked(checkpoint, attention, lambd),
         task=TaskOptions(
             task=task,
+            single_task=single_task,
             stride=stride,
             max_answer_tokens=max_answer_tokens,
             no_answer=no_answer,
@@ -237,7 +246,7 @@ def _figures(exported: "Exported") -> dict[str, object]:
     return {
         "path": str(exported.path),
         "attention": exported.attention.to_json(),
-        "task": exported.task.to_json(),
+        "tasks": {name: task.to_json() for name, task in exported.tasks.items()},
         "parity": exported.parity.to_json(),
         "quality": None if quality is None else quality.to_json(),
         "baselines": exported.baselines,

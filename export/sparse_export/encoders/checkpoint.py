@@ -38,7 +38,7 @@ from sparse_serve.tasks import DEFAULT_TASK, Task
 def load_checkpoint(
     checkpoint: str | Path,
     attention: AttentionSpec | None = None,
-    task: Task | None = None,
+    task: Task | Mapping[str, Task] | None = None,
     revision: str | None = None,
 ) -> PreTrainedModel:
     """Load a trained model with the attention and the task it was trained with, or with others.
@@ -46,7 +46,8 @@ def load_checkpoint(
     Args:
         checkpoint: a Transformers folder, or the id of a model on the hub.
         attention: overrides the checkpoint's own; it is recorded in the returned model's config.
-        task: overrides the checkpoint's own, for example with an embedding, which needs no head.
+        task: overrides the checkpoint's own, for example with an embedding, which needs no head; of a
+            checkpoint of several tasks some of them, by their names: nothing of the others is loaded.
         revision: of a model on the hub: a branch, a tag or a commit.
 
     Returns:
@@ -62,7 +63,7 @@ def load_checkpoint(
     spec = ModelSpec.of(config)
     own = spec
     if task is not None:
-        spec = spec.with_task(task)
+        spec = replace(spec, tasks=_by_name(task))
     if attention is not None:
         spec = spec.with_attention(attention)
     if not spec.tasks:
@@ -115,7 +116,7 @@ def new_model(
     own = ModelSpec.of(config)
     spec = replace(
         own.with_attention(attention),
-        tasks={DEFAULT_TASK: task} if isinstance(task, Task) else dict(task),
+        tasks=_by_name(task),
         extensions=own.extensions if extensions is None else extensions,
     )
     head = head_of_spec(spec)
@@ -130,6 +131,10 @@ def new_model(
     if spec.positions == "sinusoidal":
         fix_positions(model)
     return model.train()
+
+
+def _by_name(task: Task | Mapping[str, Task]) -> Mapping[str, Task]:
+    return {DEFAULT_TASK: task} if isinstance(task, Task) else dict(task)
 
 
 def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

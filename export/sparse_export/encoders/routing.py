@@ -91,6 +91,34 @@ class OneTask(Routing, Part):
         return output
 
 
+class ByRows(Routing):
+    """A padded batch whose rows are of several tasks."""
+
+    def __init__(self, rows: Partition, tasks: Sequence[str], attention_mask: Tensor) -> None:
+        """Take the rows of each task, in the order of `tasks`, and the mask `(B, L)`."""
+        self.rows = rows
+        self.parts = {
+            task: _Rows(task, numbers, attention_mask)
+            for task, numbers in zip(tasks, rows.parts, strict=True)
+        }
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Put the rows of all tasks into their order, `(B, L, M)`."""
+        return self.rows.join(outputs)
+
+
+class _Rows(OneTask):
+    """The rows of one task in a padded batch."""
+
+    def __init__(self, task: str, numbers: Tensor, attention_mask: Tensor) -> None:
+        super().__init__(task, attention_mask.index_select(0, numbers))
+        self._numbers = numbers
+
+    def take(self, hidden: Tensor) -> Tensor:
+        """Return them, `(B_i, L, M)`."""
+        return hidden.index_select(0, self._numbers)
+
+
 def _seen(attention_mask: Tensor) -> Tensor:
     """Return which keys are seen, `(B, 1, 1, L)` bool: all in a row without tokens, as none have no mean."""
     seen = attention_mask != 0

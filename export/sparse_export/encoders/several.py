@@ -10,11 +10,13 @@ answers as a model of its own with the same weights would.
 from collections.abc import Iterator
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
-from sparse_export.encoders.families import FAMILIES
-from sparse_export.encoders.routing import OneTask
+from sparse_export.encoders.families import FAMILIES, family_of
+from sparse_export.encoders.routing import ByRows, OneTask, Partition
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.tasks.head import Models
 from sparse_serve.errors import OptionError
@@ -51,41 +53,62 @@ class SeveralTasksModel(PreTrainedModel):  # type: ignore[misc]  # Transformers 
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        *,
-        task_ids: Tensor,
+        task_ids: Tensor | None = None,
         **more: Any,
     ) -> Any:
-        """Have a task's model answer rows that are all of that task.
+        """Answer padded rows, each by the model of its task.
 
         Args:
             input_ids: `(B, L)` int64.
             attention_mask: `(B, L)`, nonzero for tokens; None without padding.
             token_type_ids: `(B, L)` int64, for families with segments.
-            task_ids: `(B,)` or `(B, 1)` int64, the task's number among the spec's, the same in every row.
-            more: for the task's model.
+            task_ids: `(B,)` or `(B, 1)` int64, each row's task by its number among the spec's; None where
+                the model has one.
+            more: for Transformers.
 
-        Raises:
-            ValueError: the rows are of several tasks.
+        Returns:
+            What the task's model returns, where all rows are of one; else `logits` `(B, width)` as wide as
+            the widest task's, −inf where a row's task has none.
         """
-        numbers = task_ids.unique().tolist()
-        if len(numbers) != 1:
-            raise ValueError(f"the rows are of the tasks {numbers}; answer those of each by themselves")
-        return self.answer(list(self._models)[numbers[0]], input_ids, attention_mask, token_type_ids, **more)
-
-    def answer(
-        self,
-        task: str,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        **more: Any,
-    ) -> Any:
-        """Return what the model of one task returns for a padded batch; arguments as those of `forward`."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        routing = OneTask(task, attention_mask)
-        return self.of(task)(
-            input_ids=input_ids, attention_mask=attention_mask, routing=routing, **segments, **more
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **segments, **more}
+        names = list(self._models)
+        numbers = [0] if task_ids is None and len(names) == 1 else _numbers(task_ids, len(names))
+        if len(set(numbers)) == 1:
+            task = names[numbers[0]]
+            return self.of(task)(**inputs, routing=OneTask(task, attention_mask))
+        return self._mixed(inputs, Partition.of(torch.tensor(numbers, device=input_ids.device), len(names)))
+
+    def _mixed(self, inputs: dict[str, Any], rows: Partition) -> SequenceClassifierOutput:
+        routing = ByRows(rows, list(self._models), inputs["attention_mask"])
+        outputs = self.base_model(**inputs, routing=routing)
+        first = outputs.last_hidden_state[:, :1]
+        head = family_of(self.config).head
+        answers = [
+            head(model, first.index_select(0, part))
+            for model, part in zip(self._models.values(), rows.parts, strict=True)
+        ]
+        width = max(answer.shape[1] for answer in answers)
+        padded = [nn.functional.pad(each, (0, width - each.shape[1]), value=-torch.inf) for each in answers]
+        return SequenceClassifierOutput(
+            logits=rows.join(padded), hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+def _numbers(task_ids: Tensor | None, count: int) -> list[int]:
+    """Return the number of each row's task.
+
+    Raises:
+        ValueError: there are none, or numbers that no task has.
+    """
+    if task_ids is None:
+        raise ValueError(f"the model has {count} tasks: give task_ids")
+    numbers: list[int] = task_ids.reshape(-1).tolist()
+    if unknown := {number for number in numbers if not 0 <= number < count}:
+        raise ValueError(f"task_ids has {sorted(unknown)}, the model's {count} tasks go by 0 to {count - 1}")
+    return numbers
 
 
 class _ModelsOfSeveralTasks(Models):

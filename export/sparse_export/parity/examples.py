@@ -3,8 +3,8 @@
 They are encoded by the task, as the served model encodes what clients send.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedConfig
 
-from sparse_export.graph.inputs import graph_inputs
+from sparse_export.graph.inputs import BATCH, SEQUENCE, graph_inputs
 from sparse_serve.data import TextData
-from sparse_serve.tasks import EncodedText, Task
+from sparse_serve.tasks import TASK_IDS, EncodedText, Several, Task
 from sparse_serve.tasks.encoding import encode_cut
 
 Row = dict[str, list[int]]
@@ -49,21 +49,29 @@ class Examples:
 
     Attributes:
         texts: as the task encodes them.
-        others: rows besides, that no answer is read from.
+        others: rows besides, that no answer is read from; of several tasks, they are of each in turn.
         targets: what the model should answer to the texts (`Task.targets`), where that is known.
-        is_mixed: whether rows run in another order than theirs, so that every batch mixes lengths, as a
-            server's batches do.
+        is_mixed: whether rows run in another order than theirs, so that every batch mixes lengths and
+            tasks, as a server's batches do.
+        tasks: the number of each task, of a model of several.
     """
 
     texts: Sequence[EncodedText]
     others: Sequence[Row] = ()
     targets: npt.NDArray[Any] | None = None
     is_mixed: bool = False
+    tasks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
         """All rows, those of the texts first."""
-        return [*(_row(window) for text in self.texts for window in text.windows), *self.others]
+        windows = [(text.task, window) for text in self.texts for window in text.windows]
+        rows = [*(_row(window) for _, window in windows), *self.others]
+        if not self.tasks:
+            return rows
+        others = zip(self.others, cycle(self.tasks.values()), strict=False)
+        ids = [*(self.tasks[task or ""] for task, _ in windows), *(number for _, number in others)]
+        return [row | {TASK_IDS: [number]} for row, number in zip(rows, ids, strict=True)]
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
@@ -104,14 +112,15 @@ def builtin_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: S
         others += [_row(each.windows[0]) for each in pairs]
     else:
         encoded += pairs
-    return Examples(encoded, others, is_mixed=True)
+    return Examples(_of_each_task(task, encoded), others, is_mixed=True, tasks=_task_numbers(task))
 
 
 def text_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]) -> Examples:
     """Encode a user's texts; where a second text is needed, each is it, and the first one is asked of all."""
     needs_pair = task.text_pair == "required"
     firsts, pairs = ([texts[0]] * len(texts), texts) if needs_pair else (texts, None)
-    return Examples(task.encode(tokenizer, firsts, pairs, max_length))
+    encoded = task.encode(tokenizer, firsts, pairs, max_length)
+    return Examples(_of_each_task(task, encoded), tasks=_task_numbers(task))
 
 
 def labelled_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
@@ -135,6 +144,17 @@ def batches(rows: Sequence[Row], config: PreTrainedConfig) -> Iterator[Batch]:
         yield _pad(together, longest, config)
 
 
+def _of_each_task(task: Task, texts: Sequence[EncodedText]) -> Sequence[EncodedText]:
+    """Return each text once, or for each of several tasks."""
+    if not isinstance(task, Several):
+        return texts
+    return [replace(text, task=name) for text in texts for name in task.tasks]
+
+
+def _task_numbers(task: Task) -> dict[str, int]:
+    return {name: task.number(name) for name in task.tasks} if isinstance(task, Several) else {}
+
+
 def _cut(tokenizer: Tokenizer, text: str, pair: str | None, length: int) -> EncodedText:
     (encoded,) = encode_cut(tokenizer, [text], [pair], length, offsets=True)
     return encoded
@@ -155,7 +175,8 @@ def _hide(row: Row, pattern: str) -> Row:
 
 
 def _pad(rows: Sequence[Row], length: int, config: PreTrainedConfig) -> Batch:
-    batch = {each.name: np.zeros((len(rows), length), np.int64) for each in graph_inputs(config)}
+    sizes = {BATCH: len(rows), SEQUENCE: length}
+    batch = {each.name: each.example(sizes).numpy() for each in graph_inputs(config)}
     batch["input_ids"][:] = config.pad_token_id or 0
     for index, row in enumerate(rows):
         for name, values in batch.items():

@@ -195,7 +195,7 @@ def check_parity(
 
     def agreement(comparison: _Comparison) -> Agreement:
         served, torchs = (_answers(head, examples, each) for each in (comparison.served, comparison.expected))
-        same = head.same_answers(served, torchs)
+        same = head.same_answers(examples.texts, served, torchs)
         return Agreement(
             max_abs_diff=_difference(comparison.served, comparison.expected),
             label_agreement=None if same is None else float(same.mean()),
@@ -210,7 +210,7 @@ def check_parity(
         longest=max(len(row["input_ids"]) for row in rows),
         atol=atol,
         output=head.task.graph_output,
-        metric=head.task.headline,
+        metric=next(iter(head.task.metrics), None),
         torch_metrics=_metrics(head, examples, expected_answers),
         executions={name: agreement(comparison) for name, comparison in compared.items()},
         rho_torch=_mean(first.expected, "rho"),
@@ -295,11 +295,12 @@ def _farthest_flip(answer: Answer, expected: TorchAnswer) -> float:
     )
 
 
-def _difference(ours: Sequence[Answer], torchs: Sequence[Answer]) -> float:
+def _difference(answered: Sequence[Answer], expected: Sequence[Answer]) -> float:
     """Return the largest |Δ| of two runs of the same batches; NaN where a number is none."""
-    differences = [
-        np.abs(answer.output - expected.output).max() for answer, expected in zip(ours, torchs, strict=True)
-    ]
+    pairs = [(ours.output, torchs.output) for ours, torchs in zip(answered, expected, strict=True)]
+    with np.errstate(invalid="ignore"):
+        # What a task has no label for is −inf in both, and their difference is none.
+        differences = [np.where(ours == torchs, 0, np.abs(ours - torchs)).max() for ours, torchs in pairs]
     return float(np.max(differences))
 
 

@@ -11,7 +11,7 @@ from sparse_export.encoders.sentence_transformers import embedding_settings
 from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks.first_token import FirstTokenHead
 from sparse_serve.errors import CheckpointError, OptionError
-from sparse_serve.tasks import TASKS, Embedding, Task
+from sparse_serve.tasks import DEFAULT_TASK, TASKS, Embedding, Task, answered
 
 # Of how many layers the hidden states are read.
 _LAYERS_READ = {"second-to-last": 2, "sum-last-four": 4, "concat-last-four": 4}
@@ -23,6 +23,7 @@ class TaskOptions:
 
     Attributes:
         task: its name, `Task.option`.
+        single_task: the name of the one task that is exported, of a model of several.
         stride: of question answering: by how many tokens windows overlap.
         max_answer_tokens: of question answering: the longest answer.
         no_answer: of question answering: whether a question may have none.
@@ -32,6 +33,7 @@ class TaskOptions:
     """
 
     task: str | None = None
+    single_task: str | None = None
     stride: int | None = None
     max_answer_tokens: int | None = None
     no_answer: bool | None = None
@@ -42,11 +44,12 @@ class TaskOptions:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the task that it says, by their names."""
-        return {name: value for name, value in asdict(self).items() if name != "task" and value is not None}
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in said.items() if name not in ("task", "single_task")}
 
 
-def asked_task(checkpoint: str | Path, config: PreTrainedConfig, options: TaskOptions) -> Task:
-    """Return what the exported model is to answer.
+def asked_tasks(checkpoint: str | Path, config: PreTrainedConfig, options: TaskOptions) -> dict[str, Task]:
+    """Return what the exported model is to answer, by name.
 
     Args:
         checkpoint: a Transformers folder, or the id of a model on the hub.
@@ -58,6 +61,44 @@ def asked_task(checkpoint: str | Path, config: PreTrainedConfig, options: TaskOp
         OptionError: an unknown task, or a setting that is out of range or not this task's.
     """
     spec = ModelSpec.of(config)
+    if spec.names_tasks:
+        return _named(checkpoint, dict(spec.tasks), options)
+    if options.single_task is not None:
+        raise OptionError(
+            f"--single-task {options.single_task} is for a model of several tasks, and {checkpoint} has one: "
+            "leave it out"
+        )
+    return {DEFAULT_TASK: _asked(checkpoint, config, spec, options)}
+
+
+def _named(checkpoint: str | Path, tasks: dict[str, Task], options: TaskOptions) -> dict[str, Task]:
+    """Return all tasks of a model that names them, or the one that is chosen, with its settings."""
+    chosen = options.single_task
+    if chosen is not None:
+        if chosen not in tasks:
+            raise OptionError(
+                f"--single-task {chosen!r:.80} is no task of {checkpoint}: choose one of {', '.join(tasks)}"
+            )
+        tasks = {chosen: _with_settings(checkpoint, tasks[chosen], options.settings)}
+    elif options.settings:
+        name, value = next(iter(options.settings.items()))
+        raise OptionError(
+            f"{_option(name, value)} is for one task, and {checkpoint} has {', '.join(tasks)}: choose one "
+            "with --single-task"
+        )
+    if options.task is not None:
+        raise OptionError(
+            f"--task {options.task} is for a model of one task, and {checkpoint} names its own "
+            f"({', '.join(tasks)}): leave it out"
+        )
+    try:
+        answered(tasks)
+    except ValueError as error:
+        raise OptionError(f"{checkpoint}: {error}") from None
+    return tasks
+
+
+def _asked(checkpoint: str | Path, config: PreTrainedConfig, spec: ModelSpec, options: TaskOptions) -> Task:
     own = spec.task if spec.tasks else None
     kind = None if options.task is None else _kind(options.task)
     task = _embedding(checkpoint, config, own, options) if kind is Embedding else own

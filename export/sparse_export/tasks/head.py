@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sparse_serve.tasks import Columns, Task
+from sparse_serve.tasks import Columns, EncodedText, Task
 
 if TYPE_CHECKING:
     from sparse_export.graph.packing import Packing
@@ -80,7 +80,9 @@ class Head(ABC):
             attention_mask: `(B, L)`, nonzero for tokens.
         """
 
-    def same_answers(self, ours: Columns, theirs: Columns) -> npt.NDArray[np.bool_] | None:
+    def same_answers(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> npt.NDArray[np.bool_] | None:
         """Tell which of N texts two runs answer alike, `(N,)`; None where the numbers are the answer.
 
         Alike are answers whose tensors of text and of whole numbers are the same.

@@ -1,13 +1,13 @@
 """Regression: one value, or several."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from sparse_export.tasks.first_token import FirstTokenHead
-from sparse_serve.tasks import Columns, Task
+from sparse_serve.tasks import Columns, EncodedText, Task
 from sparse_serve.tasks.regression import Regression
 
 
@@ -16,7 +16,7 @@ class RegressionHead(FirstTokenHead):
 
     kind: ClassVar[type[Task]] = Regression
 
-    def same_answers(self, ours: Columns, theirs: Columns) -> None:
+    def same_answers(self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns) -> None:
         """Tell nothing: the text of a value is the value."""
 
     def loss(self, answer: Tensor, inputs: Mapping[str, Tensor], smoothing: float = 0.0) -> Tensor:

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sparse_export.encoders.several import SEVERAL_TASKS_MODELS, SeveralTasksModel
 from sparse_export.tasks.head import Head, Models
-from sparse_serve.tasks import Task, answered
+from sparse_serve.tasks import Columns, EncodedText, Task, answered
 
 if TYPE_CHECKING:
     from sparse_export.graph.packing import Packing
@@ -55,5 +57,21 @@ class SeveralHeads(Head):
         return rows.join(answers)
 
     def answer_padded(self, outputs: Any, attention_mask: Tensor) -> Tensor:
-        """Refuse: rows of one task are what its own head reads."""
-        raise ValueError("padded rows are answered by the head of their task")
+        """Return the model's logits `(B, width)`: those of rows of one task are filled up with −inf."""
+        logits: Tensor = outputs.logits.float()
+        return nn.functional.pad(logits, (0, self.task.width - logits.shape[1]), value=-torch.inf)
+
+    def same_answers(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> npt.NDArray[np.bool_] | None:
+        """Tell which texts are answered alike, of the tasks whose answer is not a number."""
+        if len(self.heads) == 1:
+            (head,) = self.heads.values()
+            return head.same_answers(texts, ours, theirs)
+        told = []
+        for name, head in self.heads.items():
+            rows = [row for row, text in enumerate(texts) if text.task == name]
+            sides = ({key: values[rows] for key, values in each.items()} for each in (ours, theirs))
+            told.append(head.same_answers([texts[row] for row in rows], *sides))
+        known = [same for same in told if same is not None]
+        return np.concatenate(known) if known else None

@@ -59,7 +59,9 @@ class TokenClassificationHead(TrainedHead):
         """Return logits `(B, L, tags)`."""
         return torch.where((attention_mask != 0)[:, :, None], outputs.logits.float(), 0)
 
-    def same_answers(self, ours: Columns, theirs: Columns) -> npt.NDArray[np.bool_]:
+    def same_answers(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> npt.NDArray[np.bool_]:
         """Tell which of N texts have the same entities in the same places, whatever their scores."""
         pairs = zip(ours["entities"][:, 0], theirs["entities"][:, 0], strict=True)
         return np.array([_places(mine) == _places(other) for mine, other in pairs])
