@@ -28,7 +28,7 @@ def main() -> int:
     name = entries[0]
     try:
         for name in entries:
-            status, answer = ask(name, needs_pair=needs_pair(repository / name / "manifest.json"))
+            status, answer = ask(name, question(repository / name / "manifest.json"))
             if status != 200:
                 print(f"{name} answers {status}: {answer}", file=sys.stderr)
                 return 1
@@ -38,20 +38,25 @@ def main() -> int:
     return 0
 
 
-def needs_pair(manifest: Path) -> bool:
-    """Return whether the entry answers questions, which are asked about a second text."""
+def question(manifest: Path) -> dict[str, str]:
+    """Return what the entry is asked: a text, with a second one where it answers questions, and a task."""
+    asked = {"TEXT": "health check"}
     try:
         tasks = json.loads(manifest.read_bytes())["tasks"]
-        return any(task["type"] == "question_answering" for task in tasks.values())
+        if any(task["type"] == "question_answering" for task in tasks.values()):
+            asked["TEXT_PAIR"] = "health check"
+        if len(tasks) > 1:
+            asked["TASK"] = next(iter(tasks))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # of an earlier version, or for Triton to complain of
+        pass  # of an earlier version, or for Triton to complain of
+    return asked
 
 
-def ask(name: str, *, needs_pair: bool) -> tuple[int, str]:
-    """Return the status and the body of the entry's answer."""
-    tensors = ["TEXT", "TEXT_PAIR"] if needs_pair else ["TEXT"]
+def ask(name: str, asked: dict[str, str]) -> tuple[int, str]:
+    """Return the status and the body of the entry's answer to a row of these inputs."""
     inputs = [
-        {"name": tensor, "shape": [1, 1], "datatype": "BYTES", "data": ["health check"]} for tensor in tensors
+        {"name": tensor, "shape": [1, 1], "datatype": "BYTES", "data": [text]}
+        for tensor, text in asked.items()
     ]
     request = {"inputs": inputs, "outputs": [{"name": "token_count"}]}
     connection = HTTPConnection("127.0.0.1", int(os.environ.get("HTTP_PORT", "8000")))

@@ -16,6 +16,7 @@ from tiny_entry import (
     LEGACY,
     LONG,
     MAX_LENGTH,
+    SEVERAL,
     SPANS,
     TAGS,
     VECTORS,
@@ -28,25 +29,25 @@ from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
-from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Task
+from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Several, Task
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 
 
 @pytest.fixture(scope="session")
 def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySpec]:
-    """Specifications of tiny entries; keywords replace fields of spec and manifest, `task` its only one.
+    """Specifications of tiny entries; keywords replace fields of spec and manifest, `task` what it answers.
 
     A task comes with a graph that answers it.
     """
     folder = tmp_path_factory.mktemp("parts")
     tokenizer = tiny_tokenizer(folder / "tokenizer.json")
-    graphs: dict[Task, Path] = {}
+    graphs: dict[str, Path] = {}
 
     def graph_of(task: Task) -> Path:
-        if task not in graphs:
-            graphs[task] = tiny_graph(folder / f"{len(graphs)}.onnx", task=task, seed=len(graphs))
-        return graphs[task]
+        if (key := repr(task)) not in graphs:
+            graphs[key] = tiny_graph(folder / f"{len(graphs)}.onnx", task=task, seed=len(graphs))
+        return graphs[key]
 
     def make(task: Task = CLASSES, **changes: Any) -> EntrySpec:
         manifest = Manifest(
@@ -56,7 +57,7 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySp
             ir_version=9,
             triton_release="26.07",
             attention=Attention(normalizer="softmax"),
-            tasks={DEFAULT_TASK: task},
+            tasks=dict(task.tasks) if isinstance(task, Several) else {DEFAULT_TASK: task},
             max_length=MAX_LENGTH,
             layers=LAYERS,
             op_library=None,
@@ -90,6 +91,7 @@ def server(
     write_entry(repository, make_spec(replace(SPANS, no_answer=True), name="unanswerable"))
     write_entry(repository, make_spec(TAGS, name="tags"))
     write_entry(repository, make_spec(VECTORS, name="vectors"))
+    write_entry(repository, make_spec(SEVERAL, name="several", metrics=True))
     write_entry(repository, make_spec(name="documents", max_length=LONG))
     shutil.copytree(LEGACY, repository, dirs_exist_ok=True)
     axes = tiny_graph(tmp_path_factory.mktemp("axes") / GRAPH_NAME, axes=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tiny_entry import AAA, CLASSES, DOCKER, LEGACY, SPANS, TAGS, VECTORS, tiny_graph
+from tiny_entry import AAA, CLASSES, DOCKER, LEGACY, SEVERAL, SPANS, TAGS, VECTORS, tiny_graph
 
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
@@ -52,7 +52,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def written(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Path:
     """Entries of several tasks, and one of an earlier version."""
     folder = tmp_path_factory.mktemp("agreement") / "models"
-    for task, name in ((CLASSES, "tiny"), (SPANS, "spans"), (TAGS, "tags")):
+    for task, name in ((CLASSES, "tiny"), (SPANS, "spans"), (TAGS, "tags"), (SEVERAL, "several")):
         write_entry(folder, make_spec(task, name=name))
     write_entry(folder, make_spec(VECTORS, name="vectors", metrics=True))
     axes = tiny_graph(folder.parent / "axes.onnx", axes=True)
@@ -93,7 +93,7 @@ def check_in_image(image: Path, repository: Path) -> str:
 
 def test_every_entry_that_was_written_is_fit(repository: Path, image: Path) -> None:
     names = [entry.name for entry in find_entries(repository)]
-    assert names == ["patterned", "sample", "spans", "tags", "tiny", "vectors"]
+    assert names == ["patterned", "sample", "several", "spans", "tags", "tiny", "vectors"]
     assert len(servable_models(repository, verify=True)) == 2 * len(names)
     assert check_in_image(image, repository) == ""
 
@@ -190,6 +190,10 @@ def test_what_no_export_writes_is_refused(repository: Path, image: Path, name: s
         ("spans", '\\"stride\\": 4', '\\"stride\\": 5', False),
         ("sample", 'string_value: "64"', 'string_value: "65"', False),
         ("vectors", 'string_value: "rho"', 'string_value: "rho,rows_on"', False),
+        ("several", ",task_ids", "", False),
+        ("several", '\\"sts\\"', '\\"sta\\"', False),
+        ("several", 'name: "TASK"', 'name: "JOB"', False),
+        ("several_model", 'name: "task_ids"\n  data_type: TYPE_INT64', 'name: "task_ids"', False),
         ("spans", "max_batch_size: 64", "max_batch_size: 65", False),
     ],
 )
@@ -305,7 +309,15 @@ def test_an_earlier_attention_is_a_normalizer_and_a_pattern(
         ({"tasks": {}}, "descriptions by name are needed, one or more"),
         (
             {"tasks": {name: {"type": "embedding", "size": 1} for name in "ab"}},
-            "not of schema version 2: .*an entry answers one task, got a, b",
+            "task a is embedding, which answers other tensors .*: serve it as an entry of its own",
+        ),
+        (
+            {"tasks": {name: {"type": "regression", "labels": ["x"]} for name in ("sts", "../x")}},
+            "manifest.json: '../x' cannot name a task: at most 64 letters, digits, _ and - are needed",
+        ),
+        (
+            {"tasks": {name: {"type": "regression", "labels": ["x"]} for name in ("sts", "score")}},
+            "tiny_model/config.pbtxt: graph has no input task_ids, by which rows of the tasks sts, score are",
         ),
     ],
 )

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from sparse_serve.repository.config import (
     to_text,
 )
 from sparse_serve.tasks import (
+    TASK_IDS,
     Classification,
     Embedding,
     QuestionAnswering,
     Regression,
+    Several,
     Task,
     TokenClassification,
 )
@@ -33,6 +36,14 @@ SIGNATURE = Signature(
         Tensor("attention_mask", DataType.TYPE_INT64, (-1,)),
     ),
     outputs=(Tensor("logits", DataType.TYPE_FP32, (2,)), Tensor("rho", DataType.TYPE_FP32, (6,))),
+)
+
+
+SEVERAL = {"sentiment": Classification(("bad", "so-so", "good")), "sts": Regression()}
+IDS = Tensor(TASK_IDS, DataType.TYPE_INT64, (1,))
+SEVERAL_SIGNATURE = Signature(
+    inputs=(*SIGNATURE.inputs, IDS),
+    outputs=(Tensor("logits", DataType.TYPE_FP32, (3,)), SIGNATURE.outputs[1]),
 )
 
 
@@ -75,6 +86,8 @@ SIGNATURE = Signature(
             "embedding.pbtxt",
             public_config("vectors", SIGNATURE, tasks={"default": Embedding(size=384)}, max_length=128),
         ),
+        ("several_tasks.pbtxt", public_config("pal", SEVERAL_SIGNATURE, tasks=SEVERAL, max_length=128)),
+        ("several_tasks_graph.pbtxt", graph_config("pal_model", SEVERAL_SIGNATURE)),
     ],
 )
 def test_configurations_are_the_golden_ones(name: str, config: ModelConfig) -> None:
@@ -159,6 +172,48 @@ def test_what_a_task_is_answered_from(
         return
     with pytest.raises(RepositoryError, match=message):
         signature.answer(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "task_ids", "width", "message"),
+    [
+        (Several(tasks=SEVERAL), IDS, 3, None),
+        (Several(tasks=SEVERAL), IDS, 4, r"\[-1, 4\] for several tasks"),
+        (Several(tasks=SEVERAL), None, 3, "no input task_ids, by which rows of the tasks sentiment, sts are"),
+        (Several(tasks=SEVERAL), replace(IDS, dims=(-1,)), 3, r"is INT64 \[-1, -1\]: INT64"),
+        (
+            Several(tasks=SEVERAL),
+            replace(IDS, data_type=DataType.TYPE_INT32),
+            3,
+            r"is INT32 \[-1, 1\]: INT64",
+        ),
+        (SEVERAL["sts"], IDS, 1, "the input task_ids, but one task"),
+    ],
+)
+def test_several_tasks_are_told_apart_by_an_input(
+    task: Task, task_ids: Tensor | None, width: int, message: str | None
+) -> None:
+    inputs = SIGNATURE.inputs if task_ids is None else (*SIGNATURE.inputs, task_ids)
+    logits = Tensor("logits", DataType.TYPE_FP32, (width,))
+    signature = Signature(inputs, (logits,))
+    if message is None:
+        assert signature.answer(task) == logits
+        return
+    with pytest.raises(RepositoryError, match=message):
+        signature.answer(task)
+
+
+def test_a_second_text_is_required_where_all_tasks_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_optional() -> bool:
+        config = public_config("pal", SEVERAL_SIGNATURE, tasks=SEVERAL, max_length=128)
+        (pair,) = (each for each in config.input if each.name == "TEXT_PAIR")
+        return bool(pair.optional)
+
+    assert is_optional()
+    monkeypatch.setattr(Regression, "text_pair", "required")
+    assert is_optional()
+    monkeypatch.setattr(Classification, "text_pair", "required")
+    assert not is_optional()
 
 
 def test_measures_of_another_type_are_refused() -> None:

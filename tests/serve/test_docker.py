@@ -13,7 +13,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from tiny_entry import SPANS
+from tiny_entry import SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -162,6 +162,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     repository = tmp_path / "models"
     write_entry(repository, make_spec())
     write_entry(repository, make_spec(SPANS, name="reader"))
+    write_entry(repository, make_spec(SEVERAL, name="several"))
     installation = find_triton("bundled")
     backends = backend_directory(installation, tmp_path / "backends")
     environment = installation.environment()

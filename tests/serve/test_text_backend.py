@@ -388,7 +388,7 @@ def test_an_embedding_is_the_graphs(load: Callable[..., Any]) -> None:
         (
             '{\\"default\\": {',
             '{\\"a\\": {\\"type\\": \\"regression\\", \\"labels\\": [\\"x\\"]}, \\"b\\": {',
-            "has the tasks a, b, this version answers one: upgrade",
+            r"malformed \(2 tasks for the inputs input_ids,attention_mask,token_type_ids\): export",
         ),
     ],
 )

@@ -13,7 +13,17 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.manifest import Attention
 from sparse_serve.repository.measures import AXES
-from sparse_serve.tasks import Classification, Embedding, QuestionAnswering, Task, TokenClassification
+from sparse_serve.tasks import (
+    TASK_IDS,
+    Classification,
+    Embedding,
+    MultiLabel,
+    QuestionAnswering,
+    Regression,
+    Several,
+    Task,
+    TokenClassification,
+)
 
 WORDS = [f"w{number}" for number in range(30)]
 VOCABULARY = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
@@ -25,6 +35,14 @@ CLASSES = Classification(("negative", "positive"))
 SPANS = QuestionAnswering(max_answer_tokens=4, stride=4)
 TAGS = TokenClassification(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
 VECTORS = Embedding(size=3)
+SEVERAL = Several(
+    tasks={
+        "sentiment": Classification(("awful", "bad", "so-so", "good", "great")),
+        "paraphrase": Classification(("no", "yes")),
+        "sts": Regression(),
+        "topics": MultiLabel(("art", "law", "war")),
+    }
+)
 
 AAA = Attention(normalizer="softmax", pattern="axis+local2")
 LEGACY = Path(__file__).parent / "legacy"
@@ -43,7 +61,8 @@ def tiny_graph(
     """Write a graph that answers the task with sums of embeddings of tokens and segments.
 
     The sum is that of all unmasked tokens, or by token of it and of those before it. `rho` is the share of
-    special tokens, in layer 2 of w0 to w3 as well. With `domain_nodes` the answer passes through an identity
+    special tokens, in layer 2 of w0 to w3 as well. Of several tasks each adds numbers of its own to the sum,
+    which are −inf where it has no label. With `domain_nodes` the answer passes through an identity
     of the op library's domain, which is a function of the file as well. With `axes` the rows of [CLS], in
     layer 2 of [SEP] too, are on, and the columns of both, in layer 2 of w0 too.
     """
@@ -66,22 +85,36 @@ def tiny_graph(
         helper.make_node("CumSum", ["kept", "axis"], ["summed"])
         if task.by_token
         else helper.make_node("ReduceSum", ["kept", "middle"], ["summed"], keepdims=0),
-        helper.make_node("Same", ["summed"], [output], domain=DOMAIN)
-        if domain_nodes
-        else helper.make_node("Identity", ["summed"], [output]),
     ]
+    if isinstance(task, Several):
+        constants["of_task"] = _numbers_of_tasks(task, rng)
+        nodes += [
+            helper.make_node("Squeeze", [TASK_IDS, "middle"], ["row_task"]),
+            helper.make_node("Gather", ["of_task", "row_task"], ["added"]),
+            helper.make_node("Add", ["summed", "added"], ["answered"]),
+        ]
+    nodes.append(
+        helper.make_node(
+            "Same" if domain_nodes else "Identity",
+            ["answered" if isinstance(task, Several) else "summed"],
+            [output],
+            domain=DOMAIN if domain_nodes else "",
+        )
+    )
     measures = ("rho", *AXES) if axes else ("rho",)
     constants |= MEASURE_CONSTANTS
     nodes += measure_nodes(measures, "mask")
     shape: list[str | int] = ["batch", "sequence", width] if task.by_token else ["batch", width]
     outputs = {output: shape} | {name: ["batch", LAYERS] for name in measures}
+    inputs: dict[str, list[str | int]] = {
+        name: ["batch", "sequence"] for name in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    if isinstance(task, Several):
+        inputs[TASK_IDS] = ["batch", 1]
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
-            for name in ("input_ids", "attention_mask", "token_type_ids")
-        ],
+        [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in inputs.items()],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
@@ -92,6 +125,14 @@ def tiny_graph(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=[same] * domain_nodes)
     onnx.save(model, path)
     return path
+
+
+def _numbers_of_tasks(task: Several, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Numbers `(tasks, width)`, -inf where a task has no label."""
+    numbers = rng.standard_normal((len(task.tasks), task.width)).astype(np.float32)
+    for row, each in zip(numbers, task.tasks.values(), strict=True):
+        row[each.width :] = -np.inf
+    return numbers
 
 
 MEASURE_CONSTANTS = {

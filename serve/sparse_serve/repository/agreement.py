@@ -11,6 +11,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
+from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import (
     CONFIG_NAME,
@@ -68,6 +69,11 @@ def entry_faults(entry: Entry) -> Iterator[str]:
     yield from code_faults(entry)
     graph = read_config(entry.graph_path / CONFIG_NAME)
     signature = signature_in(graph)
+    try:
+        signature.answer(entry.manifest.task)
+    except RepositoryError as error:
+        yield f"{entry.graph_path.name}/{CONFIG_NAME}: {error}"
+        return
     public = read_config(entry.path / CONFIG_NAME)
     yield from config_faults(public, wanted_public_config(entry, public, signature), entry.name)
     has_library = bool(graph.model_operations.op_library_filename)

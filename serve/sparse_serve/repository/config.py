@@ -14,7 +14,7 @@ from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import TASK_IDS, Several, Task, answered
 
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
@@ -24,6 +24,8 @@ WARMUP_MASK = "attention_mask"
 METRICS_PARAMETER = "metrics"
 TEXT_BACKEND = "sparse_serve_text"
 GRAPH_BACKEND = "onnxruntime"
+TASK_INPUT = "TASK"
+"""The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -60,8 +62,10 @@ class Signature:
         """Return the output that `task` is answered from.
 
         Raises:
-            RepositoryError: it is missing, or of another type or shape.
+            RepositoryError: it is missing, or of another type or shape; or `task_ids` is, which a graph of
+                several tasks has, and no other.
         """
+        self._check_task_ids(task)
         tensor = self.output(task.graph_output)
         wanted = (-1, task.width) if task.by_token else (task.width,)
         if tensor.data_type != DataType.TYPE_FP32 or tensor.dims != wanted:
@@ -70,6 +74,23 @@ class Signature:
                 f"FP32 {[-1, *wanted]} is needed"
             )
         return tensor
+
+    def _check_task_ids(self, task: Task) -> None:
+        found = next((tensor for tensor in self.inputs if tensor.name == TASK_IDS), None)
+        if not isinstance(task, Several):
+            if found is not None:
+                raise RepositoryError(
+                    f"graph has the input {TASK_IDS}, but one task: export the checkpoint again, all of its "
+                    "tasks or one with --single-task"
+                )
+            return
+        if found is None:
+            raise RepositoryError(
+                f"graph has no input {TASK_IDS}, by which rows of the tasks {', '.join(task.tasks)} are told "
+                "apart: INT64 [-1, 1] is needed"
+            )
+        if found.data_type != DataType.TYPE_INT64 or found.dims != (1,):
+            raise RepositoryError(f"graph input {TASK_IDS} is {_shown(found)}: INT64 [-1, 1] is needed")
 
     def output(self, name: str) -> Tensor:
         """Return the output called `name`.
@@ -194,14 +215,17 @@ def public_config(
 ) -> ModelConfig:
     """Return the configuration of the public model: text in, answers out, by way of `NAME_model`.
 
-    With `metrics` it asks the graph for its measures with every batch, and sums them up on Triton's metrics
-    port.
+    With several tasks, each text comes with the name of its own. That input is optional, so that a request
+    without it is refused alone, by the public model. With `metrics` it asks the graph for its measures with
+    every batch, and sums them up on Triton's metrics port.
     """
-    (task,) = tasks.values()
+    task = answered(tasks)
     config = ModelConfig(name=name, backend=TEXT_BACKEND)
     config.input.add(name="TEXT", data_type=DataType.TYPE_STRING, dims=[1])
     pair = config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1])
-    pair.optional = task.text_pair != "required"
+    pair.optional = any(each.text_pair != "required" for each in tasks.values())
+    if len(tasks) > 1:
+        config.input.add(name=TASK_INPUT, data_type=DataType.TYPE_STRING, dims=[1], optional=True)
     for output in task.outputs:
         tensor = config.output.add(name=output.name, data_type=_WIRE_TYPES[output.datatype], dims=output.dims)
         if output.is_labelled:
@@ -282,6 +306,13 @@ def read_config(path: Path) -> ModelConfig:
 def parameters(config: ModelConfig) -> Mapping[str, str]:
     """Return the configuration's string parameters."""
     return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def task_names(config: ModelConfig) -> list[str]:
+    """Return the names that TASK can have on a public model of several tasks; none on any other model."""
+    if config.backend != TEXT_BACKEND or not any(tensor.name == TASK_INPUT for tensor in config.input):
+        return []
+    return list(json.loads(parameters(config)["tasks"]))
 
 
 def backend_of(config: ModelConfig) -> str:

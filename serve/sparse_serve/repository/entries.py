@@ -42,6 +42,7 @@ from sparse_serve.repository.manifest import (
     read_manifest,
 )
 from sparse_serve.repository.staging import replaced_folders
+from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -246,7 +247,8 @@ def _checked_signature(spec: EntrySpec) -> Signature:
     layers = signature.measures[0].dims
     if layers != (manifest.layers,):
         raise RepositoryError(f"graph {spec.graph} gives rho {list(layers)} for {manifest.layers} layers")
-    unknown = {tensor.name for tensor in signature.inputs} - {"input_ids", "attention_mask", "token_type_ids"}
+    known = {"input_ids", "attention_mask", "token_type_ids", TASK_IDS}
+    unknown = {tensor.name for tensor in signature.inputs} - known
     if unknown:
         raise RepositoryError(
             f"graph {spec.graph} has inputs no tokenizer gives: {', '.join(sorted(unknown))}"

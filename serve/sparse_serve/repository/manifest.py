@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,12 +14,11 @@ from pydantic import (
     PlainValidator,
     StringConstraints,
     ValidationError,
-    model_validator,
 )
 
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.repository import legacy
-from sparse_serve.tasks import Task, read_tasks
+from sparse_serve.tasks import Task, answered, read_tasks
 
 SCHEMA_VERSION: Literal[2] = 2
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
@@ -42,10 +41,18 @@ def _inside(path: str) -> str:
 
 
 def _tasks(value: Any) -> dict[str, Task]:
-    """Read tasks, or take them as they are; a TaskError is no fault of the schema, and passes."""
-    if isinstance(value, dict) and value and all(isinstance(task, Task) for task in value.values()):
-        return dict(value)
-    return read_tasks(value)
+    """Read tasks, or take them as they are; a TaskError is no fault of the schema, and passes.
+
+    Raises:
+        TaskError: there is none, one is unknown or malformed, or one entry cannot answer them all.
+    """
+    is_read = isinstance(value, dict) and value and all(isinstance(task, Task) for task in value.values())
+    tasks = dict(value) if is_read else read_tasks(value)
+    try:
+        answered(tasks)
+    except ValueError as error:
+        raise TaskError(str(error)) from None
+    return tasks
 
 
 _Tasks = Annotated[
@@ -102,10 +109,11 @@ class OpLibrary(_Record):
 class Manifest(_Record):
     """Everything recorded about one entry.
 
-    `tasks` are what it answers, by name; texts are cut at `max_length` tokens. `files` maps paths relative to
-    the repository (`NAME/labels.txt`) to sha256 and is filled in by `write_entry`; `parity` and `quality`
-    hold the figures of the export gates; `baselines` maps a variant to the model of that name under
-    `NAME/baselines/`. One of schema 1 has been read as `legacy` says.
+    `tasks` are what it answers, by name, in the order of the graph's `task_ids` where they are several; texts
+    are cut at `max_length` tokens. `files` maps paths relative to the repository (`NAME/labels.txt`) to
+    sha256 and is filled in by `write_entry`; `parity` and `quality` hold the figures of the export gates;
+    `baselines` maps a variant to the model of that name under `NAME/baselines/`. One of schema 1 has been
+    read as `legacy` says.
     """
 
     schema_version: Literal[1, 2] = SCHEMA_VERSION
@@ -127,16 +135,10 @@ class Manifest(_Record):
     baselines: dict[str, _ModelName] = {}
     command: str = ""
 
-    @model_validator(mode="after")
-    def _answers_one_task(self) -> Self:
-        if len(self.tasks) != 1:
-            raise ValueError(f"an entry answers one task, got {', '.join(self.tasks)}")
-        return self
-
     @property
     def task(self) -> Task:
-        """What the entry answers."""
-        return next(iter(self.tasks.values()))
+        """What the entry answers: its only task, or `Several`."""
+        return answered(self.tasks)
 
     @property
     def is_legacy(self) -> bool:

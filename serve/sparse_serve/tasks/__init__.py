@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from sparse_serve.errors import TaskError
 from sparse_serve.tasks.classification import Classification
 from sparse_serve.tasks.embedding import Embedding
-from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs
+from sparse_serve.tasks.encoding import TASK_IDS, Columns, EncodedText, Pairs
 from sparse_serve.tasks.labels import json_array, sorted_labels
 from sparse_serve.tasks.multi_label import MultiLabel
 from sparse_serve.tasks.question_answering import QuestionAnswering
 from sparse_serve.tasks.regression import Regression
-from sparse_serve.tasks.several import TASK_IDS, Several, answered, require_task_name
+from sparse_serve.tasks.several import Several, answered, require_task_name
 from sparse_serve.tasks.task import OutputTensor, Task
 from sparse_serve.tasks.token_classification import TokenClassification
 

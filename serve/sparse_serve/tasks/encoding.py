@@ -1,7 +1,7 @@
 """Texts as a graph takes them: tokens, cut or in windows, in rows that are filled up to one length."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from sparse_serve.errors import TaskError
 
 Pairs = Sequence[str | None] | None
 """The second text of each row, None where a row has none; None where no row has."""
+
+TASK_IDS = "task_ids"
+"""The input of a graph of several tasks that says which one each row is of, INT64 [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ def graph_inputs(windows: Sequence[Encoding], filler: int) -> dict[str, npt.NDAr
         arrays["attention_mask"][row, : len(window)] = 1
         arrays["token_type_ids"][row, : len(window)] = window.type_ids
     return arrays
+
+
+def of_tasks(encoded: Sequence[EncodedText], names: Sequence[str | None]) -> list[EncodedText]:
+    """Return N texts, each with the name of the task that it is of, None on a model of one."""
+    return [replace(text, task=name) for text, name in zip(encoded, names, strict=True)]
 
 
 def encode_cut(

@@ -17,9 +17,6 @@ from sparse_serve.tasks.task import OutputTensor, Task
 if TYPE_CHECKING:
     from sparse_serve.data import TextData
 
-TASK_IDS = "task_ids"
-"""The input of a graph that says which task each row is of, INT64 [-1, 1]."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # What the places of a row hold that its task has no label for.
 _NO_LOGIT, _NO_SCORE = -np.inf, 0.0
@@ -85,18 +82,22 @@ class Several(Task):
         """Each row's `scores`, `label` and `logits`, as its task answers them."""
         return class_outputs(self.width, is_labelled=False)
 
-    def number(self, name: str | None) -> int:
-        """Return the number of a task, as `task_ids` has it.
+    def member(self, name: str | None) -> Task:
+        """Return the task of this name.
 
         Raises:
-            TaskError: there is no task of this name, or none is named.
+            TaskError: there is none, or none is named.
         """
-        names = list(self.tasks)
         if name is None:
-            raise TaskError(f"input TASK is missing: name one of {', '.join(names)} for each text")
+            raise TaskError(f"input TASK is missing: name one of {', '.join(self.tasks)} for each text")
         if name not in self.tasks:
-            raise TaskError(f"there is no task {name!r:.80}; this model's are {', '.join(names)}")
-        return names.index(name)
+            raise TaskError(f"there is no task {name!r:.80}; this model's are {', '.join(self.tasks)}")
+        return self.tasks[name]
+
+    def number(self, name: str | None) -> int:
+        """Return the number of a task, as `task_ids` has it: its place among the tasks."""
+        self.member(name)
+        return [*self.tasks].index(str(name))
 
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Read each row of `(N, width)` as the task does that its text is of (`EncodedText.task`)."""

@@ -117,6 +117,25 @@ class Task(ABC):
         """Return texts, or pairs, as rows of the graph of at most `max_length` tokens."""
         return encode_cut(tokenizer, texts, pairs, max_length)
 
+    def member(self, name: str | None) -> "Task":
+        """Return the task that a row is of: this one, where a model has one and rows name none.
+
+        Raises:
+            TaskError: the row names a task.
+        """
+        if name is not None:
+            raise TaskError(f"the model has one task, but {name!r:.80} is named: leave out TASK")
+        return self
+
+    def number(self, name: str | None) -> int:
+        """Return the number of the task that a row is of, as `task_ids` has it; errors as `member`."""
+        self.member(name)
+        return 0
+
+    def task_ids(self, encoded: Sequence[EncodedText]) -> npt.NDArray[np.int64]:
+        """Return the number of the task that each of their windows is of, `(W, 1)` int64."""
+        return np.array([[self.number(text.task)] for text in encoded for _ in text.windows], dtype=np.int64)
+
     def check_pairs(self, pairs: Pairs) -> None:
         """Refuse second texts that rows of this task cannot have, or the lack of those they must.
 

@@ -8,7 +8,7 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput
 
 from sparse_serve.errors import ServerError
-from sparse_serve.repository.config import WARMUP_MASK
+from sparse_serve.repository.config import TASK_INPUT, WARMUP_MASK, task_names
 
 _READY_SECONDS = 2.0
 _SHORTEST_TIMEOUT = 1.0
@@ -26,6 +26,8 @@ def is_ready(url: str) -> bool:
 
 def infer(url: str, model: str, config: ModelConfig, timeout: float, *, may_refuse: bool) -> None:
     """Have `model` answer one row of zeros, its free axes of length 1 and its attention mask of ones.
+
+    Of several tasks it is asked for the first.
 
     With `may_refuse`, a model that calls such a row an invalid argument has answered too.
 
@@ -49,7 +51,10 @@ def require_alive(url: str, model: str, config: ModelConfig, timeout: float) -> 
 
 
 def _ask(url: str, model: str, config: ModelConfig, timeout: float, accepted: tuple[int, ...]) -> None:
-    body = {"inputs": [_sample(tensor, config) for tensor in config.input if not tensor.optional]}
+    tasks = task_names(config)
+    needed = [tensor for tensor in config.input if not tensor.optional]
+    needed += [tensor for tensor in config.input if tasks and tensor.name == TASK_INPUT]
+    body = {"inputs": [_sample(tensor, config, *tasks[:1]) for tensor in needed]}
     path = f"/v2/models/{model}/infer"
     try:
         status, answer = _request(url, "POST", path, json.dumps(body), max(timeout, _SHORTEST_TIMEOUT))
@@ -59,11 +64,11 @@ def _ask(url: str, model: str, config: ModelConfig, timeout: float, accepted: tu
         raise ServerError(f"model '{model}' does not answer: {' '.join(answer.split())}")
 
 
-def _sample(tensor: ModelInput, config: ModelConfig) -> dict[str, Any]:
+def _sample(tensor: ModelInput, config: ModelConfig, task: str = "") -> dict[str, Any]:
     shape = [1] * (config.max_batch_size > 0) + [1 if dim == -1 else dim for dim in tensor.dims]
     filler: Any = int(tensor.name == WARMUP_MASK)
     if tensor.data_type == DataType.TYPE_STRING:
-        filler = ""
+        filler = task if tensor.name == TASK_INPUT else ""
     elif tensor.data_type == DataType.TYPE_BOOL:
         filler = False
     datatype = _WIRE_NAMES.get(tensor.data_type) or DataType.Name(tensor.data_type).removeprefix("TYPE_")

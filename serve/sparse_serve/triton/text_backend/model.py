@@ -11,7 +11,9 @@ needs lie beside this file.
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -21,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.errors import TaskError
 from sparse_serve.repository.measures import MEASURES, RHO
-from sparse_serve.tasks import read_tasks
-from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, pad_id
+from sparse_serve.tasks import TASK_IDS, answered, read_tasks
+from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
 
 class RefusedError(Exception):
@@ -31,6 +33,15 @@ class RefusedError(Exception):
     def __init__(self, error):
         super().__init__(error.message())
         self.error = error
+
+
+class Asked(NamedTuple):
+    """What a request asks: texts, second texts and names of tasks (None where there are none), outputs."""
+
+    texts: list
+    pairs: list
+    tasks: list
+    outputs: list
 
 
 class TritonPythonModel:
@@ -47,7 +58,10 @@ class TritonPythonModel:
             self.graph = parameters["model"]
             self.graph_inputs = parameters["inputs"].split(",")
             self.max_length = int(parameters["max_length"])
-            self.task = only_task(parameters["tasks"])
+            tasks = read_tasks(json.loads(parameters["tasks"]))
+            self.task = answered(tasks)
+            if (len(tasks) > 1) != (TASK_IDS in self.graph_inputs):
+                raise ValueError(f"{len(tasks)} tasks for the inputs {parameters['inputs']}")
             self.tokenizer = load_tokenizer(Path(args["model_repository"]) / "tokenizer.json")
         except TaskError as error:
             raise pb_utils.TritonModelException(str(error)) from None
@@ -61,6 +75,7 @@ class TritonPythonModel:
             (rho,) = (tensor for tensor in config["output"] if tensor["name"] == RHO)
             self.meter = Meter(
                 {"model": args["model_name"], "version": args["model_version"]},
+                list(tasks) if len(tasks) > 1 else [None],
                 parameters["metrics"].split(","),
                 int(rho["dims"][0]),
             )
@@ -71,9 +86,10 @@ class TritonPythonModel:
         readable = {}
         for index, request in enumerate(requests):
             try:
-                texts, pairs = read_texts(request)
-                self.task.check_pairs(pairs)
-                readable[index] = (texts, pairs, request.requested_output_names())
+                asked = read_texts(request)
+                for name, pair in zip(asked.tasks, asked.pairs, strict=True):
+                    self.task.member(name).check_pairs([pair])
+                readable[index] = asked
             except Exception as failure:
                 responses[index] = pb_utils.InferenceResponse(error=error_of(failure))
         for index, response in self._answer(readable).items():
@@ -81,17 +97,17 @@ class TritonPythonModel:
         return responses
 
     def _answer(self, asked):
-        """Return the responses to `asked`: by index of their request, its texts, pairs and output names."""
+        """Return the responses to what requests asked, by their index."""
         if not asked:
             return {}
-        measures = {RHO} if any(RHO in names for _, _, names in asked.values()) else set()
+        measures = {RHO} if any(RHO in each.outputs for each in asked.values()) else set()
         if self.meter is not None:
             measures.update(self.meter.measures)
         try:
             columns = self._columns(asked.values(), measures)
             responses = split(columns, asked)
             if self.meter is not None:
-                self.meter.count(columns)
+                self.meter.count(columns, [name for each in asked.values() for name in each.tasks])
             return responses
         except Exception as failure:
             error = error_of(failure)
@@ -106,11 +122,11 @@ class TritonPythonModel:
 
     def _columns(self, asked, measures):
         """Return every output of the model for all rows, and of the graph's measures those named, by name."""
-        texts = [text for texts, _, _ in asked for text in texts]
-        pairs = [pair for _, pairs, _ in asked for pair in pairs]
-        encoded = self.task.encode(self.tokenizer, texts, pairs, self.max_length)
-        windows = [window for text in encoded for window in text.windows]
-        outputs = self._run_graph(windows, [self.task.graph_output, *sorted(measures)])
+        texts = [text for each in asked for text in each.texts]
+        pairs = [pair for each in asked for pair in each.pairs]
+        tasks = [name for each in asked for name in each.tasks]
+        encoded = of_tasks(self.task.encode(self.tokenizer, texts, pairs, self.max_length), tasks)
+        outputs = self._run_graph(encoded, [self.task.graph_output, *sorted(measures)])
         columns = self.task.answer(encoded, outputs[self.task.graph_output])
         columns["token_count"] = np.array([[text.token_count] for text in encoded], dtype=np.int32)
         columns["truncated"] = np.array([[text.truncated] for text in encoded])
@@ -120,14 +136,16 @@ class TritonPythonModel:
             columns[name] = (sums / counts[:, None]).astype(np.float32)
         return columns
 
-    def _run_graph(self, windows, names):
-        """Return the graph's outputs of these names for all windows, float32."""
-        starts = range(0, len(windows), self.max_rows)
-        batches = [self._run_batch(windows[start : start + self.max_rows], names) for start in starts]
+    def _run_graph(self, encoded, names):
+        """Return the graph's outputs of these names for all windows of the texts, float32."""
+        windows = [window for text in encoded for window in text.windows]
+        task_ids = self.task.task_ids(encoded)
+        parts = [slice(start, start + self.max_rows) for start in range(0, len(windows), self.max_rows)]
+        batches = [self._run_batch(windows[part], task_ids[part], names) for part in parts]
         return {name: stack([batch[name] for batch in batches]) for name in names}
 
-    def _run_batch(self, windows, names):
-        arrays = graph_inputs(windows, self.pad_id)
+    def _run_batch(self, windows, task_ids, names):
+        arrays = graph_inputs(windows, self.pad_id) | {TASK_IDS: task_ids}
         response = pb_utils.InferenceRequest(
             model_name=self.graph,
             model_version=self.graph_version,
@@ -142,38 +160,33 @@ class TritonPythonModel:
 class Meter:
     """Counters on Triton's metrics port: texts answered and, by layer, the sums of the graph's measures.
 
-    The mean of a measure is its sum over the number of texts. Instances of a model share their counters.
+    Texts are counted by task where there are several: all are the sum over `task`. The mean of a measure is
+    its sum over the number of texts. Instances of a model share their counters.
     """
 
-    def __init__(self, labels, measures, layers):
-        """Begin to publish `measures`, outputs of the graph with so many `layers`."""
+    def __init__(self, labels, tasks, measures, layers):
+        """Begin to publish `measures` of so many `layers`, for the names of `tasks`, None for an only one."""
         meanings = {measure.name: measure.meaning for measure in MEASURES}
         # A family must outlive its metrics.
         self.families = {"texts": counter("texts", "Texts answered")} | {
             name: counter(name, f"Sum over texts of {meanings[name]}") for name in measures
         }
-        self.texts = self.families["texts"].Metric(labels=labels)
+        self.texts = {
+            name: self.families["texts"].Metric(labels=labels if name is None else {**labels, "task": name})
+            for name in tasks
+        }
         by_layer = [{**labels, "layer": str(layer)} for layer in range(1, layers + 1)]
         self.measures = {
             name: [self.families[name].Metric(labels=each) for each in by_layer] for name in measures
         }
 
-    def count(self, columns):
-        """Add the rows of an answer."""
-        self.texts.increment(len(columns["token_count"]))
+    def count(self, columns, tasks):
+        """Add the rows of an answer, each of the task of that name."""
+        for name, texts in Counter(tasks).items():
+            self.texts[name].increment(texts)
         for name, layers in self.measures.items():
             for layer, total in zip(layers, columns[name].sum(axis=0, dtype=np.float64), strict=True):
                 layer.increment(total)
-
-
-def only_task(parameter):
-    """Return the task of the entry; TaskError where it is not known here, or one of several."""
-    tasks = read_tasks(json.loads(parameter))
-    if len(tasks) > 1:
-        raise TaskError(
-            f"the entry has the tasks {', '.join(tasks)}, this version answers one: upgrade sparse-serve"
-        )
-    return next(iter(tasks.values()))
 
 
 def counter(name, description):
@@ -184,17 +197,24 @@ def counter(name, description):
 
 
 def read_texts(request):
-    """Return a request's texts and second texts, None where there is none; RefusedError without texts."""
-    texts, pairs = (decoded(request, name) for name in ("TEXT", "TEXT_PAIR"))
+    """Return what a request asks; RefusedError without texts."""
+    texts = decoded(request, "TEXT")
     if texts is None:
         # Triton counts inputs: with an optional one among them, it lets a request without TEXT pass.
         raise RefusedError(pb_utils.TritonError("input TEXT is missing", pb_utils.TritonError.INVALID_ARG))
-    if pairs is None:
-        return texts, [None] * len(texts)
-    if len(pairs) != len(texts):
-        message = f"TEXT has {len(texts)} rows, TEXT_PAIR has {len(pairs)}: give each text one"
+    pairs, tasks = (beside(request, name, len(texts)) for name in ("TEXT_PAIR", "TASK"))
+    return Asked(texts, pairs, tasks, request.requested_output_names())
+
+
+def beside(request, name, texts):
+    """Return the rows of an input beside TEXT, one for each of so many texts, None where there is none."""
+    rows = decoded(request, name)
+    if rows is None:
+        return [None] * texts
+    if len(rows) != texts:
+        message = f"TEXT has {texts} rows, {name} has {len(rows)}: give each text one"
         raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
-    return texts, pairs
+    return rows
 
 
 def decoded(request, name):
@@ -210,14 +230,14 @@ def decoded(request, name):
 
 
 def split(columns, asked):
-    """Return the response to each request: of the columns it asked for, the rows of its texts."""
+    """Return the response to each request, by index: of the columns it asked for, the rows of its texts."""
     responses = {}
     start = 0
-    for index, (texts, _, names) in asked.items():
-        rows = slice(start, start + len(texts))
+    for index, each in asked.items():
+        rows = slice(start, start + len(each.texts))
         start = rows.stop
         responses[index] = pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, columns[name][rows]) for name in names]
+            [pb_utils.Tensor(name, columns[name][rows]) for name in each.outputs]
         )
     return responses
 
