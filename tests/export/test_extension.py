@@ -150,7 +150,7 @@ def test_freezing_the_encoder_leaves_it_in_training(trained: Path) -> None:
 def test_it_is_trained_in_a_group_of_its_own(trained: Path) -> None:
     model = load_checkpoint(trained)
     plain = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    set_apart(plain, parameter_groups(model))
+    set_apart(plain, parameter_groups(model), {})
     assert sum(len(group["params"]) for group in plain.param_groups) == len(list(model.parameters()))
     own = group_of(plain, "narrow place")
     assert {id(weight) for weight in own["params"]} == {

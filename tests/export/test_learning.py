@@ -68,7 +68,7 @@ def at_step(learning: PatternLearning, training: Training, step: int) -> tuple[T
     """Bring a model to a step as the trainer does; its log, and its optimiser."""
     state, control = TrainerState(global_step=step), TrainerControl()
     optimizer = torch.optim.AdamW(training.model.parameters())
-    set_apart(optimizer, parameter_groups(training.model))
+    set_apart(optimizer, parameter_groups(training.model), {})
     arguments = TrainingArguments(use_cpu=True)
     learning.on_train_begin(arguments, state, control)
     learning.on_step_begin(arguments, state, control, optimizer=optimizer)

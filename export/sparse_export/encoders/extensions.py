@@ -7,12 +7,14 @@ from sparse_export.encoders.diagonals import DiagonalsExtension
 from sparse_export.encoders.extension import Extension
 from sparse_export.encoders.patterned import attach_pattern
 from sparse_export.encoders.projected_attention import ProjectedAttentionExtension
+from sparse_export.encoders.relational import RelationalExtension
 from sparse_export.encoders.spec import ModelSpec
 
 EXTENSIONS: tuple[type[Extension], ...] = (
     AxisExtension,
     DiagonalsExtension,
     ProjectedAttentionExtension,
+    RelationalExtension,
 )
 
 

@@ -151,6 +151,10 @@ class ProjectedAttention(ResidualModule):
         else:
             self.projections = dict(projections)
 
+    def of_task(self, task: str) -> tuple[nn.Module, ...]:
+        """Return what one task has here."""
+        return self.attention[task], self.projections[task]
+
     def forward(self, hidden: Tensor, routing: Routing | None = None) -> Tensor:
         """Return TS(h), of the shape of `hidden`."""
         if routing is None:

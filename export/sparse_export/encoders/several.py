@@ -8,6 +8,8 @@ answers as a model of its own with the same weights would.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -35,7 +37,8 @@ class SeveralTasksModel(PreTrainedModel):  # type: ignore[misc]  # Transformers 
         encoder = MODEL_MAPPING[type(config)](config)
         setattr(self, self.base_model_prefix, encoder)
         self._models = {
-            name: _on_encoder(task, config, encoder) for name, task in ModelSpec.of(config).tasks.items()
+            name: _on_encoder(name, task, config, encoder)
+            for name, task in ModelSpec.of(config).tasks.items()
         }
         self.tasks = nn.ModuleDict()
         for name, model in self._models.items():
@@ -77,8 +80,7 @@ class SeveralTasksModel(PreTrainedModel):  # type: ignore[misc]  # Transformers 
         names = list(self._models)
         numbers = [0] if task_ids is None and len(names) == 1 else _numbers(task_ids, len(names))
         if len(set(numbers)) == 1:
-            task = names[numbers[0]]
-            return self.of(task)(**inputs, routing=OneTask(task, attention_mask))
+            return self.of(names[numbers[0]])(**inputs)
         return self._mixed(inputs, Partition.of(torch.tensor(numbers, device=input_ids.device), len(names)))
 
     def _mixed(self, inputs: dict[str, Any], rows: Partition) -> SequenceClassifierOutput:
@@ -146,16 +148,26 @@ def refuse_unsafe(name: str) -> None:
         raise OptionError(f"a task cannot be called {name!r}, which means something to torch; rename it")
 
 
-def _on_encoder(task: Task, config: PreTrainedConfig, encoder: PreTrainedModel) -> PreTrainedModel:
+def _on_encoder(name: str, task: Task, config: PreTrainedConfig, encoder: PreTrainedModel) -> PreTrainedModel:
     """Return the Transformers model of a task on an encoder that is there already."""
     from sparse_export.tasks import head_of  # noqa: PLC0415  whose table imports what has the models
 
     head = head_of(task)
     own = type(config).from_dict(config.to_dict())
+    replace(ModelSpec.of(own), tasks={name: task}).store(own)
     head.configure(own)
     # Its own encoder is thrown away: one without layers and words costs nothing to make.
     small = type(config).from_dict(own.to_dict() | {"num_hidden_layers": 0, "vocab_size": 8})
     model = cast(PreTrainedModel, head.models[type(config)](small))
     model.config = own
     setattr(model, model.base_model_prefix, encoder)
+    model.register_forward_pre_hook(partial(_routed, name), with_kwargs=True)
     return model
+
+
+def _routed(
+    task: str, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Have what the encoder has of several tasks work by this one's weights."""
+    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+    return args, kwargs | {"routing": OneTask(task, mask)}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,9 +27,24 @@ def longest_first(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"]))
 
 
+class Plan(Protocol):
+    """Which rows each optimiser step of an epoch is computed on: a function of seed and epoch alone."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of an epoch."""
+
+    def rows(self, epoch: int) -> list[int]:
+        """Return the row numbers of an epoch, from 0, in batches of exactly `batch_size`."""
+
+
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which rows each optimiser step of an epoch is computed on: a function of seed and epoch alone.
+    """Batches of rows of like lengths, every row once an epoch.
 
     Consecutive `batch_size` numbers are one step; processes and accumulated parts take equal slices of it, so
     a mean of their means is the batch's. The last batch is therefore filled up with rows drawn at random, and
@@ -73,7 +88,7 @@ class PlannedBatches(Sampler[int]):
         epoch: the epoch, from 0, whose rows the next iteration gives.
     """
 
-    def __init__(self, plan: BatchPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.epoch = 0
 

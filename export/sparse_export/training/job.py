@@ -4,10 +4,10 @@ The rest is the same for all of them: the folder of the run, resuming, several p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol
 
 from rich.console import Console
 from torch import Tensor
@@ -18,8 +18,7 @@ from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.objectives import Objective
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import TrainingRecord, TrialRecord
-from sparse_export.training.sources import Rows, Source
-from sparse_serve.data import TextData
+from sparse_export.training.sources import Data, Rows, Source
 from sparse_serve.errors import OptionError
 
 Figures = Callable[[EvalPrediction], dict[str, float]]
@@ -52,6 +51,8 @@ class Training:
         answer: reads what is judged off a model's outputs and the attention mask `(B, L)`.
         figures: the loss over the evaluation rows and, if that is a number, their metrics.
         reduced: what `figures` keeps of a batch's logits and targets; None for the logits themselves.
+        learning_rates: of weights that extensions have added, by their group, where it is not that of all.
+        leaves_unused: whether there are steps in which some of the weights have no part.
     """
 
     model: PreTrainedModel
@@ -66,9 +67,11 @@ class Training:
     answer: Callable[[Any, Tensor], Any]
     figures: Figures
     reduced: Callable[[Any, Any], Tensor] | None = None
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    leaves_unused: bool = False
 
 
-class Job(ABC):
+class Job(ABC, Generic[Data]):
     """What is to be trained.
 
     Attributes:
@@ -83,7 +86,9 @@ class Job(ABC):
     options: TrainingOptions
 
     @abstractmethod
-    def read(self, train: Source, evaluation: Source | None, console: Console) -> tuple[Rows, Rows, bool]:
+    def read(
+        self, train: Source, evaluation: Source | None, console: Console
+    ) -> tuple[Rows[Data], Rows[Data], bool]:
         """Read the rows to train on and those that choose the best epoch; tell whether these were held out.
 
         Raises:
@@ -91,7 +96,7 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def prepare(self, encoder: str, train: TextData, evaluation: TextData) -> Training:
+    def prepare(self, encoder: str, train: Data, evaluation: Data) -> Training:
         """Make the model and encode the rows.
 
         Raises:

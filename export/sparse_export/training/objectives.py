@@ -46,9 +46,16 @@ class Objective(ABC):
 
     Attributes:
         targets: which of a batch's tensors it reads beside what the model reads.
+        encodes_twice: whether steps that it `joins` are computed on every row twice, under two dropouts: the
+            second half of a part's rows are the first ones again. It reads the hidden states.
     """
 
     targets: Sequence[str] = ()
+    encodes_twice: bool = False
+
+    def joins(self, inputs: Inputs) -> bool:
+        """Tell whether it has a part in a step on these rows."""
+        return True
 
     def items(self, inputs: Inputs) -> Tensor | None:
         """Count what the loss is a mean over; None where that is the rows, as many in every part."""

@@ -33,7 +33,12 @@ Schedule = Literal[
 _Range = tuple[str, bool, str]
 
 
-def _refuse_out_of_range(options: object, ranges: Sequence[_Range]) -> None:
+def refuse_out_of_range(options: object, ranges: Sequence[_Range]) -> None:
+    """Refuse options whose value is not accepted, the first of them.
+
+    Raises:
+        OptionError: there is one.
+    """
     for name, is_accepted, what in ranges:
         if not is_accepted:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be {what}")
@@ -71,7 +76,7 @@ class PatternOptions:
         final = self.temperature if self.final_temperature is None else self.final_temperature
         is_share = self.rho_target is None or 0 <= self.rho_target < 1
         positive = "above 0 and finite"
-        _refuse_out_of_range(
+        refuse_out_of_range(
             self,
             (
                 ("rho_target", is_share, "a share of pairs, at least 0 and below 1"),
@@ -203,7 +208,7 @@ class TrainingOptions(ABC):
             ("max_grad_norm", 0 <= self.max_grad_norm < math.inf, "at least 0 and finite"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "at least 0 and below 1"),
         )
-        _refuse_out_of_range(self, ranges)
+        refuse_out_of_range(self, ranges)
         self._refuse_without_pattern()
         if self.from_scratch and self.freeze_layers is not None:
             raise OptionError(
@@ -289,7 +294,7 @@ class FinetuneOptions(TrainingOptions):
             ("max_answer_tokens", answer is None or answer >= 1, "at least 1"),
             ("stride", stride is None or stride >= 0, "at least 0"),
         )
-        _refuse_out_of_range(self, ranges)
+        refuse_out_of_range(self, ranges)
         head = head_class(TASKS[self.task])
         if self.label_smoothing and not (issubclass(head, TrainedHead) and head.can_smooth):
             raise OptionError(

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -81,7 +81,7 @@ def finetune(  # noqa: PLR0913  rows are of three kinds
 
 
 def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
-    job: Job,
+    job: Job[Any],
     encoder: str | Path,
     train: Source,
     output: Path,
@@ -171,7 +171,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         return cast(TrainingRecord, shared(record))
 
 
-def _finished(job: Job, settings: RunSettings, output: Path) -> TrainingRecord | None:
+def _finished(job: Job[Any], settings: RunSettings, output: Path) -> TrainingRecord | None:
     """Return the record of the checkpoint at `output` if a run of these settings made it."""
     stored = stored_settings(output / RECORD_NAME)
     if stored is None or stored.get("schema_version") != job.record.schema_version:
@@ -216,7 +216,7 @@ class Result:
 
 
 def _write(
-    job: Job, result: Result, settings: RunSettings, run: PartialRun, started: float
+    job: Job[Any], result: Result, settings: RunSettings, run: PartialRun, started: float
 ) -> TrainingRecord:
     """Write the best epoch's checkpoint with its record, and put it into its place."""
     training, trainer, state = result.training, result.trainer, result.state

@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic
 
 from rich.console import Console
+from typing_extensions import TypeVar
 
 from sparse_export.training.hub_data import DatasetSplit, read_split
 from sparse_export.training.options import TrainingOptions
@@ -75,11 +77,14 @@ class Reading:
     least: int = 1
 
 
+Data = TypeVar("Data", default=TextData)
+
+
 @dataclass(frozen=True)
-class Rows:
+class Rows(Generic[Data]):
     """Rows and where they came from; not all rows to be tried on are labelled."""
 
-    data: TextData
+    data: Data
     record: DataRecord
     is_labelled: bool = True
 
@@ -115,6 +120,15 @@ def read_rows(
             "in both, or single texts in both (--text-pair-column names the column)"
         )
     return train_rows, eval_rows, held_out
+
+
+def read_training_rows(source: Source, options: TrainingOptions, reading: Reading) -> Rows:
+    """Read rows that are trained on besides those that a task has of its own.
+
+    Raises:
+        DataError: a source that cannot be read.
+    """
+    return _read(source, options, reading, options.max_train_rows)
 
 
 def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:

@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sparse_export.attention.measures import mask_shares, zero_shares
-from sparse_export.encoders.families import input_names
 from sparse_export.encoders.patterned import layer_patterns, recorded
 from sparse_export.encoders.spec import ModelSpec
+from sparse_export.graph.inputs import graph_inputs
 from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import rows_within
 from sparse_export.training.records import LayerSparsity, MaskSparsity
@@ -86,7 +86,7 @@ def _batches(
         size = rows_within(most, len(longest_first[0]["input_ids"]))
         batch = collator(longest_first[:size])
         del longest_first[:size]
-        yield {name: batch[name].to(model.device) for name in input_names(model.config)}
+        yield {each.name: batch[each.name].to(model.device) for each in graph_inputs(model.config)}
 
 
 def _shares(model: PreTrainedModel, inputs: dict[str, Tensor], *, by_maps: bool) -> Tensor:

@@ -158,16 +158,16 @@ def figures_of(head: TrainedHead, data: EncodedData, rows: TextData, collator: A
     return figures
 
 
-def mean_loss(head: TrainedHead, output: Any, rows: Sequence[Encoded], collator: Any) -> float:
+def mean_loss(head: TrainedHead, output: Any, rows: Sequence[Encoded], collator: Any | None = None) -> float:
     """Return the loss over all rows: Trainer's own weighs a short last batch like a full one.
 
     Args:
         head: of the model.
         output: what it answers to the rows, `(N, width)` or `(N, L, width)`, L at least that of the longest.
         rows: as encoded.
-        collator: makes a batch of rows.
+        collator: makes a batch of rows, of which a head by token reads the targets.
     """
-    if not head.task.by_token:
+    if not head.task.by_token or collator is None:
         targets = {name: torch.tensor([row[name] for row in rows]) for name in head.targets}
         return head.loss(torch.from_numpy(output).double(), targets).item()
     total, count = 0.0, 0

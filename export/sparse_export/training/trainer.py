@@ -1,6 +1,6 @@
 """Transformers' `Trainer`, with planned batches and a list of objectives."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -47,6 +47,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         batches: PlannedBatches,
         objectives: Sequence[Objective],
         answer: Callable[[Any, Tensor], Any],
+        learning_rates: Mapping[str, float],
         report: Report,
         learning: PatternLearning | None,
         **arguments: Any,
@@ -55,6 +56,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         self.batches = batches
         self.objectives = objectives
         self._answer = answer
+        self._learning_rates = learning_rates
         self.learning = learning
         self._report = report
         self.remove_callback(PrinterCallback)
@@ -86,7 +88,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         is_new = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if is_new:
-            set_apart(optimizer, parameter_groups(self.model))
+            set_apart(optimizer, parameter_groups(self.model), self._learning_rates)
         return optimizer
 
     def get_batch_samples(
@@ -118,8 +120,12 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
         recording: AbstractContextManager[list[LayerMask]] = (
             recorded(self.model) if records else nullcontext([])
         )
+        more: dict[str, Any] = {}
+        if model.training and any(each.encodes_twice and each.joins(inputs) for each in self.objectives):
+            inputs = {name: torch.cat([each, each]) for name, each in inputs.items()}
+            more["output_hidden_states"] = True
         with recording as masks:
-            outputs = model(**{name: each for name, each in inputs.items() if name not in targets})
+            outputs = model(**{name: each for name, each in inputs.items() if name not in targets}, **more)
         if not model.training:
             none = torch.zeros((), device=self.args.device)
             answer = {"logits": self._answer(outputs, inputs["attention_mask"])}
@@ -152,7 +158,12 @@ class RunTrainer(Trainer):  # type: ignore[misc]  # Transformers is untyped
 
 
 def make_trainer(
-    job: Job, settings: RunSettings, training: Training, stages: Stages, run: PartialRun, console: Console
+    job: Job[Any],
+    settings: RunSettings,
+    training: Training,
+    stages: Stages,
+    run: PartialRun,
+    console: Console,
 ) -> RunTrainer:
     """Make what trains a run.
 
@@ -185,12 +196,11 @@ def make_trainer(
             training.batches,
             objectives,
             training.answer,
+            training.learning_rates,
             Report(console, options, stages),
             learning,
             model=training.model,
-            args=_arguments(
-                job, objectives, stages, settings.processes, run, rows_within(job.rows_at_once, longest)
-            ),
+            args=_arguments(job, training, objectives, stages, settings.processes, run, longest),
             data_collator=training.collator,
             train_dataset=training.rows,
             eval_dataset=training.evaluation,
@@ -202,12 +212,13 @@ def make_trainer(
 
 
 def _arguments(
-    job: Job,
+    job: Job[Any],
+    training: Training,
     objectives: Sequence[Objective],
     stages: Stages,
     processes: int,
     run: PartialRun,
-    eval_rows: int,
+    longest: int,
 ) -> TrainingArguments:
     options = job.options
     require_precision(options)
@@ -217,7 +228,7 @@ def _arguments(
         max_steps=options.max_steps or -1,
         learning_rate=options.learning_rate,
         per_device_train_batch_size=rows_per_pass(options, processes),
-        per_device_eval_batch_size=eval_rows,
+        per_device_eval_batch_size=rows_within(job.rows_at_once, longest),
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         weight_decay=options.weight_decay,
         warmup_steps=options.warmup_ratio,  # below 1, Transformers reads a share of all steps
@@ -238,7 +249,7 @@ def _arguments(
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         # What is learned of a pattern has no part in the dense stage.
-        ddp_find_unused_parameters=options.learns and stages.dense > 0,
+        ddp_find_unused_parameters=training.leaves_unused or (options.learns and stages.dense > 0),
         use_cpu=on_cpu(),
     )
     # Where a process sees several GPUs, Trainer would multiply the batch by their number and share it out.
