@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
 from sparse_serve.cli_options import Verbose
-from sparse_serve.cli_replies import Format, write
+from sparse_serve.cli_replies import Format, Shown, write
 from sparse_serve.cli_texts import (
     Text,
     TextColumn,
@@ -23,6 +23,7 @@ from sparse_serve.cli_texts import (
     require_one_source,
 )
 from sparse_serve.client import Client
+from sparse_serve.errors import OptionError
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification
@@ -45,6 +46,12 @@ def classify(  # noqa: PLR0913  one parameter per option
     text_column: TextColumn = None,
     text_pair_column: TextPairColumn = None,
     text_pair: TextPairs = None,
+    task: Annotated[
+        str | None, typer.Option(help="The task of the texts, where the model has several.")
+    ] = None,
+    task_column: Annotated[
+        str | None, typer.Option(help="The file's column that names each text's task, where it has several.")
+    ] = None,
     interface: Annotated[Interface, typer.Option("-i", "--interface", help="Protocol.")] = Interface.http,
     url: Annotated[
         str | None,
@@ -61,10 +68,23 @@ def classify(  # noqa: PLR0913  one parameter per option
     A question is a TEXT; its context is the second text.
     """
     require_one_source(texts, text_pair, file)
+    _require_one_task(task, task_column, file)
+    has_tasks = task is not None or task_column is not None
     with Client(url or _DEFAULT_URLS[interface], interface.value) as client:
         kind = client.kind(name)
-        source = iter_texts(texts, text_pair, file, text_column, text_pair_column, _rows(kind, file))
-        write(_ask(client, name, source, top_k), kind, output_format, top_k or 0)
+        client.require_task(name, named=has_tasks)
+        rows = _rows(kind, file)
+        source = iter_texts(texts, text_pair, file, text_column, text_pair_column, rows, task_column)
+        if task is not None:
+            source = (text._replace(task=task) for text in source)
+        write(_ask(client, name, source, top_k), kind, output_format, Shown(top_k or 0, has_tasks))
+
+
+def _require_one_task(task: str | None, task_column: str | None, file: Path | None) -> None:
+    if task is not None and task_column is not None:
+        raise OptionError("give the task of all texts with --task, or of each with --task-column, not both")
+    if task_column is not None and file is None:
+        raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
 
 
 def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
@@ -88,11 +108,14 @@ def _ask(
         # A request either has second texts or has none.
         for has_pair, group in groupby(source, key=lambda text: text.pair is not None):
             while batch := list(islice(group, client.batch_size(name))):
-                texts, pairs = [text.text for text in batch], [text.pair or "" for text in batch]
+                texts = [text.text for text in batch]
+                pairs = [text.pair or "" for text in batch] if has_pair else None
+                # All texts have the name of a task, or none has.
+                tasks = [text.task for text in batch if text.task is not None] or None
                 replies: Sequence[Reply]
                 if top_k is None:
-                    replies = client.ask(name, texts, pairs if has_pair else None)
+                    replies = client.ask(name, texts, pairs, tasks)
                 else:
-                    replies = client.classify(name, texts, pairs if has_pair else None, top_k)
+                    replies = client.classify(name, texts, pairs, top_k, tasks)
                 progress.advance(task, len(batch))
                 yield from zip(batch, replies, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rich.table import Table
 
@@ -66,14 +66,22 @@ class Writer(ABC, Generic[Kind]):
         return text.text if text.pair is None else f"{text.text} | {text.pair}"
 
 
+class Shown(NamedTuple):
+    """What of predictions is shown besides label and score: so many best classes, and the task."""
+
+    top_k: int = 0
+    task: bool = False
+
+
 class PredictionWriter(Writer[Prediction]):
-    """Label and score, and the best classes where they are asked for."""
+    """Label and score, and what else is asked for."""
 
-    csv = ("label", "score")
-
-    def __init__(self, top_k: int) -> None:
-        self.top_k = top_k
-        self.table = ("label", "score", *([f"best {top_k}"] if top_k else []), "tokens")
+    def __init__(self, shown: Shown) -> None:
+        self.top_k = shown.top_k
+        self.has_task = shown.task
+        task = ["task"] * shown.task
+        self.csv = (*task, "label", "score")
+        self.table = (*task, "label", "score", *([f"best {shown.top_k}"] if shown.top_k else []), "tokens")
 
     def cells(self, reply: Prediction) -> Iterator[tuple[str, ...]]:
         """Yield one row."""
@@ -81,17 +89,18 @@ class PredictionWriter(Writer[Prediction]):
         label = ", ".join(map(str, answer)) or "(none)" if isinstance(answer, list) else answer
         best = ", ".join(f"{each.label or each.index} {each.score:.4f}" for each in reply.top)
         tokens = f"{reply.token_count}{' (cut)' if reply.truncated else ''}"
-        yield (label, f"{reply.score:.4f}", *([best] if self.top_k else []), tokens)
+        yield (*self._task(reply), label, f"{reply.score:.4f}", *([best] if self.top_k else []), tokens)
 
     def fields(self, reply: Prediction) -> dict[str, object]:
-        """Return label, score and logits."""
+        """Return the task, where there are several, label, score and logits."""
         best = [{"label": each.label, "score": each.score} for each in reply.top]
         top = {"top": best} if self.top_k else {}
-        return {"label": reply.answer, "score": reply.score, **top, "logits": reply.logits}
+        task = {"task": reply.task} if self.has_task else {}
+        return {**task, "label": reply.answer, "score": reply.score, **top, "logits": reply.logits}
 
     def values(self, reply: Prediction) -> Iterator[tuple[object, ...]]:
         """Yield one row."""
-        yield reply.label, reply.score
+        yield (*self._task(reply), reply.label, reply.score)
 
     def more(self, reply: Prediction | None) -> dict[str, object]:
         """Return columns of the best classes."""
@@ -101,6 +110,9 @@ class PredictionWriter(Writer[Prediction]):
             for rank in range(1, self.top_k + 1)
             for part in ("label", "score")
         }
+
+    def _task(self, reply: Prediction) -> tuple[str, ...]:
+        return (str(reply.task),) if self.has_task else ()
 
 
 class AnswerWriter(Writer[Answer]):
@@ -182,10 +194,10 @@ class EmbeddingWriter(Writer[Embedding]):
         return {f"embedding_{index}": number for index, number in enumerate(numbers, start=1)}
 
 
-def write(answered: Answered[Reply], kind: type[Reply], form: Format, top_k: int) -> None:
+def write(answered: Answered[Reply], kind: type[Reply], form: Format, shown: Shown) -> None:
     """Write replies of one kind to stdout, each as soon as it is there; a table when all are."""
     writers: dict[type[Reply], Writer[Any]] = {
-        Prediction: PredictionWriter(top_k),
+        Prediction: PredictionWriter(shown),
         Answer: AnswerWriter(),
         Entities: EntitiesWriter(),
         Embedding: EmbeddingWriter(),

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text as RichText
 
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.records import iter_records
+from sparse_serve.records import iter_records, text_of
 from sparse_serve.rows import TEXT_PAIR, QuestionRows, RowFormat
 from sparse_serve.tasks import Classification
 
@@ -42,10 +42,11 @@ TextPairColumn = Annotated[
 
 
 class Text(NamedTuple):
-    """One text, with its second text where it has one."""
+    """One text, with its second text where it has one, and the name of its task where that is said."""
 
     text: str
     pair: str | None
+    task: str | None = None
 
 
 def iter_texts(
@@ -55,10 +56,11 @@ def iter_texts(
     column: str | None,
     pair_column: str | None,
     rows: RowFormat = Classification.rows,
+    task_column: str | None = None,
 ) -> Iterator[Text]:
     """Yield the texts that a command line names, as they are asked for; without any, the lines of stdin.
 
-    `rows` is what a file holds.
+    `rows` is what a file holds, `task_column` its column of the names of tasks.
 
     Raises:
         OptionError: as `require_one_source`.
@@ -66,7 +68,7 @@ def iter_texts(
     """
     require_one_source(texts, pairs, file)
     if file is not None:
-        return _of_file(file, rows, column, pair_column)
+        return _of_file(file, rows, column, pair_column, task_column)
     if texts:
         return _of_arguments(texts, pairs or [None] * len(texts))
     return _of_stdin()
@@ -108,9 +110,13 @@ def _of_stdin() -> Iterator[Text]:
             raise DataError(f"line {number} of stdin is not UTF-8") from None
 
 
-def _of_file(path: Path, rows: RowFormat, column: str | None, pair_column: str | None) -> Iterator[Text]:
+def _of_file(
+    path: Path, rows: RowFormat, column: str | None, pair_column: str | None, task_column: str | None
+) -> Iterator[Text]:
     """Yield a file's texts; an empty second text means that the row has none, unless all rows have one."""
     columns = rows.named(column, pair_column)
-    for line, record in iter_records(path, columns.required, rows.formats):
+    required = (*columns.required, *([task_column] if task_column else []))
+    for line, record in iter_records(path, required, rows.formats):
         row = rows.row(str(path), line, record, columns, labelled=False)
-        yield Text(row.text, row.text_pair if row.text_pair or rows.whole_contexts else None)
+        task = text_of(path, line, record, task_column) if task_column else None
+        yield Text(row.text, row.text_pair if row.text_pair or rows.whole_contexts else None, task)

@@ -1,7 +1,8 @@
 """A client of the public models: texts in, answers out, over HTTP or gRPC."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType, TracebackType
 from typing import Any, Literal, TypeVar
@@ -14,7 +15,7 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.errors import OptionError, RequestError
-from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, reply_of
+from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 
 Protocol = Literal["http", "grpc"]
 
@@ -22,6 +23,7 @@ _TIMEOUT_SECONDS = 600.0
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
 _SECOND_TEXT = "TEXT_PAIR"
+_TASK = "TASK"
 _EVERY_MODEL = ("token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
@@ -34,12 +36,16 @@ _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 Kind = TypeVar("Kind", bound=Reply)
 
+TaskNames = str | Sequence[str] | None
+"""The task of all texts, or of each; None on a model that has but one."""
+
 
 class Client:
     """Asks served entries. Not thread-safe over HTTP: use one for each thread.
 
     What a model answers, its metadata says: `ask` gives the replies of any, the other methods those of one
-    kind. Texts are sent in batches of at most the model's size.
+    kind. Texts are sent in batches of at most the model's size. A model of several tasks is told the task of
+    each text.
     """
 
     def __init__(self, url: str, protocol: Protocol = "http") -> None:
@@ -53,6 +59,7 @@ class Client:
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
         self._described: dict[str, tuple[type[Reply], frozenset[str]] | None] = {}
         self._labels: dict[str, list[str | None]] = {}
+        self._configs: dict[str, dict[str, Any]] = {}
         self._batch_sizes: dict[str, int] = {}
         address = _ADDRESS.fullmatch(url)
         if address is None or int(address["port"]) > _HIGHEST_PORT:
@@ -82,20 +89,21 @@ class Client:
         texts: Sequence[str],
         text_pairs: Sequence[str] | None = None,
         top_k: int | None = None,
+        task: TaskNames = None,
     ) -> list[Prediction]:
         """Classify texts, or pairs of texts; `top_k` fills `Prediction.top` with that many classes.
 
         Raises:
-            RequestError: the server cannot be reached or refuses a request, or the model is no classifier.
-            ValueError: `text_pairs` has another length than `texts`, or `top_k` is below 1.
+            RequestError: the server cannot be reached or refuses a request, or the model is no classifier,
+                has several tasks and `task` is None, or has one and `task` names any.
+            ValueError: `text_pairs` or `task` has another length than `texts`, or `top_k` is below 1.
         """
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k is {top_k}, at least 1 is needed")
-        predictions = self._ask(name, Prediction, texts, text_pairs)
+        predictions = self._ask(name, Prediction, texts, text_pairs, task)
         if top_k is None:
             return predictions
-        labels = self.labels(name)
-        return [replace(prediction, top=prediction.best(labels, top_k)) for prediction in predictions]
+        return [replace(each, top=each.best(self._labels_of(name, each), top_k)) for each in predictions]
 
     def answer(self, name: str, questions: Sequence[str], contexts: Sequence[str]) -> list[Answer]:
         """Answer questions, each about the context of the same number.
@@ -126,38 +134,51 @@ class Client:
         return self._ask(name, Embedding, texts, text_pairs)
 
     def ask(
-        self, name: str, texts: Sequence[str], text_pairs: Sequence[str] | None = None
+        self,
+        name: str,
+        texts: Sequence[str],
+        text_pairs: Sequence[str] | None = None,
+        task: TaskNames = None,
     ) -> Sequence[Reply]:
         """Return what the model answers to texts, or pairs of texts, of the kind that it gives.
 
         Raises:
             RequestError: the server cannot be reached or refuses a request, or the model is none of ours, or
-                takes no second texts, or needs them.
-            ValueError: `text_pairs` has another length than `texts`.
+                takes no second texts, or needs them; so with names of tasks.
+            ValueError: `text_pairs` or `task` has another length than `texts`.
         """
-        return self._ask(name, self.kind(name), texts, text_pairs)
+        return self._ask(name, self.kind(name), texts, text_pairs, task)
 
     def _ask(
-        self, name: str, kind: type[Kind], texts: Sequence[str], text_pairs: Sequence[str] | None
+        self,
+        name: str,
+        kind: type[Kind],
+        texts: Sequence[str],
+        text_pairs: Sequence[str] | None,
+        task: TaskNames = None,
     ) -> list[Kind]:
+        tasks = [task] * len(texts) if isinstance(task, str) else task
         if text_pairs is not None and len(text_pairs) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")
+        if tasks is not None and len(tasks) != len(texts):
+            raise ValueError(f"{len(texts)} texts but {len(tasks)} tasks")
         self._require(name, kind, pairs=text_pairs is not None)
+        self.require_task(name, named=tasks is not None)
+        inputs = {"TEXT": texts, _SECOND_TEXT: text_pairs, _TASK: tasks}
         replies: list[Kind] = []
         while len(replies) < len(texts):
             start = len(replies)
             rows = slice(start, start + self.batch_size(name))
+            batch = {tensor: values[rows] for tensor, values in inputs.items() if values is not None}
             try:
-                columns = self._infer(
-                    name, kind, texts[rows], None if text_pairs is None else text_pairs[rows]
-                )
+                columns = self._infer(name, kind, batch)
             except RequestError as error:
                 limit = _BATCH_LIMIT.search(str(error))
                 if limit is None or int(limit[1]) >= self._batch_sizes[name]:
                     raise
                 self._batch_sizes[name] = int(limit[1])
                 continue
-            replies += kind.read(columns)
+            replies += kind.read(columns if tasks is None else of_tasks(columns, tasks[rows]))
         return replies
 
     def _require(self, name: str, kind: type[Reply], *, pairs: bool) -> None:
@@ -175,6 +196,34 @@ class Client:
             )
         if pairs and (own.text_pair == "refused" or _SECOND_TEXT not in inputs):
             raise RequestError(f"model '{name}' {own.does} and takes no second text: leave out --text-pair")
+
+    def require_task(self, name: str, *, named: bool) -> None:
+        """See that texts come with the names of their tasks where a model has several, and only there.
+
+        Raises:
+            RequestError: the server cannot be reached or does not know the model, or they do not.
+        """
+        described = self._describe(name)
+        if described is None or (_TASK in described[1]) == named:
+            return
+        if named:
+            raise RequestError(f"model '{name}' has one task: leave out --task and --task-column")
+        known = ", ".join(self.tasks(name)) or "several, which its server keeps to itself"
+        raise RequestError(
+            f"model '{name}' has more than one task: say with --task which one texts are of ({known})"
+        )
+
+    def tasks(self, name: str) -> dict[str, tuple[str, ...]]:
+        """Return the labels of each task by its name; none where the server keeps its configuration back.
+
+        Raises:
+            RequestError: the server cannot be reached or does not know the model, or it is none of ours.
+        """
+        parameter = self._config(name).get("parameters", {}).get("tasks")
+        if parameter is None:
+            return {}
+        tasks = json.loads(parameter["string_value"])
+        return {task: tuple(described.get("labels", ())) for task, described in tasks.items()}
 
     def kind(self, name: str) -> type[Reply]:
         """Return what kind of replies the model gives: predictions, where the server keeps that to itself.
@@ -212,11 +261,14 @@ class Client:
             RequestError: the server cannot be reached or does not know the model.
         """
         if name not in self._batch_sizes:
-            self._batch_sizes[name] = self._configured_batch_size(name)
+            config = self._config(name)
+            self._batch_sizes[name] = (
+                max(1, int(config.get("max_batch_size", 1))) if config else _ASSUMED_BATCH_SIZE
+            )
         return self._batch_sizes[name]
 
     def labels(self, name: str) -> list[str | None]:
-        """Return the model's labels in the order of its scores; None where it has none.
+        """Return the labels of a model of one task in the order of its scores; None where it has none.
 
         Raises:
             RequestError: the server cannot be reached or does not know the model.
@@ -227,34 +279,41 @@ class Client:
             shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]}
             count = int(shapes["scores"][-1])
             scores = self._api.InferRequestedOutput("scores", class_count=count)
-            result = self._call(name, "infer", name, self._inputs([""], None), outputs=[scores])
+            result = self._call(name, "infer", name, self._inputs({"TEXT": [""]}), outputs=[scores])
             classes = [value.decode().split(":", 2) for value in result.as_numpy("scores").reshape(-1)]
             found = {int(parts[1]): parts[2] if len(parts) > 2 else None for parts in classes}
             self._labels[name] = [found.get(index) for index in range(count)]
         return self._labels[name]
 
-    def _configured_batch_size(self, name: str) -> int:
-        try:
-            config = self._call(name, "get_model_config", name, **self._as_json())
-        except RequestError as error:
-            if _is_restricted(error):
-                return _ASSUMED_BATCH_SIZE
-            raise
-        return max(1, int(config.get("config", config).get("max_batch_size", 1)))
+    def _labels_of(self, name: str, prediction: Prediction) -> Sequence[str | None]:
+        """Return what the scores of a prediction are of, as far as the server says so."""
+        if prediction.task is None:
+            return self.labels(name)
+        return self.tasks(name).get(prediction.task) or [None] * len(prediction.scores)
+
+    def _config(self, name: str) -> dict[str, Any]:
+        """Return a model's configuration, empty where the server keeps it to itself."""
+        if name not in self._configs:
+            try:
+                config = self._call(name, "get_model_config", name, **self._as_json())
+            except RequestError as error:
+                if not _is_restricted(error):
+                    raise
+                config = {}
+            self._configs[name] = config.get("config", config)
+        return self._configs[name]
 
     def _infer(
-        self, name: str, kind: type[Reply], texts: Sequence[str], text_pairs: Sequence[str] | None
+        self, name: str, kind: type[Reply], batch: Mapping[str, Sequence[str]]
     ) -> dict[str, npt.NDArray[Any]]:
         names = (*kind.outputs, *_EVERY_MODEL)
         outputs = [self._api.InferRequestedOutput(output) for output in names]
-        result = self._call(name, "infer", name, self._inputs(texts, text_pairs), outputs=outputs)
+        result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
         return {output: result.as_numpy(output) for output in names}
 
-    def _inputs(self, texts: Sequence[str], text_pairs: Sequence[str] | None) -> list[Any]:
+    def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
         inputs = []
-        for tensor, values in (("TEXT", texts), (_SECOND_TEXT, text_pairs)):
-            if values is None:
-                continue
+        for tensor, values in batch.items():
             array = np.array([value.encode() for value in values], dtype=np.object_)[:, None]
             inputs.append(self._api.InferInput(tensor, list(array.shape), "BYTES"))
             inputs[-1].set_data_from_numpy(array)

@@ -10,7 +10,7 @@ Which of them a model gives, the names of its outputs say: `reply_of`.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -73,7 +73,8 @@ class Prediction(Reply):
 
     `label` is the best label, for multi-label models a JSON array of all with a score of at least 0.5, for
     regression the value, or a JSON array of several. `score` is the highest score, for regression the
-    largest value; `top` the best classes, best first.
+    largest value; `top` the best classes, best first. On a model of several tasks the text is of `task`,
+    and `scores` and `logits` are that task's alone.
     """
 
     outputs = ("label", "scores", "logits")
@@ -84,6 +85,7 @@ class Prediction(Reply):
     logits: tuple[float, ...]
     scores: tuple[float, ...]
     top: tuple[ClassScore, ...] = ()
+    task: str | None = None
 
     @property
     def answer(self) -> str | list[object]:
@@ -91,7 +93,7 @@ class Prediction(Reply):
         array = json_array(self.label)
         return self.label if array is None else array
 
-    def best(self, labels: list[str | None], number: int) -> tuple[ClassScore, ...]:
+    def best(self, labels: Sequence[str | None], number: int) -> tuple[ClassScore, ...]:
         """Return the best classes, so many of those that `labels` names."""
         order = np.argsort(-np.array(self.scores), kind="stable")[:number]
         return tuple(ClassScore(int(index), labels[index], self.scores[index]) for index in order)
@@ -104,6 +106,7 @@ class Prediction(Reply):
             score=float(columns["scores"][row].max()),
             logits=tuple(map(float, columns["logits"][row])),
             scores=scores,
+            task=columns["task"][row] if "task" in columns else None,
             token_count=token_count,
             truncated=truncated,
         )
@@ -184,6 +187,19 @@ class Embedding(Reply):
     @classmethod
     def _of_row(cls, columns: Columns, row: int, *, token_count: int, truncated: bool) -> Self:
         return cls(vector=columns["embedding"][row], token_count=token_count, truncated=truncated)
+
+
+def of_tasks(columns: Columns, tasks: Sequence[str]) -> Columns:
+    """Return the columns of a model of several tasks, with those that rows are of as `task`.
+
+    Rows of `scores` and `logits` become as wide as their task: what it has no label for is −inf in `logits`.
+    """
+    is_own = ~np.isneginf(columns["logits"])
+    cut = {name: np.empty(len(tasks), dtype=np.object_) for name in ("scores", "logits")}
+    for name, rows in cut.items():
+        for row, own in enumerate(is_own):
+            rows[row] = columns[name][row, own]
+    return {**columns, **cut, "task": np.array(tasks, dtype=np.object_)}
 
 
 KINDS: tuple[type[Reply], ...] = (Prediction, Answer, Entities, Embedding)

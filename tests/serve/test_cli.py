@@ -263,7 +263,7 @@ def test_embeddings_of_texts(classify: Run) -> None:
     assert line.split() == expected
 
 
-@pytest.mark.parametrize("name", ["tiny", "spans", "tags", "vectors"])
+@pytest.mark.parametrize("name", ["tiny", "spans", "tags", "vectors", "several"])
 @pytest.mark.parametrize(
     ("form", "expected"), [("json", "[]\n"), ("jsonl", ""), ("csv", "text,text_pair"), ("table", "")]
 )
@@ -271,10 +271,55 @@ def test_no_texts_have_no_answers(
     classify: Run, monkeypatch: pytest.MonkeyPatch, name: str, form: str, expected: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    status, output, errors = classify(name, "--format", form)
+    of_task = ["--task", "sts"] if name == "several" else []
+    status, output, errors = classify(name, "--format", form, *of_task)
     assert (status, errors) == (0, "")
     assert output.startswith(expected)
     assert len(output.splitlines()) == (0 if form == "jsonl" else 1)
+
+
+def test_texts_of_one_of_several_tasks(classify: Run) -> None:
+    asked = ("several", "w1 w2", "w3", "--task", "sentiment", "--top-k", "2")
+    status, output, errors = classify(*asked, "--format", "json")
+    assert (status, errors) == (0, "")
+    found = json.loads(output)
+    keys = ["text", "task", "label", "score", "top", "logits", "token_count", "truncated"]
+    assert [list(each) for each in found] == [keys, keys]
+    labels = {"awful", "bad", "so-so", "good", "great"}
+    for each in found:
+        assert (each["task"], len(each["logits"])) == ("sentiment", 5)
+        assert {best["label"] for best in each["top"]} < labels
+        assert each["top"][0] == {"label": each["label"], "score": each["score"]}
+    status, output, _ = classify(*asked)
+    header, *lines = output.splitlines()
+    assert header.split() == ["task", "label", "score", "best", "2", "tokens", "text"]
+    assert [line.split()[:2] for line in lines] == [["sentiment", each["label"]] for each in found]
+
+
+def test_a_column_says_the_task(classify: Run, tmp_path: Path) -> None:
+    """More rows than a batch, pairs and single texts, of all tasks."""
+    tasks = ["sts", "sentiment", "topics", "paraphrase"]
+    rows = [
+        {"text_a": f"w{row % 30}", "text_b": "w1" if row % 3 else "", "what": tasks[row % 4]}
+        for row in range(150)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asked = ("several", "--file", str(path), "--task-column", "what")
+    status, output, errors = classify(*asked, "--format", "jsonl")
+    assert (status, errors) == (0, "")
+    found = list(map(json.loads, output.splitlines()))
+    assert [(each["text"], each["task"]) for each in found] == [(row["text_a"], row["what"]) for row in rows]
+    widths = {"sts": 1, "sentiment": 5, "topics": 3, "paraphrase": 2}
+    assert all(len(each["logits"]) == widths[each["task"]] for each in found)
+    assert all(each["score"] == each["logits"][0] for each in found[::4])
+    status, output, _ = classify(*asked, "--format", "csv", "--top-k", "5")
+    table = list(csv.DictReader(io.StringIO(output)))
+    assert list(table[0])[:5] == ["text", "text_pair", "task", "label", "score"]
+    assert [row["task"] for row in table] == [row["what"] for row in rows]
+    assert all((row["label_5"] == "") == (row["task"] != "sentiment") for row in table)
+    status, _, errors = classify("several", "--file", str(path), "--task-column", "other")
+    assert (status, "there is no column 'other'" in errors) == (1, True)
 
 
 def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +331,12 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
     ("arguments", "status", "message"),
     [
         (["classify", "unknown", "w1"], 1, "unknown model"),
+        (["classify", "several"], 1, r"say with --task .* \(sentiment, paraphrase, sts, topics\)"),
+        (["classify", "several", "w1", "--task", "art"], 1, "there is no task 'art'; this model's are sent"),
+        (["classify", "tiny", "w1", "--task", "sts"], 1, "model 'tiny' has one task: leave out --task"),
+        (["classify", "spans", "w1", "--task", "sts"], 1, "model 'spans' has one task: leave out --task"),
+        (["classify", "several", "w1", "--task-column", "x"], 2, "--task-column is of a file"),
+        (["classify", "x", "--file", "y", "--task", "a", "--task-column", "b"], 2, "not both"),
         (
             ["classify", "tiny_model", "w1"],
             1,

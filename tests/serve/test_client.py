@@ -2,9 +2,11 @@
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_entry import SEVERAL
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve import client
@@ -120,6 +122,59 @@ def test_what_a_model_does_not_do_is_said(asking: Client) -> None:
         asking.ask("absent", ["w1"])
     with pytest.raises(ValueError, match="1 texts but 2 text pairs"):
         asking.answer("spans", ["w1"], ["w2", "w3"])
+
+
+def test_each_text_is_answered_by_its_task(asking: Client) -> None:
+    texts, tasks = ["w1 w2", "w3", "w4", "w5 w6"], ["sts", "sentiment", "topics", "paraphrase"]
+    replies = asking.classify("several", texts, ["w7"] * 4, task=tasks, top_k=9)
+    assert [(reply.task, len(reply.logits)) for reply in replies] == [
+        (name, SEVERAL.tasks[name].width) for name in tasks
+    ]
+    for reply in replies:
+        labels = SEVERAL.tasks[reply.task or ""].labels
+        assert [best.label for best in reply.top] == sorted(
+            labels, key=lambda label: -reply.scores[labels.index(label)]
+        )
+        assert np.isfinite(reply.logits).all()
+    value = replies[0]
+    assert (value.score,) == value.scores == value.logits
+    assert value.score == pytest.approx(float(value.label))
+    assert value.score < 0  # and not the 0 of places that are not its own
+    plain = asking.ask("several", texts, ["w7"] * 4, tasks)
+    assert plain == [replace(reply, top=()) for reply in replies]
+    for row, reply in enumerate(plain):
+        (alone,) = asking.classify("several", [texts[row]], ["w7"], task=tasks[row])
+        assert alone.logits == pytest.approx(reply.logits, abs=1e-5)
+    many = asking.classify("several", ["w1"] * 100, task="sts")
+    assert {reply.task for reply in many} == {"sts"}
+
+
+def test_tasks_are_named_where_there_are_several(asking: Client) -> None:
+    assert list(asking.tasks("several")) == list(SEVERAL.tasks)
+    assert asking.tasks("several")["topics"] == ("art", "law", "war")
+    known = "sentiment, paraphrase, sts, topics"
+    with pytest.raises(RequestError, match=rf"more than one task: say with --task which .* \({known}\)"):
+        asking.classify("several", ["w1"])
+    with pytest.raises(RequestError, match="model 'tiny' has one task: leave out --task"):
+        asking.ask("tiny", ["w1"], task="sts")
+    with pytest.raises(RequestError, match=f"there is no task 'absent'; this model's are {known}"):
+        asking.classify("several", ["w1"], task="absent")
+    with pytest.raises(ValueError, match="1 texts but 2 tasks"):
+        asking.classify("several", ["w1"], task=["sts", "sts"])
+
+
+def test_tasks_of_a_server_that_keeps_its_configurations_to_itself(
+    server: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise InferenceServerException("This protocol is restricted, expecting header 'x'")
+
+    with Client(server.http_url) as client_of_server:
+        monkeypatch.setattr(client_of_server._client, "get_model_config", refuse)
+        (reply,) = client_of_server.classify("several", ["w1"], task="topics", top_k=3)
+        assert [best.label for best in reply.top] == [None] * 3
+        with pytest.raises(RequestError, match="several, which its server keeps to itself"):
+            client_of_server.classify("several", ["w1"])
 
 
 def test_a_server_may_keep_metadata_to_itself(server: TritonServer, monkeypatch: pytest.MonkeyPatch) -> None:
