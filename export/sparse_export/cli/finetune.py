@@ -1,7 +1,7 @@
 """`sparse-serve finetune`: an encoder and labelled rows in, a checkpoint out, or one for each attention."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from enum import StrEnum
 from functools import partial
@@ -12,6 +12,22 @@ import typer
 from rich.console import Console
 
 from sparse_export.cli.config_file import ConfigFile
+from sparse_export.cli.multitask import (
+    AdapterHeads,
+    AdapterLearningRate,
+    Adapters,
+    AdapterSize,
+    AddTask,
+    FreezeEncoder,
+    SamplingOption,
+    ShareProjections,
+    SimcseOption,
+    SimcseTasks,
+    SimcseTemperature,
+    SimcseWeight,
+    StepsPerEpoch,
+    Tasks,
+)
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_export.cli.patterns import (
     Alpha,
@@ -84,12 +100,28 @@ if TYPE_CHECKING:
 # What only the one, or only the other, kind of training takes.
 _OF_MLM = ("nsp", "positions")
 _OF_TASKS = ("label_column", "label_smoothing", "max_answer_tokens", "stride", "test")
+_OF_ROWS = ("train", "evaluation", "text_column", "text_pair_column", "dataset_config", "train_split")
+_NOT_OF_SEVERAL = (*_OF_MLM, *_OF_ROWS, *_OF_TASKS, "eval_split")
+_OF_SEVERAL = (
+    "add_task",
+    "adapter_size",
+    "adapter_heads",
+    "share_projections",
+    "adapter_learning_rate",
+    "sampling",
+    "steps_per_epoch",
+    "simcse",
+    "simcse_tasks",
+    "simcse_weight",
+    "simcse_temperature",
+    "freeze_encoder",
+)
 
 
 def finetune_command(  # noqa: PLR0913  one parameter per option
     encoder: Encoder,
     *,
-    train: Train,
+    train: Train = None,
     output: Annotated[Path, typer.Option(help="Folder for the checkpoint.", show_default=False)],
     evaluation: Evaluation = None,
     test: Test = None,
@@ -109,6 +141,20 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
     positions: PositionsOption = None,
     from_scratch: FromScratch = False,
     revision: Revision = None,
+    tasks: Tasks = None,
+    add_task: AddTask = False,
+    adapters: Adapters = True,
+    adapter_size: AdapterSize = None,
+    adapter_heads: AdapterHeads = None,
+    share_projections: ShareProjections = False,
+    adapter_learning_rate: AdapterLearningRate = None,
+    sampling: SamplingOption = None,
+    steps_per_epoch: StepsPerEpoch = None,
+    simcse: SimcseOption = None,
+    simcse_tasks: SimcseTasks = None,
+    simcse_weight: SimcseWeight = None,
+    simcse_temperature: SimcseTemperature = None,
+    freeze_encoder: FreezeEncoder = False,
     attention: Attention = None,
     lambd: Lambd = None,
     pattern_from: PatternFrom = None,
@@ -191,10 +237,7 @@ def _train(given: Mapping[str, Any]) -> None:
             given["revision"],
         )
         learning = _taken(training.PatternOptions, given)
-        train, evaluation, test = training.sources_of(
-            *(given[name] for name in ("train", "evaluation", "test")),
-            *(given[name] for name in ("dataset_config", "train_split", "eval_split")),
-        )
+        rows, others = _rows(given)
         runs = training.runs_of(
             make_options,
             attentions,
@@ -205,12 +248,11 @@ def _train(given: Mapping[str, Any]) -> None:
     run = partial(
         train_with,
         encoder,
-        train,
-        evaluation=evaluation,
+        rows,
+        **others,
         force=force,
         resume=resume,
         console=Console(stderr=True, soft_wrap=True),
-        **({} if test is None else {"test": test}),
     )
     records = training.sweep(runs, run, output, force=force, resume=resume)
     if training.is_first_process():
@@ -225,17 +267,16 @@ def _job(
     """Return what makes the options of each run of a task, and what trains with them."""
     from sparse_export import pretraining, training  # noqa: PLC0415
 
+    if given["tasks"] is not None:
+        return _job_of_several(given)
     task = given["task"]
-    others = _OF_TASKS if task == MLM else _OF_MLM
-    for name in others:
-        if given[name] not in (None, False):
-            option = f"--{name.replace('_', '-')}" + ("" if given[name] is True else f" {given[name]}")
-            why = (
-                f"--task {MLM} reads no labels"
-                if task == MLM
-                else f"is for --task {MLM}, and this is --task {task}"
-            )
-            raise OptionError(f"{option}{':' if task == MLM else ''} {why}; leave it out")
+    _refuse(given, _OF_SEVERAL, "is for several tasks, which --tasks names; leave it out")
+    if not given["adapters"]:
+        raise OptionError("--no-adapters is for several tasks, which --tasks names; leave it out")
+    if task == MLM:
+        _refuse(given, _OF_TASKS, f"is for labelled rows, and --task {MLM} reads no labels; leave it out")
+    else:
+        _refuse(given, _OF_MLM, f"is for --task {MLM}, and this is --task {task}; leave it out")
     kind = next((kind for kind in TASKS.values() if kind.option == task), None)
     taken: type[TrainingOptions] = pretraining.PretrainOptions if kind is None else training.FinetuneOptions
     options = _taken(taken, given) | {"columns": _columns(given, kind)}
@@ -245,6 +286,46 @@ def _job(
         options.pop("task", None)
         return partial(pretraining.PretrainOptions, **options), pretraining.pretrain
     return partial(training.FinetuneOptions, **options | {"task": kind.type}), training.finetune
+
+
+def _job_of_several(
+    given: Mapping[str, Any],
+) -> tuple[Callable[..., "TrainingOptions"], Callable[..., "TrainingRecord"]]:
+    from sparse_export import multitask  # noqa: PLC0415
+
+    _refuse(given, _NOT_OF_SEVERAL, "is said in the file of --tasks; leave it out")
+    options = _taken(multitask.MultitaskOptions, given) | {"tasks": multitask.read_task_file(given["tasks"])}
+    for name in ("attention", "dense_epochs"):  # of each run
+        options.pop(name, None)
+    if "simcse_tasks" in options:
+        options["simcse_tasks"] = tuple(name.strip() for name in options["simcse_tasks"].split(","))
+    return partial(multitask.MultitaskOptions, **options), multitask.finetune_tasks
+
+
+def _rows(given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return where the training rows come from, and by keyword where others do."""
+    from sparse_export import training  # noqa: PLC0415
+
+    if given["tasks"] is not None:
+        return given["tasks"], {}
+    if given["train"] is None:
+        raise OptionError(
+            "--train is missing: name the training rows, or with --tasks a file of several tasks"
+        )
+    train, evaluation, test = training.sources_of(
+        *(given[name] for name in ("train", "evaluation", "test")),
+        *(given[name] for name in ("dataset_config", "train_split", "eval_split")),
+    )
+    return train, {"evaluation": evaluation} | ({} if test is None else {"test": test})
+
+
+def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    """Refuse the first option among `names` that is given."""
+    for name in names:
+        value = given[name]
+        if value not in (None, False):
+            option = "eval" if name == "evaluation" else name.replace("_", "-")
+            raise OptionError(f"--{option}{'' if value is True else f' {value}'} {why}")
 
 
 def _taken(options: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

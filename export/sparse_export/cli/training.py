@@ -36,7 +36,7 @@ Encoder = Annotated[
     str, typer.Argument(help="Pretrained encoder: a hub id, or a folder.", show_default=False)
 ]
 Train = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="FILE|DATASET",
         help="Training rows: a .tsv, .csv or .jsonl file with named columns, SQuAD's .json for questions, "

@@ -154,12 +154,16 @@ def _pass_mask(
     hidden: Tensor = args[0] if args else kwargs["hidden_states"]
     mask = LayerMask(link.pattern)
     for module in link.learned:
-        module.mark(mask, hidden, state.sampling.draw if layer.training else _hard)
+        module.mark(mask, hidden, state.sampling.draw if _is_trained(module) else _hard)
     if state.forced is not None:
         mask.rows, mask.columns = state.forced[link.index]
     if state.recorded is not None:
         state.recorded.append(mask)
     return args, kwargs | {"axis": mask}
+
+
+def _is_trained(module: PatternModule) -> bool:
+    return module.training and any(weight.requires_grad for weight in module.parameters())
 
 
 def _hard(logits: Tensor) -> Tensor:

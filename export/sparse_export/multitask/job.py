@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -15,7 +16,7 @@ from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
-from sparse_export.multitask.judging import figures_of_tasks, headlines, overall_score
+from sparse_export.multitask.judging import figures_of_tasks, headlines, overall_score, table_of_tasks
 from sparse_export.multitask.objectives import SimCSE, TasksLoss
 from sparse_export.multitask.options import SCORE, MultitaskOptions
 from sparse_export.multitask.plan import DataSet, TasksPlan
@@ -110,7 +111,7 @@ class MultitaskJob(Job[AllRows]):
                 if options.learns:
                     own, aside = set_aside(own, judged[name], options.seed)
                     calibration += aside
-                sets.append(DataSet(len(rows), [len(row["input_ids"]) for row in own], factor))
+                sets.append(DataSet(name, len(rows), [len(row["input_ids"]) for row in own], factor))
                 rows += own
         plan = TasksPlan(
             sets, options.batch_size, options.seed, options.sampling, options.epochs, options.steps_per_epoch
@@ -131,6 +132,7 @@ class MultitaskJob(Job[AllRows]):
                 heads, entries, judged, {name: each.evaluation for name, each in train.items()}
             ),
             learning_rates={projected_attention.Projections.parameter_group: options.adapter_learning_rate},
+            table=partial(table_of_tasks, entries),
             leaves_unused=True,
         )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.table import Table
 from transformers import EvalPrediction
 
 from sparse_export.multitask.options import SCORE
@@ -75,6 +76,23 @@ def figures_of_tasks(
 def headlines(entries: Mapping[str, TaskEntry]) -> list[str]:
     """Return the names of the figures that count in the score."""
     return [f"{name}.{entry.headline}" for name, entry in entries.items()]
+
+
+def table_of_tasks(entries: Mapping[str, TaskEntry], figures: Mapping[str, float]) -> Table:
+    """Set out the figures of an evaluation, a line for each task; those that count in the score are first."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("task", LOSS, "figure", "", "others"):
+        table.add_column(title, justify="right" if title in (LOSS, "") else "left")
+    for name, entry in entries.items():
+        others = [metric for metric in entry.kind.metrics if metric != entry.headline]
+        table.add_row(
+            name,
+            f"{figures[f'{name}.{LOSS}']:.4f}",
+            entry.headline,
+            f"{figures[f'{name}.{entry.headline}']:.4f}",
+            ", ".join(f"{metric} {figures[f'{name}.{metric}']:.4f}" for metric in others),
+        )
+    return table
 
 
 def judged(

@@ -98,6 +98,11 @@ class MultitaskOptions(TrainingOptions):
             )
 
     @property
+    def learns(self) -> bool:
+        """Whether a part of the attention pattern is learned: not where tasks are added to a trained one."""
+        return super().learns and not self.add_task
+
+    @property
     def metrics(self) -> Sequence[str]:
         """The overall score, then each task's figures: "sentiment.accuracy"."""
         tasks = self.tasks.tasks.items()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -42,11 +42,13 @@ class DataSet:
     """Rows of one task, one after another among the rows of a run.
 
     Attributes:
+        task: its name.
         start: number of the first.
         lengths: tokens of each.
         factor: on its probability.
     """
 
+    task: str
     start: int
     lengths: Sequence[int]
     factor: float = 1.0
@@ -71,6 +73,7 @@ class TasksPlan:
     sampling: Sampling
     epochs: int
     steps_per_epoch: int | None = None
+    _known: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def _plans(self) -> list[BatchPlan]:
@@ -92,6 +95,11 @@ class TasksPlan:
 
     def drawn(self, epoch: int) -> list[int]:
         """Return the data set of each step of an epoch, counted from 0."""
+        if epoch not in self._known:
+            self._known[epoch] = self._draw(epoch)
+        return self._known[epoch]
+
+    def _draw(self, epoch: int) -> list[int]:
         numbers = range(len(self.sets))
         if self.sampling == "sequential":
             return [number for number in numbers for _ in range(self._plans[number].steps)]
@@ -102,6 +110,10 @@ class TasksPlan:
         generator = np.random.default_rng((self.seed, epoch))
         drawn: list[int] = generator.choice(len(sizes), size=self.steps, p=probabilities).tolist()
         return drawn
+
+    def doing(self, epoch: int, step: int) -> str:
+        """Name the task of a step of an epoch, both counted from 0."""
+        return self.sets[self.drawn(epoch)[step]].task
 
     def rows(self, epoch: int) -> list[int]:
         """Return the row numbers of an epoch, from 0, in batches of exactly `batch_size` of one data set."""

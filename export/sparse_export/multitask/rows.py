@@ -67,10 +67,9 @@ def read_all(
         read[name] = TaskRows(sets, judged, [entry.factor, *(each.factor for each in entry.extra)])
         train_records += [train.record, *(each.record for each in extra)]
         eval_records.append(evaluation.record)
+        trained = " + ".join(str(len(each.rows)) for each in sets)
         console.print(
-            f"{name}: {sum(len(each.rows) for each in sets)} rows to train on, {len(judged.rows)} to "
-            "evaluate on",
-            highlight=False,
+            f"{name}: {trained} rows to train on, {len(judged.rows)} to evaluate on", highlight=False
         )
     records = [_together(path, each) for each in (train_records, eval_records)]
     return Rows(read, records[0]), Rows(read, records[1]), is_held_out

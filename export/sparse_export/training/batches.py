@@ -41,6 +41,9 @@ class Plan(Protocol):
     def rows(self, epoch: int) -> list[int]:
         """Return the row numbers of an epoch, from 0, in batches of exactly `batch_size`."""
 
+    def doing(self, epoch: int, step: int) -> str:
+        """Say what a step of an epoch trains, both counted from 0, in few words."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -78,6 +81,10 @@ class BatchPlan:
         lengths = [self.lengths[row] for row in rows]
         grouped = get_length_grouped_indices(lengths, self.batch_size, generator=generator)
         return [rows[position] for position in grouped]
+
+    def doing(self, epoch: int, step: int) -> str:
+        """Say what every step does."""
+        return "training"
 
 
 class PlannedBatches(Sampler[int]):

@@ -1,15 +1,16 @@
 """What a run does between steps: show where it is, save, and know when to end."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accelerate import PartialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sparse_export.training.batches import PlannedBatches
+from sparse_export.training.batches import Plan, PlannedBatches
 from sparse_export.training.options import LOSS, TrainingOptions
 from sparse_export.training.partial import PartialRun, mark_whole
 from sparse_export.training.schedule import Stages
@@ -120,14 +121,32 @@ class Steering(TrainerCallback):  # type: ignore[misc]  # Transformers is untype
 
 
 class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
-    """A bar over the steps and one line per evaluation."""
+    """A bar over the steps and one line per evaluation, with a table where there are many figures."""
 
-    def __init__(self, console: Console, options: TrainingOptions, stages: Stages) -> None:
+    def __init__(
+        self,
+        console: Console,
+        options: TrainingOptions,
+        stages: Stages,
+        plan: Plan,
+        table: Callable[[Mapping[str, float]], Table] | None = None,
+    ) -> None:
+        """Show what `plan` does, and of each evaluation its `table`."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bar: TaskID = self.progress.add_task("training", total=None)
         self._options = options
         self._stages = stages
+        self._plan = plan
+        self._table = table
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Say what is trained."""
+        if not self.progress.disable:
+            doing = self._plan.doing(*divmod(state.global_step, self._stages.per_epoch))
+            self.progress.update(self._bar, description=doing)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -161,3 +180,6 @@ class Report(TrainerCallback):  # type: ignore[misc]  # Transformers is untyped
             f"{'' if stage == 'final' else f' ({stage})'}: "
             f"{', '.join(named)}"
         )
+        if self._table is not None:
+            figures = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+            self.progress.console.print(self._table(figures))

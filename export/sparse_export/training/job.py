@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol
 
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -52,6 +53,7 @@ class Training:
         figures: the loss over the evaluation rows and, if that is a number, their metrics.
         reduced: what `figures` keeps of a batch's logits and targets; None for the logits themselves.
         learning_rates: of weights that extensions have added, by their group, where it is not that of all.
+        table: sets out the figures of an evaluation, by their names; None where one line holds them.
         leaves_unused: whether there are steps in which some of the weights have no part.
     """
 
@@ -68,6 +70,7 @@ class Training:
     figures: Figures
     reduced: Callable[[Any, Any], Tensor] | None = None
     learning_rates: Mapping[str, float] = field(default_factory=dict)
+    table: Callable[[Mapping[str, float]], Table] | None = None
     leaves_unused: bool = False
 
 

@@ -55,7 +55,8 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
     def __init__(self, training: Training, schedule: PatternSchedule) -> None:
         self.schedule = schedule
         self._training = training
-        self.weights = parameter_groups(training.model).get(PatternModule.parameter_group, [])
+        weights = parameter_groups(training.model).get(PatternModule.parameter_group, [])
+        self.weights = [weight for weight in weights if weight.requires_grad]
         self._moment = schedule.at(0)
         self._rho = 0.0
 

@@ -197,7 +197,7 @@ def make_trainer(
             objectives,
             training.answer,
             training.learning_rates,
-            Report(console, options, stages),
+            Report(console, options, stages, training.batches.plan, training.table),
             learning,
             model=training.model,
             args=_arguments(job, training, objectives, stages, settings.processes, run, longest),
