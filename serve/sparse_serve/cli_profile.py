@@ -20,6 +20,9 @@ from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ProfileOpti
 from sparse_serve.profiling.report import VARIANTS, Variant, write_text_reports
 from sparse_serve.profiling.report_page import write_page
 
+# Requests are made until each task has had its share.
+_MOST_SHARES = 20
+
 
 def profile_command(  # noqa: PLR0913  one parameter per option
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Entries of the repository.")],
@@ -81,6 +84,20 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         str | None,
         typer.Option(help="Column of the label in --eval.", show_default="label, or as the task has it"),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="The task of all texts, where the model has several.", show_default="all tasks in turn"
+        ),
+    ] = None,
+    task_mix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="Shares of the tasks, as whole numbers, where the model has several.",
+            show_default="all alike",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
     ] = False,
@@ -105,6 +122,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         text_column=text_column,
         text_pair_column=text_pair_column,
         label_column=label_column,
+        task_mix=_task_mix(task, task_mix),
     )
     make_output_folder(output_dir)
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
@@ -196,6 +214,24 @@ def _lengths(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise OptionError(f"--lengths '{text}' is no list of token counts; give for example 64,128,256,512")
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _task_mix(task: str | None, mix: str | None) -> dict[str, int]:
+    """Return the share of each task that is named; empty where none is."""
+    if task is not None and mix is not None:
+        raise OptionError("give --task for one task alone, or --task-mix for shares of several, not both")
+    if task is not None:
+        return {task: 1}
+    if mix is None:
+        return {}
+    parts = [part.strip().rpartition("=") for part in mix.split(",")]
+    shares = {name: int(share) for name, _, share in parts if share.isdecimal() and len(share) < 3}
+    if len(shares) < len(parts) or min(shares.values()) < 1 or sum(shares.values()) > _MOST_SHARES:
+        raise OptionError(
+            f"--task-mix '{mix}' is not NAME=N,... with each name once and whole numbers from 1 that add up "
+            f"to {_MOST_SHARES} at most: give for example sentiment=2,similarity=1"
+        )
+    return shares
 
 
 def _variants(text: str) -> tuple[Variant, ...]:

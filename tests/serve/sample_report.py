@@ -144,6 +144,7 @@ def report_of(
                 mean_length=length,
                 tokens=length,
                 padding_share=0,
+                tasks={},
             )
             for length in lengths
         ),

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
 from serving import alive
-from tiny_entry import CLASSES, SPANS, WORDS
+from tiny_entry import CLASSES, SEVERAL, SPANS, WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from sparse_serve import cli_profile
@@ -254,13 +254,16 @@ def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tags", "tags_file", {"f1", "precision", "recall"}),
         ("vectors", "pairs_file", {"spearman", "pearson"}),
         ("topics", "topics_file", {"f1", "f1_macro", "accuracy"}),
+        ("several/sts", "pairs_file", {"pearson", "spearman", "mse"}),
+        ("several/topics", "arts_file", {"f1", "f1_macro", "accuracy"}),
     ],
 )
 def test_quality_is_that_of_the_task_from_texts_and_from_the_graph(
     server: TritonServer, request: pytest.FixtureRequest, name: str, file: str, metrics: set[str]
 ) -> None:
+    name, _, of_several = name.partition("/")
     entry = read_entry(server.repository / name)
-    evaluation = read_evaluation(request.getfixturevalue(file), entry)
+    evaluation = read_evaluation(request.getfixturevalue(file), entry, name=of_several or None)
     with (
         TritonLoad(server.grpc_url, name, "") as texts,
         TritonLoad(server.grpc_url, f"{name}_model", "") as graph,
@@ -270,8 +273,17 @@ def test_quality_is_that_of_the_task_from_texts_and_from_the_graph(
         assert measure_quality(texts, evaluation) == pytest.approx(found, abs=1e-6)
     assert set(found) == metrics
     assert any(0 < value < 1 or -1 < value < 0 for value in found.values())
-    data = read_data(evaluation.path, task=entry.manifest.task.type)
+    data = read_data(evaluation.path, task=evaluation.task.type)
     assert evaluation.rows == len(data.rows)
+
+
+@pytest.fixture(scope="module")
+def arts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("arts") / "dev.tsv"
+    labels = ["art", "law", "war"]
+    rows = [f"w{number}\t{json.dumps(labels[: number % 4])}" for number in range(20)]
+    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +339,102 @@ def test_a_model_of_questions_is_profiled(
     assert report.quality[0].metrics == pytest.approx(report.quality[1].metrics)
     assert {measured.variant for measured in report.measurements} == {"text", "model"}
     assert "exact_match" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_model_of_several_tasks_is_sent_texts_of_all(
+    server: TritonServer, texts_file: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        "profile",
+        "several",
+        f"--model-repository={server.repository}",
+        f"--output-dir={tmp_path}",
+        "--lengths=12",
+        "-b",
+        "2",
+        "--task-mix=sts=2,sentiment=1",
+        "--variants=text,model",
+        "--measurement-interval=20",
+        "--max-trials=3",
+        f"--inputs={texts_file}",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        run(app, arguments)
+    assert ended.value.code == 0
+    found = json.loads((tmp_path / "report.json").read_text())
+    jsonschema.validate(found, json.loads(report_schema()))
+    report = Report.model_validate(found)
+    assert [served.task for served in report.served] == ["several_tasks"]
+    (inputs,) = report.inputs
+    # Six requests of two texts are the least of four and more that have them in these shares.
+    assert inputs.requests == 6
+    assert inputs.tasks == pytest.approx({"sts": 2 / 3, "sentiment": 1 / 3})
+    with (tmp_path / "report.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["variant"]: row["tasks"] for row in rows} == dict.fromkeys(
+        ("model", "text"), "sts=0.66667 sentiment=0.33333"
+    )
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "was sent texts of each in turn: sts 67%, sentiment 33%" in page
+    assert "sts 66.7 %, sentiment 33.3 %" in page
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "turns", "requests"),
+    [(1, 4, 4), (2, 4, 4), (3, 4, 4), (4, 4, 4), (1, 3, 6), (2, 3, 6), (6, 3, 4), (1, 5, 5)],
+)
+def test_every_task_has_its_share_of_the_texts(
+    tmp_path: Path, batch_size: int, turns: int, requests: int
+) -> None:
+    tokens = bert_like(tmp_path / "tokenizer.json", SEVERAL)
+    names = [*SEVERAL.tasks, "sts"][:turns]
+    workload = make_workload(tokens, read_texts(None), 16, batch_size, turns=names)
+    assert len(workload.batches) == requests
+    expected = {name: names.count(name) / turns for name in names}
+    assert workload.task_shares == pytest.approx(expected)
+    numbers = [*SEVERAL.tasks]
+    for batch in workload.batches:
+        ids = batch.arrays["task_ids"]
+        assert ids.shape == (batch_size, 1)
+        assert tuple(numbers[index] for index in ids[:, 0]) == batch.tasks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["several", "--task=art"],
+            "'several' has no task 'art'; its tasks are sentiment, paraphrase, sts, topics",
+        ),
+        (["several", "--task-mix=sts=1,art=1"], "'several' has no task 'art'"),
+        (["several", "tiny", "--task=sts"], "'tiny' has one task: leave out --task and --task-mix"),
+        (["several", "--task=sts", "--task-mix=sts=1"], "not both"),
+        (["several", "--task-mix=sts"], "--task-mix 'sts' is not NAME=N,..."),
+        (["several", "--task-mix=sts=1,sts=2"], "each name once"),
+        (["several", "--task-mix=sts=0"], "whole numbers from 1"),
+        (["several", "--task-mix=sts=1.5"], "whole numbers from 1"),
+        (["several", "--task-mix=sts=20,topics=1"], "add up to 20 at most"),
+        (
+            ["several", "--eval=dev.tsv"],
+            "'several' is asked for sentiment, paraphrase, sts, topics: say with --task",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_measured_are_one_line(
+    server: TritonServer,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    defaults = [f"--model-repository={server.repository}", f"--output-dir={tmp_path}", "--lengths=12"]
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", *arguments, *defaults])
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
 
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:

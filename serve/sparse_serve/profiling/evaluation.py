@@ -24,7 +24,7 @@ class Evaluation:
     Attributes:
         path: the file.
         rows: how many labelled rows it has.
-        task: what the entry answers.
+        task: what the entry answers, or that of its tasks which the rows are of.
         batches: what is asked, rows of like length side by side.
         order: `(N,)`, the number of each text of the batches among those of `Task.asked`.
         targets: what the entry should answer, as `Task.targets` gives it.
@@ -40,17 +40,22 @@ class Evaluation:
     graph_rows: int
 
 
-def read_evaluation(path: Path, entry: Entry, columns: Columns | None = None) -> Evaluation:
+def read_evaluation(
+    path: Path, entry: Entry, columns: Columns | None = None, name: str | None = None
+) -> Evaluation:
     """Read a labelled file for an entry; its labels become the entry's as in `Task.targets`.
+
+    Of an entry of several tasks the rows are of the one called `name`.
 
     Raises:
         DataError: as `read_data`, `Task.asked` and `Task.targets`.
+        TaskError: the entry has several tasks and none of this name, or one and it is named.
     """
-    task = entry.manifest.task
+    task = entry.manifest.task.member(name)
     data = read_data(path, columns, task=task.type)
     targets = task.targets(data)
     texts, pairs = task.asked(data)
-    tokens = Tokens(entry.path / TOKENIZER_NAME, task, entry.manifest.max_length)
+    tokens = Tokens(entry.path / TOKENIZER_NAME, entry.manifest.task, entry.manifest.max_length)
     # Padded variants would spend the time on padding, not on answers.
     lengths = [len(text) + len(pair) for text, pair in zip(texts, pairs or [""] * len(texts), strict=True)]
     order = sorted(range(len(texts)), key=lengths.__getitem__)
@@ -60,7 +65,7 @@ def read_evaluation(path: Path, entry: Entry, columns: Columns | None = None) ->
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         batch_pairs = None if pairs is None else [pairs[row] for row in rows]
-        batches.append(tokens.batch([texts[row] for row in rows], batch_pairs))
+        batches.append(tokens.batch([texts[row] for row in rows], batch_pairs, (name,)))
     return Evaluation(path, len(data.rows), task, tuple(batches), np.array(order), targets, graph_rows)
 
 
@@ -78,10 +83,12 @@ def measure_quality(load: TritonLoad, evaluation: Evaluation) -> dict[str, float
 
 
 def _ask_texts(load: TritonLoad, batch: Batch, evaluation: Evaluation) -> dict[str, npt.NDArray[Any]]:
-    return load.send(batch, [tensor.name for tensor in evaluation.task.outputs]).tensors
+    wanted = {tensor.name: tensor.dims[0] for tensor in evaluation.task.outputs}
+    answers = load.send(batch, list(wanted)).tensors
+    return {name: answers[name][:, :width] for name, width in wanted.items()}
 
 
 def _ask_graph(load: TritonLoad, batch: Batch, evaluation: Evaluation) -> dict[str, npt.NDArray[Any]]:
     output = evaluation.task.graph_output
     parts = [load.send(part, (output,)).tensors[output] for part in batch.parts(evaluation.graph_rows)]
-    return evaluation.task.answer(batch.encoded, np.concatenate(parts))
+    return evaluation.task.answer(batch.encoded, np.concatenate(parts)[..., : evaluation.task.width])

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling.measure import ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
+from sparse_serve.repository.config import TASK_INPUT
 
 TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
 
@@ -117,7 +118,7 @@ class TritonLoad:
 
     def _tensors(self, batch: Batch) -> dict[str, Array]:
         if self.takes_text:
-            texts = {TEXT_INPUT: batch.texts, TEXT_PAIR_INPUT: batch.text_pairs}
+            texts = {TEXT_INPUT: batch.texts, TEXT_PAIR_INPUT: batch.text_pairs, TASK_INPUT: batch.tasks}
             return {
                 name: np.array([[text.encode()] for text in column], dtype=np.object_)
                 for name, column in texts.items()

@@ -5,7 +5,7 @@ entries → subjects (variants found) → memory, a fresh server per variant and
                                     → Report
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ from sparse_serve.profiling.subjects import (
     find_subjects,
     serving,
 )
-from sparse_serve.profiling.workload import BUILT_IN, Tokens, Workload, make_workload
+from sparse_serve.profiling.workload import BUILT_IN, ONE_TASK, Tokens, Turns, Workload, make_workload
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
 from sparse_serve.triton.installation import find_triton
@@ -83,6 +83,8 @@ class ProfileOptions:
     """What to measure; times in ms, lengths and concurrencies ascending.
 
     `threads` None means one per available core; the columns are those of `evaluation`, None the task's own.
+    `task_mix` has the share of each task's texts, a whole number, where entries have several tasks; empty for
+    all in turn.
     """
 
     repository: Path
@@ -99,6 +101,7 @@ class ProfileOptions:
     text_column: str | None = None
     text_pair_column: str | None = None
     label_column: str | None = None
+    task_mix: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def session_threads(self) -> int:
@@ -124,6 +127,7 @@ class _Plan:
     """One entry, ready to be measured."""
 
     entry: Entry
+    turns: Turns
     subjects: list[Subject]
     absent: list[Absent]
     workloads: list[Workload]
@@ -190,11 +194,8 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
             f"batch size {options.batch_size} is more than the {most} rows '{entry.name}' takes; "
             f"give -b up to {most}"
         )
-    tokens = _tokens(entry)
+    tokens, turns = _tokens(entry), _turns(entry, options.task_mix)
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
-    columns = entry.manifest.task.rows.named(
-        options.text_column, options.text_pair_column, options.label_column
-    )
     subjects, absent = find_subjects(entry, options.variants)
     if not subjects:
         raise OptionError(
@@ -202,11 +203,45 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
         )
     return _Plan(
         entry,
+        turns,
         subjects,
         absent,
-        [make_workload(tokens, texts, length, options.batch_size, source) for length in options.lengths],
-        None if options.evaluation is None else read_evaluation(options.evaluation, entry, columns),
+        [
+            make_workload(tokens, texts, length, options.batch_size, source, turns)
+            for length in options.lengths
+        ],
+        _evaluation(entry, turns, options),
     )
+
+
+def _turns(entry: Entry, mix: Mapping[str, int]) -> Turns:
+    """Return the tasks that an entry's texts are of in turn."""
+    tasks = entry.manifest.tasks
+    if len(tasks) == 1:
+        if mix:
+            raise OptionError(
+                f"'{entry.name}' has one task: leave out --task and --task-mix, or profile it by itself"
+            )
+        return ONE_TASK
+    for name in mix:
+        if name not in tasks:
+            raise OptionError(f"'{entry.name}' has no task '{name}'; its tasks are {', '.join(tasks)}")
+    shares = mix or dict.fromkeys(tasks, 1)
+    return tuple(name for name, share in shares.items() for _ in range(share))
+
+
+def _evaluation(entry: Entry, turns: Turns, options: ProfileOptions) -> Evaluation | None:
+    if options.evaluation is None:
+        return None
+    asked = [name for name in dict.fromkeys(turns) if name is not None]
+    if len(asked) > 1:
+        raise OptionError(
+            f"--eval has the rows of one task, and '{entry.name}' is asked for {', '.join(asked)}: say with "
+            "--task which one it is"
+        )
+    rows = entry.manifest.task.member(turns[0]).rows
+    columns = rows.named(options.text_column, options.text_pair_column, options.label_column)
+    return read_evaluation(options.evaluation, entry, columns, turns[0])
 
 
 def _tokens(entry: Entry) -> Tokens:
@@ -242,7 +277,7 @@ def _measure_all_memory(
     """Return the readings by concurrency of each variant at each length."""
     word = plan.workloads[0].batches[0].texts[0].split()[0]
     tokens = _tokens(plan.entry)
-    tiny = tokens.batch([word], [word] if tokens.pairs else None)
+    tiny = tokens.batch([word], [word] if tokens.pairs else None, plan.turns)
     stopping = Event()
 
     def measure(subject: Subject, workload: Workload) -> dict[int, MemoryReading]:

@@ -33,6 +33,7 @@ _NOISE_RULES: dict[Quantity, str] = {
 def read_model(report: Report, model: str) -> list[str]:
     """Return what the report says of one model."""
     return [
+        *_tasks(report, model),
         *_against_fused(report, model, "latency_ms"),
         *_against_fused(report, model, "memory_bytes"),
         *_steps(report, model, "latency_ms"),
@@ -122,6 +123,14 @@ def _hedge(ours: Measurement, theirs: Measurement, quantity: Quantity) -> str:
     if abs(value(ours, quantity) - value(theirs, quantity)) > limit * value(theirs, quantity):
         return ""
     return f", within the noise of {limit:.0%}: {_NOISE_RULES[quantity]}"
+
+
+def _tasks(report: Report, model: str) -> Iterator[str]:
+    """Say which tasks the texts were of, where the model has several."""
+    shares = report.task_shares(model, min(report.settings.lengths))
+    if shares:
+        named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"It has several tasks, and was sent texts of each in turn: {named}."
 
 
 def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[str]:

@@ -66,6 +66,7 @@ OWN_COLUMNS = (
     "columns_on",
     "columns_on_per_layer",
     "columns_on_count_per_layer",
+    "tasks",
 )
 
 Count = Annotated[int, Field(ge=0)]
@@ -94,9 +95,9 @@ class Environment(_Record):
 class Served(_Record):
     """A model as it was exported.
 
-    `task` is the type of what it answers. `normalizer` makes attention weights: "softmax", or "sparsegen" at
-    `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such as "axis+local2" of AAA; None
-    where all may.
+    `task` is the type of what it answers, "several_tasks" of several. `normalizer` makes attention weights:
+    "softmax", or "sparsegen" at `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such
+    as "axis+local2" of AAA; None where all may.
     """
 
     model: str
@@ -133,7 +134,10 @@ class Settings(_Record):
 
 
 class Inputs(_Record):
-    """True lengths in tokens of the rows of a request, and what padding to `length` adds."""
+    """True lengths in tokens of the rows of a request, and what padding to `length` adds.
+
+    `tasks` has each task's share of the texts, by its name; it is empty on a model of one task.
+    """
 
     model: str
     length: int = Field(ge=1)
@@ -144,6 +148,7 @@ class Inputs(_Record):
     mean_length: float
     tokens: int = Field(ge=1)
     padding_share: Share
+    tasks: dict[str, Share]
 
 
 class Latency(_Record):
@@ -304,7 +309,7 @@ class Growth(_Record):
 class Report(_Record):
     """Everything `profile` found out."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     environment: Environment
     settings: Settings
     served: tuple[Served, ...]
@@ -338,6 +343,11 @@ class Report(_Record):
     def _of(self, model: str, variant: Variant) -> list[Measurement]:
         return [m for m in self.measurements if (m.model, m.variant) == (model, variant)]
 
+    def task_shares(self, model: str, length: int) -> dict[str, float]:
+        """Each task's share of the texts that a model was sent at one length; empty where it has one task."""
+        found = (inputs.tasks for inputs in self.inputs if (inputs.model, inputs.length) == (model, length))
+        return next(found, {})
+
     def metric_names(self) -> list[str]:
         """The task metrics measured, in order."""
         return list(dict.fromkeys(name for quality in self.quality for name in quality.metrics))
@@ -369,7 +379,9 @@ def to_csv(report: Report) -> str:
     for measurement in report.measurements:
         metrics = found.get((measurement.model, measurement.variant), {})
         quality = [f"{metrics[name]:.5f}" if name in metrics else "" for name in names]
-        writer.writerow((*_perf_analyzer_row(measurement), *_own_row(measurement), *quality))
+        shares = report.task_shares(measurement.model, measurement.length)
+        tasks = " ".join(f"{name}={share:.5f}" for name, share in shares.items())
+        writer.writerow((*_perf_analyzer_row(measurement), *_own_row(measurement), tasks, *quality))
     return stream.getvalue()
 
 

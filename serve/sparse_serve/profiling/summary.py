@@ -176,4 +176,5 @@ def inputs(model: str, workload: Workload) -> Inputs:
         mean_length=sum(lengths) / len(lengths),
         tokens=sum(lengths),
         padding_share=1 - sum(lengths) / (len(lengths) * workload.length),
+        tasks=workload.task_shares,
     )

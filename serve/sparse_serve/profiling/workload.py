@@ -1,12 +1,15 @@
 """The requests of a profile: real texts, tokenised and cut to exact lengths, mixed where a batch is.
 
 A task that needs second texts is asked about pairs: a short question, and a context that fills the length.
+A model of several tasks is sent texts of each in turn.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
+from math import ceil, gcd
 from pathlib import Path
 from typing import Self
 
@@ -15,8 +18,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
-from sparse_serve.tasks import EncodedText, Task
-from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, pad_id
+from sparse_serve.tasks import TASK_IDS, EncodedText, Task
+from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
@@ -28,6 +31,11 @@ SHORTEST_SHARE = 0.2
 QUESTION_TOKENS = 12
 QUESTION_SHARE = 1 / 3
 
+Turns = Sequence[str | None]
+"""The names of tasks that texts are of in turn, one as often as its share; (None,) on a model of one task."""
+
+ONE_TASK: Turns = (None,)
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -35,8 +43,8 @@ Int64 = npt.NDArray[np.int64]
 class Batch:
     """One request: its texts, and ids, mask and segments of their windows, each `(windows, length)` int64.
 
-    `text_pairs` are the second texts, None where the texts are single. A text has one window, but where the
-    task reads long ones in several.
+    Beside them are the numbers of the windows' tasks, `(windows, 1)`. `text_pairs` are the second texts, None
+    where the texts are single. A text has one window, but where the task reads long ones in several.
     """
 
     texts: tuple[str, ...]
@@ -49,6 +57,11 @@ class Batch:
         """True length of each row in tokens, special tokens included."""
         return tuple(int(length) for length in self.arrays["attention_mask"].sum(axis=1))
 
+    @property
+    def tasks(self) -> tuple[str, ...] | None:
+        """The name of each text's task; None on a model of one."""
+        return tuple(text.task for text in self.encoded if text.task is not None) or None
+
     def parts(self, rows: int) -> Iterator[Self]:
         """Yield batches of so many windows at most, for a graph that takes no more at a time."""
         for start in range(0, len(self.arrays["input_ids"]), rows):
@@ -58,11 +71,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Workload:
-    """The different requests that are sent in turn at one length; all have the same row lengths."""
+    """The different requests that are sent in turn at one length; all have the same row lengths.
+
+    Together they have as many texts of each task as its share says.
+    """
 
     length: int
     source: str
     batches: tuple[Batch, ...]
+
+    @property
+    def task_shares(self) -> dict[str, float]:
+        """Each task's share of the texts, by its name; none on a model of one."""
+        tasks = [name for batch in self.batches for name in batch.tasks or ()]
+        return {name: number / len(tasks) for name, number in Counter(tasks).items()}
 
 
 class Tokens:
@@ -97,12 +119,16 @@ class Tokens:
         """The tokens of the shortest row: one of each text beside the special ones."""
         return self.special + 1 + self.pairs
 
-    def batch(self, texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Batch:
+    def batch(
+        self, texts: Sequence[str], text_pairs: Sequence[str] | None = None, turns: Turns = ONE_TASK
+    ) -> Batch:
         """Tokenise texts, or pairs of texts, as the entry does, and pad them to the longest."""
-        encoded = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
+        cut = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
+        encoded = of_tasks(cut, list(islice(cycle(turns), len(cut))))
         windows = [window for text in encoded for window in text.windows]
+        arrays = graph_inputs(windows, self._filler) | {TASK_IDS: self._task.task_ids(encoded)}
         pairs = None if text_pairs is None else tuple(text_pairs)
-        return Batch(tuple(texts), pairs, tuple(encoded), graph_inputs(windows, self._filler))
+        return Batch(tuple(texts), pairs, tuple(encoded), arrays)
 
     def count(self, text: str, pair: str | None = None, *, special: bool = True) -> int:
         """Return how many tokens a text, or a pair, has uncut, with the special ones or without."""
@@ -130,9 +156,16 @@ def row_lengths(length: int, batch_size: int, shortest: int) -> tuple[int, ...]:
 
 
 def make_workload(
-    tokens: Tokens, texts: Sequence[str], length: int, batch_size: int, source: str = BUILT_IN
+    tokens: Tokens,
+    texts: Sequence[str],
+    length: int,
+    batch_size: int,
+    source: str = BUILT_IN,
+    turns: Turns = ONE_TASK,
 ) -> Workload:
-    """Make `REQUESTS` different requests of `batch_size` rows, the longest of which has `length` tokens.
+    """Make different requests of `batch_size` rows, the longest of which has `length` tokens.
+
+    They are `REQUESTS`, or as many more as it takes to have every task as often as the others, or its share.
 
     Raises:
         OptionError: `length` leaves no room for a token of each text beside the tokenizer's special tokens.
@@ -146,10 +179,13 @@ def make_workload(
     lengths = row_lengths(length, batch_size, tokens.shortest)
     cuts = _Cuts(tokens, texts)
     batches = []
-    for request in range(REQUESTS):
-        rows = [cuts.row(request * batch_size + row, true) for row, true in enumerate(lengths)]
+    whole = len(turns) // gcd(len(turns), batch_size)  # after so many requests, each has had its turns
+    for request in range(whole * ceil(REQUESTS / whole)):
+        first = request * batch_size
+        rows = [cuts.row(first + row, true) for row, true in enumerate(lengths)]
         pairs = [pair for _, pair in rows if pair is not None] or None
-        batches.append(tokens.batch([text for text, _ in rows], pairs))
+        own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
+        batches.append(tokens.batch([text for text, _ in rows], pairs, own_turns))
     return Workload(length, source, tuple(batches))
 
 
