@@ -149,9 +149,9 @@ def _learn_something(model: PreTrainedModel) -> None:
             module.bias.fill_(-1.0)
         elif isinstance(module, AdaptiveDiagonals):
             module.logits.normal_(mean=-1.0)
-    for module in extension_modules(model):
-        if isinstance(module, Projections):
-            module.contract.weight.normal_(std=0.3)
+    for added in extension_modules(model):
+        if isinstance(added, Projections):
+            added.contract.weight.normal_(std=0.3)
 
 
 def masks() -> dict[str, Tensor]:

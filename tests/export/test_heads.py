@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,8 @@ ATTENTIONS = {
 
 
 def tiny(task: Task, family: str, attention: AttentionSpec, depth: int = 2) -> PreTrainedModel:
-    model = make_model(attention, family, task, **{DEPTH.get(family, "num_hidden_layers"): depth}).eval()
+    sizes: dict[str, Any] = {DEPTH.get(family, "num_hidden_layers"): depth}
+    model = make_model(attention, family, task, **sizes).eval()
     model.set_attn_implementation("eager" if attention.is_dense else attention.implementation)
     return model
 

@@ -169,7 +169,7 @@ def test_the_entries_say_what_they_answer(exported: dict[str, Exported]) -> None
 def test_spans(
     server: TritonServer, exported: dict[str, Exported], plain: dict[str, Plain], name: str, protocol: str
 ) -> None:
-    task = exported[name].task
+    task = exported[name].tasks["default"]
     assert isinstance(task, QuestionAnswering)
     questions, contexts = zip(*QUESTIONS, strict=True)
     inputs = {"TEXT": column([*questions]), "TEXT_PAIR": column([*contexts])}

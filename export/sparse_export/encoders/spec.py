@@ -8,12 +8,14 @@
       "positions": "learned"
     }
 
+Several tasks go by their names and, in a graph, by numbers in the order of `task_order`.
+
 Everything that makes, loads, trains or exports a model reads it here. Checkpoints without the entry are plain
 Transformers ones, or of earlier versions (`sparse_attention`, `sinusoidal_positions`): they are read alike,
 with the task that their architecture and `problem_type` name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
@@ -27,7 +29,7 @@ from sparse_serve.tasks import DEFAULT_TASK, Task, read_task
 Positions = Literal["learned", "sinusoidal"]
 
 _VERSION = 1
-_ENTRIES = frozenset({"version", "attention", "tasks", "extensions", "positions", "note"})
+_ENTRIES = frozenset({"version", "attention", "tasks", "task_order", "extensions", "positions", "note"})
 # For who opens config.json: the weights load anywhere, and are then run as something else than was trained.
 _NOTE = (
     "Load with sparse_export.load_checkpoint. Transformers' own AutoModel classes ignore this entry and "
@@ -41,7 +43,7 @@ class ModelSpec:
 
     Attributes:
         attention: of every layer.
-        tasks: what it answers, by name; none of an encoder without a head.
+        tasks: what it answers, by name, in the order of their numbers; none of an encoder without a head.
         extensions: settings of the extensions that are not part of the attention, by their names.
         positions: whether the position embeddings were learned, or are fixed sines and cosines.
     """
@@ -78,7 +80,7 @@ class ModelSpec:
                 f"{', '.join(get_args(Positions))}"
             )
         try:
-            tasks = {str(name): read_task(each) for name, each in (stored.get("tasks") or {}).items()}
+            tasks = _in_order(stored.get("tasks") or {}, stored.get("task_order"))
             extensions = {str(name): dict(each) for name, each in (stored.get("extensions") or {}).items()}
         except SparseServeError as error:
             raise CheckpointError(f"config.json: {CONFIG_KEY}.tasks: {error}") from None
@@ -95,6 +97,8 @@ class ModelSpec:
             "extensions": {name: dict(settings) for name, settings in self.extensions.items()},
             "positions": self.positions,
         }
+        if self.names_tasks:
+            entry["task_order"] = list(self.tasks)
         if not self.attention.is_dense or self.extensions:
             entry["note"] = _NOTE
         setattr(config, CONFIG_KEY, entry)
@@ -126,6 +130,18 @@ class ModelSpec:
     def with_task(self, task: Task) -> Self:
         """Return the same with one task alone."""
         return replace(self, tasks={DEFAULT_TASK: task})
+
+
+def _in_order(stored: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Task]:
+    """Return the tasks in the order of their numbers: Transformers sorts the entries of a config.
+
+    Raises:
+        ValueError: the order is not one of these tasks.
+    """
+    names = list(stored) if order is None else [str(name) for name in order]
+    if sorted(names) != sorted(map(str, stored)):
+        raise ValueError(f"task_order is {order!r:.80}, and the tasks are {', '.join(map(str, stored))}")
+    return {name: read_task(stored[name]) for name in names}
 
 
 def no_head(checkpoint: object, config: PreTrainedConfig) -> CheckpointError:
