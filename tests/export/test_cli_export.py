@@ -207,7 +207,8 @@ def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:
     agreement = Agreement(1e-6, 1.0, None, MaskFlips(3, 500, 2e-5, 0.25))
     sides = {"library": agreement, "portable": agreement}
     parity = ParityReport(9, 30, 1e-4, "logits", "accuracy", None, sides, [], [], {}, {})
-    _, line = _summary(Exported(tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, {})).splitlines()
+    exported = Exported(tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, {})
+    _, line = _summary(exported).splitlines()
     for part in ("mask flips", "3 of 500", "2.0e-05", "2.5e-01"):
         assert part in line
 

@@ -1,0 +1,86 @@
+"""The task of each step: probabilities as the formula has them, draws as the probabilities, rows complete."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from sparse_export.multitask.plan import DataSet, Sampling, TasksPlan, annealed_probabilities
+
+SIZES = (120, 40, 15)
+BATCH = 8
+
+
+def make_plan(sampling: Sampling, steps: int | None = None, epochs: int = 5, seed: int = 3) -> TasksPlan:
+    sets, start = [], 0
+    for name, size in zip(("long", "mean", "short"), SIZES, strict=True):
+        sets.append(DataSet(name, start, [number % 7 + 3 for number in range(size)]))
+        start += size
+    return TasksPlan(sets, BATCH, seed, sampling, epochs, steps)
+
+
+def set_of(row: int) -> int:
+    return int(np.searchsorted(np.cumsum(SIZES), row, side="right"))
+
+
+def test_probabilities_are_the_papers() -> None:
+    """p_i ∝ N_i^α, α = 1 − 0.8 (e − 1)/(E − 1), worked out by hand for the paper's sets in 3 epochs."""
+    sizes, ones = (8544, 283003, 6040), (1.0, 1.0, 1.0)
+    for epoch, alpha in ((1, 1.0), (2, 0.6), (3, 0.2)):
+        weights = [size**alpha for size in sizes]
+        expected = [weight / sum(weights) for weight in weights]
+        np.testing.assert_allclose(annealed_probabilities(sizes, ones, epoch, 3), expected, rtol=1e-12)
+    assert annealed_probabilities(sizes, ones, 1, 3)[1] == pytest.approx(0.951, abs=5e-4)
+    assert annealed_probabilities(sizes, ones, 3, 3)[1] == pytest.approx(0.510, abs=5e-4)
+    np.testing.assert_allclose(annealed_probabilities((5, 15), (1, 1), 1, 1), [0.25, 0.75])
+    np.testing.assert_allclose(annealed_probabilities((5, 15), (1, 0.1), 1, 1), [5 / 6.5, 1.5 / 6.5])
+
+
+def test_draws_follow_the_probabilities() -> None:
+    steps, epochs = 20_000, 3
+    plan = make_plan("annealed", steps, epochs)
+    for epoch in range(epochs):
+        shares = np.bincount(plan.drawn(epoch), minlength=3) / steps
+        expected = annealed_probabilities(SIZES, (1, 1, 1), epoch + 1, epochs)
+        # Five standard deviations of a share.
+        assert (abs(shares - expected) < 5 * np.sqrt(expected * (1 - expected) / steps)).all()
+
+
+@pytest.mark.parametrize("sampling", ["annealed", "round-robin", "sequential"])
+def test_every_batch_is_of_one_set_and_every_row_comes_before_any_comes_again(sampling: Sampling) -> None:
+    plan = make_plan(sampling)
+    seen: Counter[int] = Counter()
+    for epoch in range(plan.epochs):
+        rows = plan.rows(epoch)
+        assert len(rows) == plan.steps * BATCH
+        for step, first in enumerate(range(0, len(rows), BATCH)):
+            sets = {set_of(row) for row in rows[first : first + BATCH]}
+            assert sets == {plan.drawn(epoch)[step]}
+            assert plan.doing(epoch, step) == plan.sets[min(sets)].task
+        seen.update(rows)
+    first = 0
+    for size in SIZES:
+        counts = [seen[row] for row in range(first, first + size)]
+        first += size
+        # A pass is filled up to whole batches; over five epochs that adds at most one a pass.
+        assert max(counts) - min(counts) <= 1 + plan.epochs
+        assert min(counts) > 0 or sampling == "round-robin"
+
+
+def test_orders() -> None:
+    sequential, in_turn = make_plan("sequential"), make_plan("round-robin")
+    assert sequential.drawn(0) == [0] * 15 + [1] * 5 + [2] * 2
+    assert all(before <= after for before, after in pairwise(sequential.drawn(3)))
+    assert in_turn.drawn(1) == [0, 1, 2] * 2  # until the smallest is through
+    assert make_plan("annealed").steps == 22
+    assert make_plan("annealed", 9).steps == len(make_plan("annealed", 9).drawn(0)) == 9
+
+
+def test_it_depends_on_seed_and_epoch_alone() -> None:
+    orders = {}
+    for seed in (0, 1):
+        for epoch in (2, 0, 1):
+            orders[seed, epoch] = tuple(make_plan("annealed", seed=seed).rows(epoch))
+            assert tuple(make_plan("annealed", seed=seed).rows(epoch)) == orders[seed, epoch]
+    assert len(set(orders.values())) == len(orders)
