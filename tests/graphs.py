@@ -17,7 +17,7 @@ from onnx import ModelProto
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.spec import CONFIG_KEY
+from sparse_export.attention.spec import CONFIG_KEY
 
 
 class GraphTable:

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from few_layers import few_layers
+from warm_command import warm_command
 
 ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("From a checkpoint to an answer", "What it saves")
 OTHER_TASKS = "Questions, entities, embeddings"
@@ -51,12 +53,12 @@ def free_ports() -> list[int]:
 class Newcomer:
     """A shell in a fresh folder with the demo's reviews, an encoder, and ports of its own."""
 
-    def __init__(self, folder: Path, encoder: str) -> None:
+    def __init__(self, folder: Path, encoder: str, programs: Path) -> None:
         shutil.copytree(ROOT / "demo", folder / "demo")
         self.folder = folder
         self.http_port, grpc_port, metrics_port = free_ports()
         self.environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{SCRIPTS}:{os.environ['PATH']}",
             "ENCODER": encoder,
             "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
             "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
@@ -98,14 +100,15 @@ class Newcomer:
 
 
 @pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     found = subprocess.run(
         [sys.executable, ROOT / "demo" / "encoder_path.py"], capture_output=True, text=True, check=False
     )
     if found.returncode:
         pytest.skip(f"no encoder for the README's commands: {found.stderr.strip()}")
     encoder = few_layers(Path(found.stdout.strip()), tmp_path_factory.mktemp("encoder") / "encoder")
-    return Newcomer(tmp_path_factory.mktemp("newcomer"), str(encoder))
+    with warm_command(SCRIPTS / "sparse-serve") as programs:
+        yield Newcomer(tmp_path_factory.mktemp("newcomer"), str(encoder), programs)
 
 
 def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
@@ -150,7 +153,7 @@ def test_a_pattern_is_learned_and_exported(newcomer: Newcomer) -> None:
 
 def test_every_command_is_listed() -> None:
     help_text = subprocess.run(
-        [Path(sys.executable).parent / "sparse-serve", "--help"], capture_output=True, text=True, check=True
+        [SCRIPTS / "sparse-serve", "--help"], capture_output=True, text=True, check=True
     ).stdout
     commands = re.findall(r"^│ ([a-z]+) ", help_text, re.MULTILINE)
     assert commands
