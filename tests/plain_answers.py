@@ -42,7 +42,7 @@ def ask(
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
-    candidates: list[tuple[float, int, int, float]] = []
+    candidates = []
     nulls: list[tuple[float, float]] = []
     for number in range(len(windows["input_ids"])):
         names = set(plain.tokenizer.model_input_names) & set(windows)
@@ -57,26 +57,25 @@ def ask(
                 float(starts[with_first].softmax(0)[0] * ends[with_first].softmax(0)[0]),
             )
         )
-        offsets = windows["offset_mapping"][number]
-        start_shares, end_shares = starts[own].softmax(0), ends[own].softmax(0)
-        for first, token in enumerate(own):
-            for last in range(first, min(first + task.max_answer_tokens, len(own))):
-                score = float(start_shares[first] * end_shares[last])
-                candidates.append(
-                    (float(starts[token] + ends[own[last]]), offsets[token][0], offsets[own[last]][1], score)
-                )
-    if not candidates:
+        offsets = torch.tensor(windows["offset_mapping"][number], dtype=torch.float64)[own].reshape(-1, 2)
+        shares = starts[own].softmax(0)[:, None] * ends[own].softmax(0)
+        spans = torch.ones_like(shares).triu().tril(task.max_answer_tokens - 1).bool()
+        first, last = spans.nonzero(as_tuple=True)
+        totals = starts[own][first] + ends[own][last]
+        candidates.append(torch.stack([totals, offsets[first, 0], offsets[last, 1], shares[spans]], 1))
+    answers = torch.cat(candidates)
+    if not len(answers):
         return Found("", -1, -1, 0.0, np.inf), len(nulls)
-    ranked = sorted(candidates, key=lambda each: -each[0])
-    best = ranked[0]
-    others = [total for total, start, end, _ in ranked if (start, end) != best[1:3]]
-    margin = best[0] - others[0] if others else np.inf
+    best, start, end, score = answers[answers[:, 0].argmax()].tolist()
+    is_other = (answers[:, 1:3] != torch.tensor([start, end])).any(1)
+    margin = best - float(answers[is_other, 0].max()) if is_other.any() else np.inf
     if task.no_answer:
         null = min(nulls)
-        margin = min(margin, abs(null[0] - best[0]))
-        if null[0] > best[0]:
+        margin = min(margin, abs(null[0] - best))
+        if null[0] > best:
             return Found("", -1, -1, null[1], margin), len(nulls)
-    return Found(context[best[1] : best[2]], *best[1:], margin), len(nulls)
+    begin, finish = int(start), int(end)
+    return Found(context[begin:finish], begin, finish, score, margin), len(nulls)
 
 
 @torch.no_grad()

@@ -63,6 +63,8 @@ class Newcomer:
             "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
             "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
             "SPARSE_SERVE_MAX_LENGTH": "64",
+            "SPARSE_SERVE_MAX_TRIALS": "3",
+            "SPARSE_SERVE_THREADS": "1",
             "SPARSE_SERVE_HTTP_PORT": str(self.http_port),
             "SPARSE_SERVE_GRPC_PORT": str(grpc_port),
             "SPARSE_SERVE_METRICS_PORT": str(metrics_port),

@@ -193,7 +193,7 @@ def test_a_longer_cut_than_the_trained_one_warns(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "checkpoint"
-    model = load_checkpoint(checkpoint, AttentionSpec.parse("local2+global1", None))
+    model = load_checkpoint(checkpoint, AttentionSpec.parse("local1+global1", None))
     save_checkpoint(model, load_tokenizer(checkpoint), folder)
     (folder / "finetune.json").write_text('{"max_length": 40}')
     args = ("--model-repository", tmp_path / "r", "--name", "x", "--max-length", "50")

@@ -162,7 +162,7 @@ def test_interrupted_export_leaves_no_entry(options: ExportOptions, monkeypatch:
 
 def trained_at(checkpoint: Path, folder: Path, max_length: object) -> Path:
     """A checkpoint of a pattern with a record of training."""
-    model = load_checkpoint(checkpoint, AttentionSpec.parse("local2+global1", None))
+    model = load_checkpoint(checkpoint, AttentionSpec.parse("local1+global1", None))
     save_checkpoint(model, load_tokenizer(checkpoint), folder)
     (folder / "finetune.json").write_text(json.dumps({"max_length": max_length}))
     return folder
@@ -182,7 +182,7 @@ def test_texts_are_cut_where_a_pattern_was_trained(
     assert read_entry(longer.path).manifest.max_length == 41
     (warning,) = warnings
     assert warning.startswith(
-        "--max-length 41 is more than the 40 tokens at which the pattern local2+global1"
+        "--max-length 41 is more than the 40 tokens at which the pattern local1+global1"
     )
 
 
@@ -190,7 +190,7 @@ def test_another_pattern_than_the_trained_one_is_cut_at_the_positions(
     options: ExportOptions, checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = trained_at(checkpoint, tmp_path / "pattern", 40)
-    other = AttentionSpec.parse("local3", None)
+    other = AttentionSpec.parse("local2+global1", -4.0)
     exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=other))
     assert read_entry(exported.path).manifest.max_length == POSITIONS
 

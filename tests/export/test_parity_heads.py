@@ -34,7 +34,7 @@ from tiny_models import LAYERS, POSITIONS, make_model, make_tokenizer
 CONTEXT = "a film of great charm, set in 1 town by the sea 🌊, and it's not 2 hours long. " * 5
 TASKS: dict[str, Task] = {
     "spans": QuestionAnswering(stride=20, max_answer_tokens=9, no_answer=True),
-    "tags": TokenClassification(("O", "B-film", "I-film", "B-place")),
+    "tags": TokenClassification(("O", "B-film", "I-film", "B-place", "I-place")),
     "vectors": Embedding(size=64, normalize=True),
 }
 ROWS: dict[str, list[dict[str, Any]]] = {

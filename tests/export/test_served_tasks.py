@@ -31,12 +31,13 @@ from tiny_models import LAMBD, POSITIONS
 
 Array = npt.NDArray[np.float32]
 
+# As wide as another, so that they share a graph: what is answered by its numbers is told apart here.
 TASKS: dict[str, Task] = {
     "classes": Classification(("1", "2", "3", "4", "5")),
-    "topics": MultiLabel(('say "hi"', "čaj, 茶", "[c]", "d")),
+    "topics": MultiLabel(('say "hi"', "čaj, 茶", "[c]", "d", "f")),
     "topic": MultiLabel(("spam",)),
     "value": Regression(("score",)),
-    "values": Regression(("x", "y", "z")),
+    "values": Regression(("x", "y", "z", "u", "v")),
 }
 
 _WORDS = ["the", "film", "is", "as", "good", "as", "a", "long", "walk", "by", "the", "sea,", "isn't", "it?"]
@@ -241,11 +242,11 @@ def test_served_quality_on_single_texts_is_torchs(
         ("classes", [["1"]], "arrays of labels are for --task multi-label"),
         ("classes", ["6"], "label '6' is not one of the model's 5 labels"),
         ("topics", ["d"], "a multi-label row has a JSON array of names"),
-        ("topics", [["e"]], "label 'e' is not one of the model's 4 labels"),
+        ("topics", [["e"]], "label 'e' is not one of the model's 5 labels"),
         ("value", ["good"], "regression needs a finite number"),
         ("value", [float("nan")], "regression needs a finite number"),
         ("value", [float("inf")], "regression needs a finite number"),
-        ("values", [1.0], "the model answers 3"),
+        ("values", [1.0], "the model answers 5"),
     ],
 )
 def test_labels_of_another_task_are_refused(
