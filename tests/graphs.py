@@ -37,9 +37,11 @@ class GraphTable:
         path = self._folder / f"{_digest(model, target)}.onnx"
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
+                attention = model.config._attn_implementation  # that no graph depends on
                 with _spared():
                     graph = self._trace(model, *target)
                 assert _digest(model, target) == path.stem, "the trace has changed the model"
+                assert model.config._attn_implementation == attention
                 unfinished = path.with_suffix(".unfinished")
                 onnx.save(graph, unfinished)
                 unfinished.replace(path)
@@ -88,7 +90,6 @@ def _digest(model: PreTrainedModel, target: tuple[Any, ...]) -> str:
     told = {
         "class": type(model).__name__,
         "config": _config(model),
-        "attention": model.config._attn_implementation,
         "training": model.training,
         "target": [repr(each) for each in target],
     }

@@ -173,10 +173,10 @@ def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> No
 def test_twins_share_the_weights(
     model: PreTrainedModel, checkpoint: Path, graphs: GraphTable, kind: GraphKind, node: str, domain: str
 ) -> None:
-    path = graphs.path(model, kind, GraphTarget())
+    twin = model if kind == "unfused" else load_checkpoint(checkpoint, AttentionSpec())
+    path = graphs.path(twin, kind, GraphTarget())
     assert sum((n.domain, n.op_type) == (domain, node) for n in onnx.load(path).graph.node) == LAYERS
     batch = feed("right_padded")
-    twin = model if kind == "unfused" else load_checkpoint(checkpoint, AttentionSpec())
     logits = session(path, op_library=True).run(["logits"], batch)[0]
     np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
 
