@@ -32,6 +32,7 @@ TEXTS = ["", "no", *read_texts(None)[:12], "🎬 " * 3, " ".join(read_texts(None
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The encoder as it came, judged on some pairs of the set where that is there."""
     folder = tmp_path_factory.mktemp("pairs")
+    (folder / "texts.txt").write_text("\n".join(text for text in TEXTS[:14] if text), encoding="utf-8")
     if STS.exists():
         (folder / "some.tsv").write_text(
             "".join(STS.open(encoding="utf-8").readlines()[:41]), encoding="utf-8"
@@ -42,6 +43,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
             repository=tmp_path_factory.mktemp("repository"),
             name="minilm",
             task=TaskOptions(task="embedding"),
+            texts_file=folder / "texts.txt",  # long ones are compared below
             eval_file=folder / "some.tsv" if STS.exists() else None,
         )
     )

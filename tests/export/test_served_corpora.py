@@ -48,7 +48,7 @@ class Corpora:
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpora]:
     """Real words and weights, heads that nothing has trained: plain checkpoints, exported as they are."""
     folder = tmp_path_factory.mktemp("corpora")
-    encoder = few_layers(ENCODER, folder / "encoder")
+    encoder = few_layers(ENCODER, folder / "encoder", layers=2)
     torch.manual_seed(0)
     made: dict[str, PreTrainedModel] = {
         "squad": AutoModelForQuestionAnswering.from_pretrained(encoder),
