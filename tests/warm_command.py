@@ -36,7 +36,7 @@ with socket.socket(socket.AF_UNIX) as parent:
 @contextmanager
 def warm_command(script: Path) -> Iterator[Path]:
     """Yield a folder whose `sparse-serve` does what `script` does; its parent ends with the block."""
-    with TemporaryDirectory(prefix="sparse-serve-") as folder:
+    with TemporaryDirectory(prefix="sparse-serve-", dir="/tmp") as folder:  # a socket's path is short
         address = Path(folder) / "socket"
         client = Path(folder) / script.name
         client.write_text(

@@ -296,7 +296,8 @@ def _check_extensions(
             f"{checkpoint} lacks {len(lacking)} of the weights of the learned {own[first].parameter_group}, "
             f"first {first}: fine-tune it with `sparse-serve finetune`"
         )
-    for module in {own[name] for name in lacking}:
+    # In the model's order: what begins at random does so by the seed.
+    for module in dict.fromkeys(module for name, module in own.items() if name in lacking):
         module.reset_parameters()
     return [name for name in missing if name not in own]
 

@@ -1,0 +1,301 @@
+"""Several tasks trained together: they are learned, resumed to the bit, and added to without a trace."""
+
+import json
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch.nn import functional as F
+
+import sparse_export.training.trainer as trainer_module
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_tasks, read_task_file
+from sparse_export.multitask.judging import overall_score
+from sparse_export.multitask.objectives import SimCSE, contrast
+from sparse_export.training.callbacks import Steering
+from sparse_export.training.objectives import Part
+from sparse_serve.errors import DataError, OptionError
+from sparse_serve.tasks import TASK_IDS
+from tiny_training import BAD, GOOD, NEUTRAL, make_encoder, weights
+
+pytestmark = pytest.mark.usefixtures("single_threaded")
+
+ROWS = 48
+
+
+def write_tasks(folder: Path, **changes: Any) -> Path:
+    """Three tasks whose words decide them: good or bad, the same word twice, how many good words of three."""
+    rng = np.random.default_rng(0)
+    films, pairs, counts = ["text_a\tlabel"], ["text_a\ttext_b\tlabel"], ["text_a\tlabel"]
+    for number in range(ROWS):
+        words = rng.choice([*GOOD, *BAD], 3)
+        films.append(f"the film is {words[0]}\t{'positive' if words[0] in GOOD else 'negative'}")
+        second = words[1] if number % 2 else words[2]
+        pairs.append(f"the {words[1]} film\t{NEUTRAL[number % 6]} {second}\t{int(second == words[1])}")
+        counts.append(f"{' '.join(words)}\t{sum(word in GOOD for word in words)}")
+    for name, lines in (("films", films), ("pairs", pairs), ("counts", counts)):
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "stars.tsv").write_text(
+        "text_a\tlabel\ngood film\t5\nbad film\t1\na film\t3\nfine story\t5\ndull story\t1\n",
+        encoding="utf-8",
+    )
+    tasks = {
+        "sentiment": {
+            "train": "films.tsv",
+            "eval": "films.tsv",
+            "extra": [{"train": "stars.tsv", "labels": {"1": "negative", "5": "positive", "3": None}}],
+        },
+        "same": {"train": "pairs.tsv", "eval": "pairs.tsv"},
+        "count": {"task": "regression", "train": "counts.tsv", "eval": "counts.tsv", "test": "counts.tsv"},
+    }
+    path = folder / "tasks.yaml"
+    path.write_text(json.dumps({"tasks": tasks} | changes), encoding="utf-8")  # JSON is YAML
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def options_of(tasks: Path, **given: Any) -> MultitaskOptions:
+    usual: dict[str, Any] = {
+        "attention": AttentionSpec(-1.0),
+        "epochs": 3,
+        "batch_size": 8,
+        "learning_rate": 5e-3,
+        "adapter_learning_rate": 5e-3,
+        "warmup_ratio": 0.0,
+        "seed": 1,
+    }
+    return MultitaskOptions(tasks=read_task_file(tasks), **usual | given)
+
+
+def told(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(
+    encoder: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, MultitaskRecord, str]:
+    """A run with all that can be asked for, its checkpoint, and what it told."""
+    output = tmp_path_factory.mktemp("trained") / "out"
+    console = Console(file=StringIO(), soft_wrap=True, width=100)
+    options = options_of(
+        tasks, simcse="infonce", simcse_tasks=("count",), simcse_weight=0.1, epochs=6, share_projections=True
+    )
+    return output, finetune_tasks(encoder, tasks, output, options, console=console), told(console)
+
+
+def test_all_tasks_are_learned(trained: tuple[Path, MultitaskRecord, str]) -> None:
+    _, record, _ = trained
+    assert record.metrics["sentiment.accuracy"] > 0.9
+    assert record.metrics["count.pearson"] > 0.8
+    assert record.metrics["score"] == pytest.approx(
+        (
+            record.metrics["sentiment.accuracy"]
+            + record.metrics["same.accuracy"]
+            + (record.metrics["count.pearson"] + 1) / 2
+        )
+        / 3
+    )
+    best = max(record.epochs, key=lambda epoch: epoch.metrics["score"])
+    assert best.epoch == record.best_epoch
+    assert record.train.rows == 3 * ROWS + 5
+
+
+def test_figures_are_those_of_the_checkpoint(trained: tuple[Path, MultitaskRecord, str], tasks: Path) -> None:
+    """Each task's model, asked by itself, has the loss and the accuracy that the record has."""
+    output, record, _ = trained
+    model, tokenizer = load_checkpoint(output), load_tokenizer(output)
+    lines = [line.split("\t") for line in (tasks.parent / "films.tsv").read_text().splitlines()[1:]]
+    labels = ModelSpec.of(model.config).tasks["sentiment"].labels
+    wanted = torch.tensor([labels.index(label) for _, label in lines])
+    batch = tokenizer([text for text, _ in lines], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model.of("sentiment")(**batch).logits
+    assert (logits.argmax(1) == wanted).float().mean().item() == pytest.approx(
+        record.metrics["sentiment.accuracy"]
+    )
+    assert F.cross_entropy(logits, wanted).item() == pytest.approx(record.metrics["sentiment.loss"], abs=1e-5)
+
+
+def test_it_tells_of_every_task_and_tries_the_result(trained: tuple[Path, MultitaskRecord, str]) -> None:
+    output, record, said = trained
+    assert "sentiment: 48 + 4 rows to train on, 48 to evaluate on" in said
+    assert said.count("task ") == len(record.epochs)
+    for line in ("sentiment  ", "same  ", "count  "):
+        assert said.count(f"\n{line}") == len(record.epochs)
+    assert record.test is not None
+    assert record.test.metrics.keys() == {"count.pearson", "count.spearman", "count.mse"}
+    answers = (output / "count" / "predictions.jsonl").read_text().splitlines()
+    assert len(answers) == ROWS
+    stored = json.loads((output / "finetune.json").read_text())
+    assert stored["options"]["tasks"]["tasks"]["sentiment"]["extra"][0]["labels"]["3"] is None
+    assert stored["labels"] == ["sentiment", "same", "count"]
+
+
+def interrupted(encoder: Path, tasks: Path, output: Path, options: MultitaskOptions, step: int) -> None:
+    class Interrupting(Steering):
+        def on_step_begin(self, *args: Any, **_: Any) -> None:
+            if args[1].global_step == step:
+                raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "Steering", Interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_tasks(encoder, tasks, output, options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"simcse": "cross-entropy", "save_steps": 4},
+        {"attention": AttentionSpec.parse("axis+local1", None), "epochs": 4},
+    ],
+    ids=["within an epoch", "aaa"],
+)
+def test_a_resumed_run_ends_as_if_never_interrupted(
+    encoder: Path, tasks: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    options = options_of(tasks, steps_per_epoch=6, **given)
+    whole = finetune_tasks(encoder, tasks, tmp_path / "whole", options)
+    interrupted(encoder, tasks, tmp_path / "out", options, 11)
+    resumed = finetune_tasks(encoder, tasks, tmp_path / "out", options, resume=True)
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert replace(resumed, seconds=0) == replace(whole, seconds=0)
+
+
+def test_a_task_added_later_leaves_the_others_to_the_bit(
+    trained: tuple[Path, MultitaskRecord, str], tasks: Path, tmp_path: Path
+) -> None:
+    checkpoint, *_ = trained
+    more = tmp_path / "more.yaml"
+    entry = {"train": str(tasks.parent / "films.tsv"), "eval": str(tasks.parent / "films.tsv")}
+    more.write_text(json.dumps({"tasks": {"mood": entry}}), encoding="utf-8")
+    options = options_of(more, add_task=True, epochs=4)
+    record = finetune_tasks(checkpoint, more, tmp_path / "out", options)
+    assert record.metrics["mood.accuracy"] > 0.9
+    before, after = weights(checkpoint), weights(tmp_path / "out")
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    models = [load_checkpoint(folder) for folder in (checkpoint, tmp_path / "out")]
+    batch = load_tokenizer(checkpoint)(
+        ["good film", "the bad story is dull"], padding=True, return_tensors="pt"
+    )
+    for number in range(3):
+        ids = torch.full((2, 1), number)
+        with torch.no_grad():
+            old, new = (model(**batch, task_ids=ids).logits for model in models)
+        assert torch.equal(old, new)
+    assert list(ModelSpec.of(models[1].config).tasks) == ["sentiment", "same", "count", "mood"]
+
+
+def test_what_cannot_be_added(
+    trained: tuple[Path, MultitaskRecord, str], encoder: Path, tasks: Path, tmp_path: Path
+) -> None:
+    checkpoint, *_ = trained
+    for start, message in (
+        (checkpoint, "has sentiment, same, count already; rename them in the task file"),
+        (encoder, "--add-task needs a checkpoint of several tasks, and .* has none by name"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            finetune_tasks(start, tasks, tmp_path / "out", options_of(tasks, add_task=True))
+    more = tmp_path / "more.yaml"
+    more.write_text(
+        json.dumps({"tasks": {"mood": {"train": str(tasks.parent / "films.tsv")}}}), encoding="utf-8"
+    )
+    with pytest.raises(
+        OptionError, match="--add-task leaves the encoder as it is, which attends by sparsegen"
+    ):
+        finetune_tasks(
+            checkpoint, more, tmp_path / "out", options_of(more, add_task=True, attention=AttentionSpec())
+        )
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "entry", "message"),
+    [
+        ("text_a\tlabel\n", {}, "has no rows; it needs one labelled text or more"),
+        ("text_a\tlabel\nx\tnan\ny\t1\n", {"task": "regression"}, "line 2.*'nan'; regression needs a finite"),
+        ("text_a\tlabel\nx\t1\ny\t2\n", {"labels": {"1": "0"}}, "line 3: label '2' is not among those that"),
+        ("text_a\tlabel\nx\t1\ny\t1\n", {"labels": {"1": None}}, "leaves out the labels of all of its rows"),
+        ("text_a\tlabel\nx\t1\ny\t1\n", {}, "has the one label '1'; a classifier needs two or more"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on(
+    encoder: Path, tmp_path: Path, rows: str, entry: dict[str, Any], message: str
+) -> None:
+    """One line, and nothing is written."""
+    (tmp_path / "rows.tsv").write_text(rows, encoding="utf-8")
+    path = tmp_path / "tasks.yaml"
+    place = {"train": "rows.tsv", "eval": "rows.tsv"}
+    path.write_text(json.dumps({"tasks": {"a": place | entry}}), encoding="utf-8")
+    with pytest.raises(DataError, match=message) as error:
+        finetune_tasks(encoder, path, tmp_path / "out", options_of(path))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_labels_of_an_evaluation_file_that_the_task_does_not_know(encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("text_a\tlabel\nx\t0\ny\t4\n", encoding="utf-8")
+    (tmp_path / "dev.tsv").write_text("text_a\tlabel\nx\t0\ny\t9\n", encoding="utf-8")
+    path = tmp_path / "tasks.yaml"
+    path.write_text(json.dumps({"tasks": {"a": {"train": "train.tsv", "eval": "dev.tsv"}}}), encoding="utf-8")
+    with pytest.raises(DataError, match="line 3: label '9' is not one of the model's 2 labels"):
+        finetune_tasks(encoder, path, tmp_path / "out", options_of(path))
+
+
+def test_the_score_is_the_papers() -> None:
+    """Its best model: 0.516, 0.862 and a correlation of 0.866 make 0.770."""
+    figures = {"sst.accuracy": 0.516, "para.accuracy": 0.862, "sts.pearson": 0.866}
+    assert overall_score(figures) == pytest.approx(0.770, abs=5e-4)
+
+
+def test_simcse_is_its_authors_formula() -> None:
+    torch.manual_seed(0)
+    first, second = torch.randn(5, 16), torch.randn(5, 16)
+    cosines = [[F.cosine_similarity(one, other, dim=0) for other in second] for one in first]
+    losses = [
+        -math.log(math.exp(row[i] / 0.05) / sum(math.exp(s / 0.05) for s in row))
+        for i, row in enumerate(cosines)
+    ]
+    assert contrast(first, second, "infonce", 0.05).item() == pytest.approx(sum(losses) / 5, rel=1e-5)
+    dots = (first @ second.T / 4).double()
+    losses = [-math.log(row[i].exp() / row.exp().sum()) for i, row in enumerate(dots)]
+    assert contrast(first, second, "cross-entropy", 0.05).item() == pytest.approx(sum(losses) / 5, rel=1e-5)
+
+
+def test_simcse_joins_the_steps_of_its_tasks_alone() -> None:
+    simcse = SimCSE("infonce", 0.5, 0.05, [1])
+    states = torch.randn(4, 3, 8)
+
+    class Outputs:
+        hidden_states = (states,)
+
+    def loss(task: int) -> Any:
+        inputs = {TASK_IDS: torch.full((4, 1), task)}
+        return simcse.loss(Part(inputs, Outputs, [], None, 1))
+
+    assert loss(0) == 0.0
+    expected = 0.5 * contrast(states[:2, 0], states[2:, 0], "infonce", 0.05)
+    torch.testing.assert_close(loss(1), expected)
