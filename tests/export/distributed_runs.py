@@ -14,8 +14,9 @@ from accelerate import PartialState
 from transformers import logging
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.multitask import MultitaskOptions, finetune_tasks, read_task_file
 from sparse_export.pretraining import PretrainOptions, pretrain
-from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.training import FinetuneOptions, TrainingOptions, finetune
 from sparse_export.training.distributed import agreed, join_processes
 from sparse_serve.errors import DataError, OptionError, SparseServeError
 from tiny_training import FAST
@@ -24,15 +25,31 @@ SEEDS = (0, 1, 2)
 # 61 rows leave 5 for the last batch of 8, and 75 to evaluate on are no multiple of processes times 64.
 TRAIN, EVALUATION = "train.tsv", "eval.tsv"
 DOCUMENTS = "documents.txt"
+TASKS = "tasks.yaml"
 
 MASKED = PretrainOptions(
     attention=FAST.attention, epochs=2, learning_rate=5e-3, batch_size=8, warmup_ratio=0, seed=1, nsp=True
 )
 
 
-def options_of_runs() -> Mapping[str, tuple[str, FinetuneOptions | PretrainOptions]]:
+def tasks_of(folder: Path) -> MultitaskOptions:
+    """Options of several tasks: a step is of one of them, in both processes of the same."""
+    return MultitaskOptions(
+        tasks=read_task_file(folder / TASKS),
+        attention=FAST.attention,
+        epochs=3,
+        learning_rate=5e-3,
+        batch_size=8,
+        warmup_ratio=0,
+        seed=1,
+        gradient_accumulation_steps=2,
+    )
+
+
+def options_of_runs(folder: Path) -> Mapping[str, tuple[str, TrainingOptions]]:
     """Encoder and options by the name of the run."""
     return {
+        "tasks": ("without dropout", tasks_of(folder)),
         "plain": ("without dropout", FAST),
         "accumulated": ("without dropout", replace(FAST, gradient_accumulation_steps=2)),
         "masked": ("without dropout", MASKED),
@@ -46,11 +63,13 @@ def make_runs(folder: Path, output: Path, names: list[str]) -> dict[str, object]
     """Train, and return the records by name."""
     records: dict[str, object] = {}
     for name in names:
-        encoder, options = options_of_runs()[name]
-        if isinstance(options, PretrainOptions):
+        encoder, options = options_of_runs(folder)[name]
+        if isinstance(options, MultitaskOptions):
+            records[name] = asdict(finetune_tasks(folder / encoder, folder / TASKS, output / name, options))
+        elif isinstance(options, PretrainOptions):
             text = folder / DOCUMENTS
             records[name] = asdict(pretrain(folder / encoder, text, output / name, options, evaluation=text))
-        else:
+        elif isinstance(options, FinetuneOptions):
             train, evaluation = folder / TRAIN, folder / EVALUATION
             records[name] = asdict(
                 finetune(folder / encoder, train, output / name, options, evaluation=evaluation)
@@ -90,7 +109,7 @@ def main(folder: Path) -> None:
                 folder / "with dropout", folder / TRAIN, output / "x", replace(FAST, batch_size=9)
             )
         ),
-        "records": make_runs(folder, output, list(options_of_runs())),
+        "records": make_runs(folder, output, list(options_of_runs(folder))),
     }
     (folder / f"outcomes_{rank}.json").write_text(json.dumps(outcomes), encoding="utf-8")
 

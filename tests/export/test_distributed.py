@@ -16,7 +16,7 @@ import forked_processes
 import psutil
 import pytest
 import torch
-from distributed_runs import DOCUMENTS, EVALUATION, SEEDS, TRAIN, make_runs
+from distributed_runs import DOCUMENTS, EVALUATION, SEEDS, TASKS, TRAIN, make_runs
 
 from sparse_export.training.distributed import one_line
 from sparse_serve.errors import DataError
@@ -45,6 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_encoder(folder / "without dropout", dropout=0)
     write_rows(folder / TRAIN, 61)
     write_rows(folder / EVALUATION, 75)
+    tasks = {
+        "first": {"train": TRAIN, "eval": EVALUATION},
+        "second": {"train": EVALUATION, "eval": TRAIN},
+    }
+    (folder / TASKS).write_text(json.dumps({"tasks": tasks}), encoding="utf-8")  # JSON is YAML
     lines = (f"the film is {'very ' * (n % 4)}{'good' if n % 3 else 'bad'}\na story\n\n" for n in range(30))
     (folder / DOCUMENTS).write_text("".join(lines), encoding="utf-8")
     return folder
@@ -53,7 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Mapping[str, Any]:
     """The records of one process."""
-    return make_runs(folder, folder / "alone", ["plain", "masked", *(f"seed {seed}" for seed in SEEDS)])
+    return make_runs(
+        folder, folder / "alone", ["plain", "masked", "tasks", *(f"seed {seed}" for seed in SEEDS)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +112,18 @@ def test_masked_tokens_are_the_same_and_count_alike_in_two_processes(
 ) -> None:
     """The means of the two halves of a step are of different numbers of masked tokens."""
     one, two = alone["masked"], outcomes[0]["records"]["masked"]
+    for figure in ("train_loss", "eval_loss"):
+        assert epochs_of(two, figure) == pytest.approx(epochs_of(one, figure), abs=1e-5)
+    for mine, theirs in zip(epochs_of(one, "metrics"), epochs_of(two, "metrics"), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_several_tasks_are_the_same_in_two_processes(
+    alone: Mapping[str, Record], outcomes: list[Mapping[str, Any]]
+) -> None:
+    """Where most weights have no part in a step: those of the other task."""
+    one, two = alone["tasks"], outcomes[0]["records"]["tasks"]
+    assert (one["processes"], two["processes"]) == (1, 2)
     for figure in ("train_loss", "eval_loss"):
         assert epochs_of(two, figure) == pytest.approx(epochs_of(one, figure), abs=1e-5)
     for mine, theirs in zip(epochs_of(one, "metrics"), epochs_of(two, "metrics"), strict=True):
