@@ -43,8 +43,9 @@ Int64 = npt.NDArray[np.int64]
 class Batch:
     """One request: its texts, and ids, mask and segments of their windows, each `(windows, length)` int64.
 
-    Beside them are the numbers of the windows' tasks, `(windows, 1)`. `text_pairs` are the second texts, None
-    where the texts are single. A text has one window, but where the task reads long ones in several.
+    Of several tasks the numbers of the windows' are beside them, `(windows, 1)`. `text_pairs` are the second
+    texts, None where the texts are single. A text has one window, but where the task reads long ones in
+    several.
     """
 
     texts: tuple[str, ...]
@@ -126,7 +127,9 @@ class Tokens:
         cut = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
         encoded = of_tasks(cut, list(islice(cycle(turns), len(cut))))
         windows = [window for text in encoded for window in text.windows]
-        arrays = graph_inputs(windows, self._filler) | {TASK_IDS: self._task.task_ids(encoded)}
+        arrays = graph_inputs(windows, self._filler)
+        if tuple(turns) != ONE_TASK:
+            arrays[TASK_IDS] = self._task.task_ids(encoded)
         pairs = None if text_pairs is None else tuple(text_pairs)
         return Batch(tuple(texts), pairs, tuple(encoded), arrays)
 
