@@ -11,7 +11,8 @@ in this package too, works where there is none. The rooms, in the order of the w
     attention    the mathematics: sparsegen-lin, patterns, how they are learned, what is measured
     encoders     families, checkpoints and their specs, extensions with weights of their own
     tasks        heads, one file a task
-    training     an encoder and rows in, a checkpoint out; pretraining does so without labels
+    training     an encoder and rows in, a checkpoint out; pretraining does so without labels, multitask with
+                 the rows of several tasks
     graph        a checkpoint's ONNX graph, its nodes and their functions
     parity       the graph held against torch
     entry        all of it: a checkpoint in, an entry of a model repository out
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sparse_export.encoders.spec import ModelSpec
     from sparse_export.encoders.tokenizer import load_tokenizer
     from sparse_export.entry import ExportOptions, export_checkpoint
+    from sparse_export.multitask import MultitaskOptions, finetune_tasks, read_task_file
     from sparse_export.pretraining import PretrainOptions, pretrain
     from sparse_export.training import FinetuneOptions, finetune
 
@@ -38,15 +40,18 @@ __all__ = [
     "ExportOptions",
     "FinetuneOptions",
     "ModelSpec",
+    "MultitaskOptions",
     "Pattern",
     "PretrainOptions",
     "axis_attention",
     "export_checkpoint",
     "finetune",
+    "finetune_tasks",
     "load_checkpoint",
     "load_tokenizer",
     "new_model",
     "pretrain",
+    "read_task_file",
     "save_checkpoint",
     "sparsegen_attention",
     "sparsegen_lin",
@@ -57,15 +62,18 @@ _HOMES = {
     "ExportOptions": "entry",
     "FinetuneOptions": "training",
     "ModelSpec": "encoders.spec",
+    "MultitaskOptions": "multitask",
     "Pattern": "attention.patterns",
     "PretrainOptions": "pretraining",
     "axis_attention": "attention.implementations",
     "export_checkpoint": "entry",
     "finetune": "training",
+    "finetune_tasks": "multitask",
     "load_checkpoint": "encoders.checkpoint",
     "load_tokenizer": "encoders.tokenizer",
     "new_model": "encoders.checkpoint",
     "pretrain": "pretraining",
+    "read_task_file": "multitask",
     "save_checkpoint": "encoders.checkpoint",
     "sparsegen_attention": "attention.implementations",
     "sparsegen_lin": "attention.sparsegen",

@@ -217,7 +217,7 @@ def test_a_list_in_a_file_is_one_of_a_command_line(call: dict[str, Any], tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("epoch: 3\n", "there is no option 'epoch'; there are alpha, alpha-schedule, attention, "),
+        ("epoch: 3\n", "there is no option 'epoch'; there are adapter-heads, adapter-learning-rate, "),
         ("config: x.yaml\n", "there is no option 'config'"),
         ("3: 4\n", "there is no option 3;"),
         ("epochs: {a: 1}\n", "epochs is {'a': 1}; a number, a text, true or false is needed"),
@@ -366,9 +366,16 @@ def test_softmax_needs_no_lambda(call: dict[str, Any]) -> None:
         (("--task", "question-answering", "--stride", "-1"), "--stride is -1; it must be at least 0"),
         (("--task", "question-answering", "--max-answer-tokens", "0"), "--max-answer-tokens is 0; it must"),
         (("--task", "embedding"), "--task embedding is not trained; an encoder is exported for it as it is"),
+        (("--add-task",), "--add-task is for several tasks, which --tasks names; leave it out"),
+        (("--no-adapters",), "--no-adapters is for several tasks, which --tasks names; leave it out"),
+        (("--simcse", "infonce"), "--simcse infonce is for several tasks, which --tasks names; leave it out"),
+        (("--tasks", "none.yaml"), "is said in the file of --tasks; leave it out"),
         (("--nsp",), "--nsp is for --task mlm, and this is --task classification; leave it out"),
-        (("--task", "mlm", "--label-column", "y"), "--label-column y: --task mlm reads no labels; leave it"),
-        (("--task", "mlm", "--test", "a.txt"), "--test a.txt: --task mlm reads no labels; leave it out"),
+        (
+            ("--task", "mlm", "--label-column", "y"),
+            "--label-column y is for labelled rows, and --task mlm",
+        ),
+        (("--task", "mlm", "--test", "a.txt"), "--test a.txt is for labelled rows, and --task mlm reads"),
         (("--task", "multi-label", "--label-smoothing", ".1"), "--label-smoothing 0.1 is for tasks with one"),
     ],
 )
@@ -430,7 +437,7 @@ def test_occupied_output_is_status_1(
 
 def test_missing_options_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("encoder", "--output", "out") == 2
-    expect_one_error(capsys, "Missing option '--train'")
+    expect_one_error(capsys, "--train is missing: name the training rows, or with --tasks a file of tasks")
 
 
 def test_only_training_needs_what_only_training_uses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,3 +517,40 @@ def test_a_killed_run_resumes_to_the_same_end(
     assert resumed == whole
     found, expected = weights(tmp_path / "killed"), weights(tmp_path / "whole")
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_several_tasks(
+    encoder: Path, train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text(f"tasks:\n  a: {{train: {train}}}\n  b: {{train: {train}}}\n", encoding="utf-8")
+    output = tmp_path / "out"
+    given = ("--tasks", tasks, "--output", output, "--adapter-size", "6", "--adapter-heads", "3", *FAST)
+    assert command(encoder, *given, "--simcse", "infonce", "--simcse-tasks", "a, b", "--json") == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert {"score", "a.accuracy", "b.f1"} <= record["epochs"][0]["metrics"].keys()
+    assert record["options"]["simcse_tasks"] == ["a", "b"]
+    assert "\na   " in err
+    assert dict(ModelSpec.of(load_checkpoint(output).config).extensions) == {
+        "projected_attention": {"size": 6, "heads": 3, "share_projections": False}
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "--train is missing: name the training rows, or with --tasks a file of tasks"),
+        (("--tasks", "none.yaml"), "--tasks none.yaml cannot be read: No such file or directory"),
+        (("--tasks", "none.yaml", "--eval", "x.tsv"), "--eval x.tsv is said in the file of --tasks"),
+        (
+            ("--tasks", "none.yaml", "--stride", "3"),
+            "--stride 3 is said in the file of --tasks",
+        ),
+    ],
+)
+def test_rows_and_tasks_that_do_not_go_together(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    assert command(encoder, "--output", tmp_path / "out", *args) == 2
+    expect_one_error(capsys, message)

@@ -119,7 +119,7 @@ def test_options_are_read_from_the_environment(
     [
         (("--positions", "rotary"), "'rotary' is not one of"),
         (("--positions", "sinusoidal"), "--positions sinusoidal would replace those that"),
-        (("--label-column", "y"), "--label-column y: --task mlm reads no labels; leave it out"),
+        (("--label-column", "y"), "--label-column y is for labelled rows, and --task mlm reads no labels"),
         (("--nsp", "--text-pair-column", "b"), "--text-pair-column b with --nsp: it pairs rows that follow"),
         (("--metric", "f1"), "--metric is f1; it must be one of accuracy, perplexity, loss"),
         (("--attention", "softmax", "--lambda", "-4"), "softmax attention takes no lambda"),

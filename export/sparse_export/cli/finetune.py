@@ -269,6 +269,8 @@ def _job(
 
     if given["tasks"] is not None:
         return _job_of_several(given)
+    if given["train"] is None:
+        raise OptionError("--train is missing: name the training rows, or with --tasks a file of tasks")
     task = given["task"]
     _refuse(given, _OF_SEVERAL, "is for several tasks, which --tasks names; leave it out")
     if not given["adapters"]:
@@ -308,10 +310,6 @@ def _rows(given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
     if given["tasks"] is not None:
         return given["tasks"], {}
-    if given["train"] is None:
-        raise OptionError(
-            "--train is missing: name the training rows, or with --tasks a file of several tasks"
-        )
     train, evaluation, test = training.sources_of(
         *(given[name] for name in ("train", "evaluation", "test")),
         *(given[name] for name in ("dataset_config", "train_split", "eval_split")),
