@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from sparse_export.training import FinetuneOptions, FinetuneRecord
+from sparse_export.training import TrainingOptions, TrainingRecord
 from sparse_serve.digests import file_digest
 from sparse_serve.environment import read_cpu
 
@@ -18,12 +18,12 @@ Run = Mapping[str, str]
 _SETTINGS = ("max_train_rows", "epochs", "learning_rate", "batch_size", "from_scratch")
 
 
-def settings(options: FinetuneOptions) -> dict[str, str]:
+def settings(options: TrainingOptions) -> dict[str, str]:
     """What all runs of one file have in common."""
     return {name: str(getattr(options, name) or "") for name in _SETTINGS}
 
 
-def refuse_other_settings(path: Path, runs: Sequence[Run], setting: FinetuneOptions) -> None:
+def refuse_other_settings(path: Path, runs: Sequence[Run], setting: TrainingOptions) -> None:
     """End where the runs that are there already were made in another way than those to come."""
     for option, wanted in settings(setting).items():
         for run in runs:
@@ -43,7 +43,7 @@ def head(path: Path, rows: int | None, folder: Path) -> Path:
     return part
 
 
-def provenance(record: FinetuneRecord, encoder: Path) -> dict[str, str]:
+def provenance(record: TrainingRecord, encoder: Path) -> dict[str, str]:
     """How a run was made, and on what."""
     columns = {
         "best_epoch": record.best_epoch,
