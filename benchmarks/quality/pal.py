@@ -4,9 +4,8 @@
 
 FOLDER holds `sst1`, `quora`, `sts_cs224n` and `cfimdb`, each with `train.tsv` and `dev.tsv`: sentiment in
 five classes, paraphrases, similarity from 0 to 5, and film reviews, 0 and 1, as additional data for sentiment
-(0 and 4). The results have digests. All variants see as many rows a step and, but for the baseline, which goes
-over its rows as the paper's does, as many steps; figures are the last epoch's on dev, so no choice was made
-on the rows that they are measured on.
+(0 and 4). The results have digests. All variants go over as many rows of the tasks in as many steps; figures
+are the last epoch's on dev, so no choice was made on the rows that they are measured on.
 
 Writes `NAME_tasks_runs.csv`, a line per variant and seed, with the environment; what is there already is not
 measured again. `NAME_tasks_summary.csv` has means over seeds with 95 % intervals (Student's t).
@@ -121,7 +120,7 @@ def write_tasks(folder: Path, data: Path, dev_rows: int | None, *, additional: b
         films = {"train": str(data.resolve() / "cfimdb" / "train.tsv"), "labels": {"0": "0", "1": "4"}}
         tasks["sentiment"]["extra"] = [films]
     path = folder / f"tasks_{additional}.yaml"
-    path.write_text(yaml.safe_dump({"tasks": tasks}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False), encoding="utf-8")
     return path
 
 
