@@ -20,6 +20,7 @@ SCRIPTS = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("From a checkpoint to an answer", "What it saves")
 OTHER_TASKS = "Questions, entities, embeddings"
+SEVERAL_TASKS = "Several tasks on one model"
 PATTERNS = "Attention patterns"
 FROM_PYTHON = "From Python"
 # What makes the way short enough for a test; the commands stay the README's.
@@ -30,6 +31,7 @@ SHORTER = {
     "--epochs 6 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
     "--epochs 8 --batch-size 4": "--epochs 1 --batch-size 8",
     "--epochs 4 --batch-size 8": "--epochs 1 --batch-size 8",
+    "--epochs 4 --learning-rate 5e-5": "--epochs 1 --learning-rate 5e-5",
 }
 SERVE = "sparse-serve serve model_repository"
 
@@ -117,13 +119,15 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     commands = blocks("bash")
     served = next(number for number, code in enumerate(commands) if code.strip() == SERVE)
     make_others, ask_others = blocks("bash", (OTHER_TASKS,))
-    for code in (*commands[:served], make_others):
+    make_several, ask_several = blocks("bash", (SEVERAL_TASKS,))
+    for code in (*commands[:served], make_others, make_several):
         newcomer.shell(code)
     serving = newcomer.serve()
     next(serving)
     answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
     scores = [newcomer.python(code) for code in blocks("python")]
     others = newcomer.shell(ask_others)
+    several = newcomer.shell(ask_several)
     next(serving, None)
     assert len(answered) == 2
     assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
@@ -133,6 +137,8 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
 
     assert re.search(r"answer +score", others)
     assert "Mira Castell" in others
+    assert re.search(r"(positive|negative) .* warm, funny", several)
+    assert re.search(r"(person|date|number|thing) .*Who planned", several)
 
     profiles = [code for code in commands if "profile" in code]
     assert len(profiles) == 1

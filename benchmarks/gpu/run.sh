@@ -20,7 +20,7 @@ command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,m
     || { echo "error: $PYTHON has a torch without CUDA, or none: install a CUDA build and sparse-serve" >&2; exit 1; }
 
 checks=("$@")
-(($#)) || checks=(ssaf_bert_base_np ssaf_bert_base aaa_bert_base)
+(($#)) || checks=(ssaf_bert_base_np ssaf_bert_base aaa_bert_base pal_bert_base)
 failed=()
 for check in "${checks[@]}"; do
     echo "== $check"

@@ -181,7 +181,7 @@ def test_embedding_of_a_classifiers_encoder(
     assert (status, err) == (0, "")
     figures = json.loads(out)
     task = {"type": "embedding", "size": 64, "layers": "last", "pooling": "mean", "normalize": True}
-    assert figures["task"] == task
+    assert figures["tasks"] == {"default": task}
     assert (figures["parity"]["output"], figures["parity"]["library"]["label_agreement"]) == (
         "embedding",
         None,

@@ -63,6 +63,14 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
         list[str] | None,
         typer.Option(help="Another checkpoint to show, as it was trained; may be repeated."),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of a checkpoint of several tasks this one's answer, and its own attention.",
+            show_default="its only one",
+        ),
+    ] = None,
     layer: Annotated[
         int | None,
         typer.Option(min=1, help="Layer of the picture.", show_default="the one at two thirds of the depth"),
@@ -102,6 +110,7 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
                     layer=None if layer is None else layer - 1,
                     head=None if head is None else head - 1,
                     max_length=max_length,
+                    task=task,
                 )
             )
             summaries, paths = write_inspection(inspector, chosen, output_dir, status.update)

@@ -130,6 +130,13 @@ class TaskAttention(ExtensionModule):
             nn.init.normal_(linear.weight, std=self._std)
             nn.init.zeros_(linear.bias)
 
+    def weights(self, projected: Tensor) -> Tensor:
+        """Return the attention weights `(B, H, L, L)` of rows without padding, `(B, L, d_s)`."""
+        split = (*projected.shape[:2], self._heads, -1)
+        query, key = (each(projected).view(split).transpose(1, 2) for each in (self.query, self.key))
+        scores: Tensor = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+        return scores.softmax(-1)
+
     def forward(self, projected: Tensor, part: Part) -> Tensor:
         """Attend among the tokens of each row of a part, `(…, d_s)` to `(…, d_s)`."""
         dropout = self.dropout.p if self.training else 0.0

@@ -8,12 +8,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.inspection.adapters import adapter_maps, adapters_of
 from sparse_export.inspection.maps import AttentionMaps, attention_maps, select_attention
 from sparse_export.inspection.tokens import TokenizedText, tokenize
 from sparse_serve.errors import CheckpointError, OptionError
+from sparse_serve.tasks import DEFAULT_TASK
 
 # A map has L² weights per head: what a model of long positions could read is cut here unless asked for.
 _DEFAULT_LONGEST = 512
@@ -34,6 +36,7 @@ class InspectOptions:
             eighth of twelve as in the paper's figures.
         head: the head to draw, counted from 0; None for the mean over heads.
         max_length: tokens at which texts are cut; None for the encoder's positions, at most 512.
+        task: of a checkpoint of several tasks the one whose answer is shown, and its own attention.
     """
 
     checkpoint: str
@@ -42,6 +45,7 @@ class InspectOptions:
     layer: int | None = None
     head: int | None = None
     max_length: int | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ class Variant:
         checkpoint: whose weights.
         attention: which keys it may read, and with which normaliser.
         as_trained: whether the checkpoint was trained with this attention.
+        of_task: whether it is the attention of the task's own layers, beside the encoder's.
     """
 
     name: str
     checkpoint: str
     attention: AttentionSpec
     as_trained: bool
+    of_task: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Inspector:
         """
         first = options.checkpoint
         names = tuple(dict.fromkeys((first, *options.beside)))
-        self._models = {name: load_checkpoint(name) for name in names}
+        self._models = {name: _load(name, options.task) for name in names}
         self._tokenizers = {name: load_tokenizer(name) for name in names}
         self.variants = _variants(first, options.lambdas, self._models)
         self.layers, self.heads = _shape(self._models[first])
@@ -134,7 +140,8 @@ class Inspector:
         for variant in self.variants:
             model = self._models[variant.checkpoint]
             select_attention(model, variant.attention)
-            yield attention_maps(model, read[variant.checkpoint])
+            maps = adapter_maps if variant.of_task else attention_maps
+            yield maps(model, read[variant.checkpoint])
 
 
 def _variants(
@@ -152,10 +159,36 @@ def _variants(
     if len(models) > 1:
         titles = folders if len(set(folders)) == len(folders) else list(models)
         prefix = {name: f"{title}: " for name, title in zip(models, titles, strict=True)}
-    return tuple(
-        Variant(prefix[name] + _title(attention), name, attention, attention == trained[name])
-        for name, attention in pairs
+    return (
+        *(
+            Variant(prefix[name] + _title(attention), name, attention, attention == trained[name])
+            for name, attention in pairs
+        ),
+        *(
+            Variant(f"{prefix[name]}{task}'s own", name, trained[name], as_trained=True, of_task=True)
+            for name, model in models.items()
+            if adapters_of(model)
+            for task in ModelSpec.of(model.config).tasks
+        ),
     )
+
+
+def _load(checkpoint: str, task: str | None) -> PreTrainedModel:
+    """Load a checkpoint; of several tasks one alone.
+
+    Raises:
+        OptionError: `task` is none of its tasks, or is missing where it has several.
+        CheckpointError: it cannot be loaded.
+    """
+    tasks = ModelSpec.of(load_config(checkpoint)).tasks
+    if task is None and len(tasks) < 2:
+        return load_checkpoint(checkpoint)
+    if task is None:
+        raise OptionError(f"{checkpoint} has several tasks: say with --task which one, {', '.join(tasks)}")
+    if task not in tasks:
+        known = ", ".join(tasks) if set(tasks) != {DEFAULT_TASK} else "one, which has no name: leave it out"
+        raise OptionError(f"--task {task!r:.80} is no task of {checkpoint}; there is {known}")
+    return load_checkpoint(checkpoint, task={task: tasks[task]})
 
 
 def _exchanged(own: AttentionSpec, lambdas: tuple[float, ...] | None) -> list[AttentionSpec]:

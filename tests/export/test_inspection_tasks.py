@@ -1,0 +1,79 @@
+"""What a task of several attends to: the encoder's attention under it, and its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.inspection.inspecting import InspectOptions, Inspector
+from sparse_serve.errors import OptionError
+from tiny_models import ADAPTERS, HEADS, LAMBD, LAYERS, TASKS, make_model, make_tokenizer
+
+TEXT = "a film of 2 hours"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("several") / "checkpoint"
+    folder.mkdir()
+    save_checkpoint(make_model(AttentionSpec(LAMBD), "bert", TASKS, ADAPTERS), make_tokenizer(folder), folder)
+    return folder
+
+
+def test_a_tasks_own_attention_stands_beside_the_encoders(checkpoint: Path) -> None:
+    inspector = Inspector(InspectOptions(str(checkpoint), lambdas=(), task="paraphrase"))
+    assert [variant.name for variant in inspector.variants] == ["SSAF, λ = −1", "paraphrase's own"]
+    trunk, own = inspector.inspect(TEXT).maps
+    assert trunk.weights.shape == own.weights.shape
+    assert trunk.rho[0] > 0
+    assert own.rho == (0.0,) * LAYERS
+    np.testing.assert_allclose(own.weights.sum(-1), 1, atol=1e-5)
+    assert trunk.prediction == own.prediction
+    # Two heads of its own, each of which stands for two of the encoder's four.
+    assert HEADS == 4
+    np.testing.assert_array_equal(own.weights[:, 0], own.weights[:, 1])
+    assert abs(own.weights[:, 0] - own.weights[:, 2]).max() > 1e-3
+
+
+def test_its_weights_are_those_of_the_queries_and_keys(checkpoint: Path) -> None:
+    """Worked out once more, of the first layer's adapter on the embeddings."""
+    inspector = Inspector(InspectOptions(str(checkpoint), lambdas=(), task="sentiment"))
+    own = inspector.inspect(TEXT).maps[1]
+    model = load_checkpoint(checkpoint)
+    assert isinstance(model, SeveralTasksModel)
+    batch = load_tokenizer(checkpoint)(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model.of("sentiment")(**batch, output_hidden_states=True).hidden_states[0]
+    place = "bert.encoder.layer.0.projected_attention."
+    weights = {name: each for name, each in model.state_dict().items() if name.startswith(place)}
+    narrow = hidden[0] @ weights[f"{place}projections.sentiment.expand.weight"].T
+    query, key = (
+        narrow @ weights[f"{place}attention.sentiment.{name}.weight"].T
+        + weights[f"{place}attention.sentiment.{name}.bias"]
+        for name in ("query", "key")
+    )
+    scores = query[:, :17] @ key[:, :17].T / 17**0.5
+    np.testing.assert_allclose(own.weights[0, 0], scores.softmax(-1).numpy(), atol=1e-5)
+
+
+def test_the_answer_is_that_of_the_task(checkpoint: Path) -> None:
+    for name, task in TASKS.items():
+        inspected = Inspector(InspectOptions(str(checkpoint), lambdas=(), task=name)).inspect(TEXT)
+        assert tuple(inspected.maps[0].prediction.scores) == task.labels
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (None, "has several tasks: say with --task which one, sentiment, paraphrase, similarity"),
+        ("mood", "--task 'mood' is no task of .*; there is sentiment, paraphrase, similarity"),
+    ],
+)
+def test_a_task_must_be_one_of_them(checkpoint: Path, task: str | None, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Inspector(InspectOptions(str(checkpoint), task=task))
