@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.families import attention_norm, input_names, layers_of
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
 from sparse_export.encoders.several import SeveralTasksModel
@@ -128,7 +129,10 @@ def test_equals_a_loop_of_single_models(family: str, trunk: str, extensions: Map
     model = make_several(family, trunk, extensions).double()
     packed = PackedModel(make_several(family, trunk, extensions).double(), model_head(model)).eval()
     alone = {name: single(model, name, family, trunk).double() for name in NAMES}
-    for mask in masks().values():
+    kinds = masks()
+    # Every kind of mask on one model; on the others those that hide first tokens, and rows.
+    chosen = kinds if (family, trunk) == ("bert", "ssaf") else ("left_padded_and_empty", "holes")
+    for mask in (kinds[kind] for kind in chosen):
         inputs = inputs_of(model, mask)
         has_tokens = (mask != 0).any(1)
         expected = {}
@@ -253,6 +257,14 @@ def test_a_task_more_leaves_the_others_to_the_bit(checkpoint: Path) -> None:
     torch.testing.assert_close(model(**inputs, task_ids=OF_ROWS).logits, expected, rtol=0, atol=0)
     added = {name: each for name, each in model.named_parameters() if "topic" in name}
     assert all(each.eq(0).all() for name, each in added.items() if name.endswith("contract.weight"))
+
+
+def test_a_single_task_goes_on_from_the_encoder_alone(checkpoint: Path) -> None:
+    model = new_model(checkpoint, TRUNKS["softmax"], TASKS["paraphrase"])
+    assert type(model).__name__ == "BertForSequenceClassification"
+    assert not ModelSpec.of(model.config).extensions
+    assert not extension_modules(model)
+    assert model(**inputs_of(model, masks()["full"])).logits.shape == (ROWS, 2)
 
 
 def test_what_is_frozen_and_what_is_not() -> None:

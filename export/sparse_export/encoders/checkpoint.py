@@ -100,7 +100,8 @@ def new_model(
         encoder: a Transformers folder, or the id of a model on the hub.
         attention: what the model attends with, in training and ever after.
         task: what it is to answer; several tasks by their names.
-        extensions: settings of extensions, by their names; None for those of the checkpoint.
+        extensions: settings of extensions, by their names; None for those of the checkpoint, but for what
+            several tasks have and one has not.
         seed: seeds the initial weights that are not the encoder's.
         from_scratch: take the encoder's architecture alone, all weights random ("Np" in the SSAF paper).
         revision: of a model on the hub: a branch, a tag or a commit.
@@ -117,7 +118,7 @@ def new_model(
     spec = replace(
         own.with_attention(attention),
         tasks=_by_name(task),
-        extensions=own.extensions if extensions is None else extensions,
+        extensions=_kept(own, task) if extensions is None else extensions,
     )
     head = head_of_spec(spec)
     head.configure(config)
@@ -131,6 +132,11 @@ def new_model(
     if spec.positions == "sinusoidal":
         fix_positions(model)
     return model.train()
+
+
+def _kept(own: ModelSpec, task: Task | Mapping[str, Task]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the extensions of a checkpoint that a model of this task goes on with."""
+    return {} if own.names_tasks and isinstance(task, Task) else own.extensions
 
 
 def _by_name(task: Task | Mapping[str, Task]) -> Mapping[str, Task]:

@@ -26,7 +26,7 @@ from sparse_serve.tasks import Task
 
 
 class SeveralTasksModel(PreTrainedModel):  # type: ignore[misc]  # Transformers is untyped
-    """An encoder and the heads of its spec's tasks; `models_of_several_tasks` has each family's.
+    """An encoder and the heads of its spec's tasks; `SEVERAL_TASKS_MODELS` has each family's.
 
     Attributes:
         tasks: each task's head: what its Transformers model has beside the encoder.
@@ -157,7 +157,8 @@ def _on_encoder(name: str, task: Task, config: PreTrainedConfig, encoder: PreTra
     replace(ModelSpec.of(own), tasks={name: task}).store(own)
     head.configure(own)
     # Its own encoder is thrown away: one without layers and words costs nothing to make.
-    small = type(config).from_dict(own.to_dict() | {"num_hidden_layers": 0, "vocab_size": 8})
+    words = (config.pad_token_id or 0) + 1
+    small = type(config).from_dict(own.to_dict() | {"num_hidden_layers": 0, "vocab_size": words})
     model = cast(PreTrainedModel, head.models[type(config)](small))
     model.config = own
     setattr(model, model.base_model_prefix, encoder)
