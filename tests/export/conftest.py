@@ -14,7 +14,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.graph.export import export_graph
-from tiny_models import LAMBD, make_model, make_tokenizer
+from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +46,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
     folder.mkdir()
     save_checkpoint(make_model(AttentionSpec(LAMBD)), make_tokenizer(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def several_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SSAF checkpoint of several tasks, with adapters."""
+    folder = tmp_path_factory.mktemp("several") / "checkpoint"
+    folder.mkdir()
+    save_checkpoint(make_model(AttentionSpec(LAMBD), "bert", TASKS, ADAPTERS), make_tokenizer(folder), folder)
     return folder
 
 

@@ -6,23 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_serve.errors import OptionError
-from tiny_models import ADAPTERS, HEADS, LAMBD, LAYERS, TASKS, make_model, make_tokenizer
+from tiny_models import HEADS, LAYERS, TASKS
 
 TEXT = "a film of 2 hours"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("several") / "checkpoint"
-    folder.mkdir()
-    save_checkpoint(make_model(AttentionSpec(LAMBD), "bert", TASKS, ADAPTERS), make_tokenizer(folder), folder)
-    return folder
+def checkpoint(several_tasks: Path) -> Path:
+    return several_tasks
 
 
 def test_a_tasks_own_attention_stands_beside_the_encoders(checkpoint: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from tritonclient.utils import InferenceServerException
 
-from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ExportOptions, export_checkpoint
@@ -22,7 +21,7 @@ from sparse_serve.metrics import regression_metrics
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, url_of
-from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer
+from tiny_models import TASKS
 
 STS = Path(__file__).parents[3] / "shared" / "data" / "sts_cs224n" / "dev.tsv"
 NAMES = tuple(TASKS)
@@ -32,11 +31,8 @@ Array = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("several") / "checkpoint"
-    folder.mkdir()
-    save_checkpoint(make_model(AttentionSpec(LAMBD), "bert", TASKS, ADAPTERS), make_tokenizer(folder), folder)
-    return folder
+def checkpoint(several_tasks: Path) -> Path:
+    return several_tasks
 
 
 @pytest.fixture(scope="module")

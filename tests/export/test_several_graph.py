@@ -21,7 +21,7 @@ from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.errors import OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
-from tiny_models import ADAPTERS, LAMBD, LAYERS, TASKS, make_model, make_tokenizer, masks, token_ids
+from tiny_models import LAMBD, LAYERS, TASKS, make_model, make_tokenizer, masks, token_ids
 
 NAMES = tuple(TASKS)
 ORDERS = {
@@ -34,11 +34,8 @@ Array = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("several") / "checkpoint"
-    folder.mkdir()
-    save_checkpoint(make_model(AttentionSpec(LAMBD), "bert", TASKS, ADAPTERS), make_tokenizer(folder), folder)
-    return folder
+def checkpoint(several_tasks: Path) -> Path:
+    return several_tasks
 
 
 @pytest.fixture(scope="module")
