@@ -306,7 +306,7 @@ def test_long_texts_are_cut_and_say_so(checkpoint: Path) -> None:
 )
 def test_answers_follow_the_task(checkpoint: Path, task: Task, label: str, scores: tuple[float, ...]) -> None:
     model = load_checkpoint(checkpoint)
-    ModelSpec.of(model.config).with_task(task).store(model.config)
+    ModelSpec.of(model.config).with_tasks(task).store(model.config)
     model.classifier = torch.nn.Linear(64, task.width)
     with torch.no_grad():
         model.classifier.weight.zero_()

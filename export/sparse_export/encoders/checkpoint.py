@@ -32,7 +32,7 @@ from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.errors import CheckpointError, OptionError
-from sparse_serve.tasks import DEFAULT_TASK, Task
+from sparse_serve.tasks import Task
 
 
 def load_checkpoint(
@@ -63,7 +63,7 @@ def load_checkpoint(
     spec = ModelSpec.of(config)
     own = spec
     if task is not None:
-        spec = replace(spec, tasks=_by_name(task))
+        spec = spec.with_tasks(task)
     if attention is not None:
         spec = spec.with_attention(attention)
     if not spec.tasks:
@@ -116,8 +116,7 @@ def new_model(
     config = load_config(encoder, revision)
     own = ModelSpec.of(config)
     spec = replace(
-        own.with_attention(attention),
-        tasks=_by_name(task),
+        own.with_attention(attention).with_tasks(task),
         extensions=_kept(own, task) if extensions is None else extensions,
     )
     head = head_of_spec(spec)
@@ -137,10 +136,6 @@ def new_model(
 def _kept(own: ModelSpec, task: Task | Mapping[str, Task]) -> Mapping[str, Mapping[str, Any]]:
     """Return the extensions of a checkpoint that a model of this task goes on with."""
     return {} if own.names_tasks and isinstance(task, Task) else own.extensions
-
-
-def _by_name(task: Task | Mapping[str, Task]) -> Mapping[str, Task]:
-    return {DEFAULT_TASK: task} if isinstance(task, Task) else dict(task)
 
 
 def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -176,7 +171,7 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
     config.output_hidden_states = config.output_attentions = False
     spec = ModelSpec.of(config)
     if not spec.tasks and (task := task_by_architecture(config)) is not None:
-        spec = spec.with_task(task)
+        spec = spec.with_tasks(task)
     spec.store(config)
     return config
 

@@ -8,7 +8,6 @@ answers as a model of its own with the same weights would.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -93,10 +92,16 @@ class SeveralTasksModel(PreTrainedModel):  # type: ignore[misc]  # Transformers 
             for model, part in zip(self._models.values(), rows.parts, strict=True)
         ]
         width = max(answer.shape[1] for answer in answers)
-        padded = [nn.functional.pad(each, (0, width - each.shape[1]), value=-torch.inf) for each in answers]
         return SequenceClassifierOutput(
-            logits=rows.join(padded), hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            logits=rows.join([as_wide_as(width, each) for each in answers]),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
+
+
+def as_wide_as(width: int, logits: Tensor) -> Tensor:
+    """Fill logits `(B, C)` up to `(B, width)`: what a task has no label for is −inf."""
+    return nn.functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
 
 
 def _numbers(task_ids: Tensor | None, count: int) -> list[int]:
@@ -154,7 +159,7 @@ def _on_encoder(name: str, task: Task, config: PreTrainedConfig, encoder: PreTra
 
     head = head_of(task)
     own = type(config).from_dict(config.to_dict())
-    replace(ModelSpec.of(own), tasks={name: task}).store(own)
+    ModelSpec.of(own).with_tasks({name: task}).store(own)
     head.configure(own)
     # Its own encoder is thrown away: one without layers and words costs nothing to make.
     words = (config.pad_token_id or 0) + 1

@@ -127,9 +127,9 @@ class ModelSpec:
         """Return the same with another attention."""
         return replace(self, attention=attention)
 
-    def with_task(self, task: Task) -> Self:
-        """Return the same with one task alone."""
-        return replace(self, tasks={DEFAULT_TASK: task})
+    def with_tasks(self, tasks: Task | Mapping[str, Task]) -> Self:
+        """Return the same with one task alone, or with others by name."""
+        return replace(self, tasks={DEFAULT_TASK: tasks} if isinstance(tasks, Task) else dict(tasks))
 
 
 def _in_order(stored: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Task]:

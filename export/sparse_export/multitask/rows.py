@@ -62,7 +62,10 @@ def read_all(
             read_training_rows(Path(each.train), _options(options, entry, each), Reading(entry.kind.type))
             for each in entry.extra
         ]
-        sets = [_relabelled(train.data, entry), *(_relabelled(*each) for each in _pairs(extra, entry))]
+        sets = [
+            _relabelled(train.data, entry),
+            *(_relabelled(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)),
+        ]
         judged = _relabelled(evaluation.data, entry)
         read[name] = TaskRows(sets, judged, [entry.factor, *(each.factor for each in entry.extra)])
         train_records += [train.record, *(each.record for each in extra)]
@@ -103,10 +106,6 @@ def _options(options: MultitaskOptions, task: TaskEntry, rows: RowsEntry) -> Mul
 def _columns(task: TaskEntry, columns: Columns) -> data.Columns | None:
     given = {name: value for name, value in asdict(columns).items() if value is not None}
     return task.kind.rows.named(**given) if given else None
-
-
-def _pairs(extra: Sequence[Rows], entry: TaskEntry) -> Sequence[tuple[TextData, RowsEntry]]:
-    return [(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)]
 
 
 def _relabelled(data: TextData, entry: RowsEntry) -> TextData:

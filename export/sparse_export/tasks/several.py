@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sparse_export.encoders.several import SEVERAL_TASKS_MODELS, SeveralTasksModel
+from sparse_export.encoders.several import SEVERAL_TASKS_MODELS, SeveralTasksModel, as_wide_as
 from sparse_export.tasks.head import Head, Models
 from sparse_serve.tasks import Columns, EncodedText, Task, answered
 
@@ -51,15 +50,12 @@ class SeveralHeads(Head):
         answers = []
         for part, (name, head) in zip(rows.parts, self.heads.items(), strict=True):
             answer = head.answer_packed(model.of(name), states, packing.of_rows(part))
-            answers.append(
-                nn.functional.pad(answer, (0, self.task.width - answer.shape[1]), value=-torch.inf)
-            )
+            answers.append(as_wide_as(self.task.width, answer))
         return rows.join(answers)
 
     def answer_padded(self, outputs: Any, attention_mask: Tensor) -> Tensor:
         """Return the model's logits `(B, width)`: those of rows of one task are filled up with −inf."""
-        logits: Tensor = outputs.logits.float()
-        return nn.functional.pad(logits, (0, self.task.width - logits.shape[1]), value=-torch.inf)
+        return as_wide_as(self.task.width, outputs.logits.float())
 
     def same_answers(
         self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns

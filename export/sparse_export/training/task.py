@@ -167,9 +167,10 @@ def mean_loss(head: TrainedHead, output: Any, rows: Sequence[Encoded], collator:
         rows: as encoded.
         collator: makes a batch of rows, of which a head by token reads the targets.
     """
-    if not head.task.by_token or collator is None:
+    if not head.task.by_token:
         targets = {name: torch.tensor([row[name] for row in rows]) for name in head.targets}
         return head.loss(torch.from_numpy(output).double(), targets).item()
+    assert collator is not None
     total, count = 0.0, 0
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)
