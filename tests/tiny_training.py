@@ -1,6 +1,9 @@
 """A tiny encoder and labelled rows that it learns in seconds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+import sparse_export.training.trainer as trainer_module
 from sparse_export.training import FinetuneOptions, FinetuneRecord
+from sparse_export.training.callbacks import Steering
 
 GOOD = ("good", "fine", "lovely", "great")
 BAD = ("bad", "poor", "dull", "awful")
@@ -64,3 +69,18 @@ def expect_equal_figures(one: FinetuneRecord, other: FinetuneRecord) -> None:
         assert mine.eval_loss == pytest.approx(theirs.eval_loss, abs=1e-5)
         assert mine.metrics == theirs.metrics
     assert one.best_epoch == other.best_epoch
+
+
+@contextmanager
+def interrupted_after(step: int) -> Iterator[None]:
+    """Have the user press Ctrl-C after so many steps of the run in the block, which must not outlive it."""
+
+    class Interrupting(Steering):
+        def on_step_begin(self, *args: Any, **_: Any) -> None:
+            if args[1].global_step == step:
+                raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "Steering", Interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
-import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
@@ -21,11 +20,10 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_tasks, read_task_file
 from sparse_export.multitask.judging import overall_score
 from sparse_export.multitask.objectives import SimCSE, contrast
-from sparse_export.training.callbacks import Steering
 from sparse_export.training.objectives import Part
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.tasks import TASK_IDS
-from tiny_training import BAD, GOOD, NEUTRAL, make_encoder, weights
+from tiny_training import BAD, GOOD, NEUTRAL, interrupted_after, make_encoder, weights
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
@@ -152,15 +150,8 @@ def test_it_tells_of_every_task_and_tries_the_result(trained: tuple[Path, Multit
 
 
 def interrupted(encoder: Path, tasks: Path, output: Path, options: MultitaskOptions, step: int) -> None:
-    class Interrupting(Steering):
-        def on_step_begin(self, *args: Any, **_: Any) -> None:
-            if args[1].global_step == step:
-                raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "Steering", Interrupting)
-        with pytest.raises(KeyboardInterrupt):
-            finetune_tasks(encoder, tasks, output, options)
+    with interrupted_after(step):
+        finetune_tasks(encoder, tasks, output, options)
 
 
 @pytest.mark.parametrize(

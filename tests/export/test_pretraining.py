@@ -17,7 +17,6 @@ from transformers import (
     DataCollatorForTokenClassification,
 )
 
-import sparse_export.training.trainer as trainer_module
 import tiny_models
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
@@ -28,10 +27,9 @@ from sparse_export.pretraining import PretrainOptions, PretrainRecord, pretrain
 from sparse_export.pretraining.masking import IGNORED, Masking
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
-from sparse_export.training.callbacks import Steering
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
-from tiny_training import BAD, GOOD, POSITIONS, make_encoder, weights, write_rows
+from tiny_training import BAD, GOOD, POSITIONS, interrupted_after, make_encoder, weights, write_rows
 
 SOFTMAX = AttentionSpec()
 RUN = PretrainOptions(attention=SOFTMAX, epochs=3, learning_rate=5e-3, batch_size=8, warmup_ratio=0, seed=1)
@@ -245,15 +243,8 @@ def test_fixed_positions_stay_as_they_are_also_where_the_encoder_is_fine_tuned(
 def interrupted(encoder: Path, text: Path, output: Path, options: PretrainOptions, step: int) -> None:
     """Run until the user presses Ctrl-C after so many steps."""
 
-    class Interrupting(Steering):
-        def on_step_begin(self, *args: Any, **_: Any) -> None:
-            if args[1].global_step == step:
-                raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "Steering", Interrupting)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(encoder, text, output, options)
+    with interrupted_after(step):
+        pretrain(encoder, text, output, options)
 
 
 @pytest.mark.parametrize(

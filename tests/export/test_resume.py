@@ -16,12 +16,10 @@ import torch
 from rich.console import Console
 
 import sparse_export.training.run as run_module
-import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
-from sparse_export.training.callbacks import Steering
 from sparse_serve.errors import CheckpointError, SparseServeError
-from tiny_training import FAST, make_encoder, weights, write_rows
+from tiny_training import FAST, interrupted_after, make_encoder, weights, write_rows
 
 ROWS = 61
 STEPS = 7  # of an epoch: 55 of the rows in batches of 8, the rest are held out
@@ -64,15 +62,8 @@ def interrupted(
 ) -> None:
     """Run until the user presses Ctrl-C after so many steps."""
 
-    class Interrupting(Steering):
-        def on_step_begin(self, *args: Any, **_: Any) -> None:
-            if args[1].global_step == step:
-                raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "Steering", Interrupting)
-        with pytest.raises(KeyboardInterrupt):
-            finetune(encoder, train, output, options, resume=resume, console=console)
+    with interrupted_after(step):
+        finetune(encoder, train, output, options, resume=resume, console=console)
 
 
 def states(partial: Path) -> set[int]:
