@@ -1,11 +1,12 @@
 """What projected attention layers, annealed sampling and SimCSE give, after Table 3 of the PAL paper.
 
-    python benchmarks/quality/pal.py ENCODER --data FOLDER --name capped --rows 1500 --dev-rows 500
+    python benchmarks/quality/pal.py ENCODER --data FOLDER --name capped --share 0.12 --dev-rows 500
 
 FOLDER holds `sst1`, `quora`, `sts_cs224n` and `cfimdb`, each with `train.tsv` and `dev.tsv`: sentiment in
 five classes, paraphrases, similarity from 0 to 5, and film reviews, 0 and 1, as additional data for sentiment
-(0 and 4). The results have digests. All variants go over as many rows of the tasks in as many steps; figures
-are the last epoch's on dev, so no choice was made on the rows that they are measured on.
+(0 and 4). The results have digests. A share is of every set, so that sampling by size meets the sizes of the
+sets. All variants go over as many rows in as many steps, to which additional data adds its own; figures are
+the last epoch's on dev, so no choice was made on the rows that they are measured on.
 
 Writes `NAME_tasks_runs.csv`, a line per variant and seed, with the environment; what is there already is not
 measured again. `NAME_tasks_summary.csv` has means over seeds with 95 % intervals (Student's t).
@@ -58,7 +59,7 @@ def main(  # noqa: PLR0913  one parameter per option
     data: Annotated[Path, typer.Option(help="Folder of the data sets.")],
     name: Annotated[str, typer.Option(help="How the files begin.")],
     results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
-    rows: Annotated[int | None, typer.Option(help="Training rows of each task; all if not given.")] = None,
+    share: Annotated[float, typer.Option(help="Of the training rows of each set.")] = 1.0,
     dev_rows: Annotated[int | None, typer.Option(help="First rows of dev; all if not given.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps of an epoch.", show_default="as over all rows")
@@ -81,14 +82,15 @@ def main(  # noqa: PLR0913  one parameter per option
     path = results / f"{name}_tasks_runs.csv"
     runs: list[Run] = [*read_csv(path)]
     with tempfile.TemporaryDirectory() as scratch:
-        files = {has: write_tasks(Path(scratch), data, dev_rows, additional=has) for has in (False, True)}
+        files = {
+            more: write_tasks(Path(scratch), data, share, dev_rows, additional=more) for more in (False, True)
+        }
         setting = MultitaskOptions(
             tasks=read_task_file(files[False]),
             attention=AttentionSpec(),
             epochs=epochs,
             learning_rate=learning_rate,
             max_length=max_length,
-            max_train_rows=rows,
             steps_per_epoch=steps,
         )
         for seed in map(int, seeds.split(",")):
@@ -106,19 +108,23 @@ def main(  # noqa: PLR0913  one parameter per option
     write_csv(results / f"{name}_tasks_summary.csv", _summary(runs))
 
 
-def write_tasks(folder: Path, data: Path, dev_rows: int | None, *, additional: bool) -> Path:
+def write_tasks(folder: Path, data: Path, share: float, dev_rows: int | None, *, additional: bool) -> Path:
     """Write the task file of the paper's tasks, with its additional data or without."""
     sets = {"sentiment": "sst1", "paraphrase": "quora", "similarity": "sts_cs224n"}
     tasks: dict[str, dict[str, Any]] = {}
+
+    def train(source: str) -> dict[str, Any]:
+        path = data.resolve() / source / "train.tsv"
+        return {"train": str(path), "max_train_rows": round(share * len(read_data(path, task=None).rows))}
+
     for task, source in sets.items():
         dev = folder / f"{source}_dev.tsv"
         lines = (data / source / "dev.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
         dev.write_text("".join(lines[: None if dev_rows is None else dev_rows + 1]), encoding="utf-8")
-        tasks[task] = {"train": str(data.resolve() / source / "train.tsv"), "eval": str(dev)}
+        tasks[task] = {**train(source), "eval": str(dev)}
     tasks["similarity"]["task"] = "regression"
     if additional:
-        films = {"train": str(data.resolve() / "cfimdb" / "train.tsv"), "labels": {"0": "0", "1": "4"}}
-        tasks["sentiment"]["extra"] = [films]
+        tasks["sentiment"]["extra"] = [{**train("cfimdb"), "labels": {"0": "0", "1": "4"}}]
     path = folder / f"tasks_{additional}.yaml"
     path.write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False), encoding="utf-8")
     return path
@@ -144,7 +150,7 @@ def _baseline(encoder: Path, options: MultitaskOptions) -> dict[str, str]:
     entries = options.tasks.tasks
     train = {
         name: read_data(
-            Path(entry.train), task=entry.kind.type, max_rows=options.max_train_rows, seed=options.seed
+            Path(entry.train), task=entry.kind.type, max_rows=entry.max_train_rows, seed=options.seed
         )
         for name, entry in entries.items()
     }
