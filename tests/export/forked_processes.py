@@ -6,6 +6,7 @@ As `torchrun --standalone --nproc-per-node 2` starts them, but for seconds of im
     python forked_processes.py sparse-serve ARGUMENTS  the command
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ def launch(run: Callable[..., None], *arguments: object) -> None:
         max_restarts=0,
         start_method="fork",
     )
+    gc.collect()
+    gc.freeze()  # of what both share: their trainings would look through it again and again
     elastic_launch(config, run)(*arguments)
 
 
