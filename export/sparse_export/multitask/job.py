@@ -104,9 +104,9 @@ class MultitaskJob(Job[AllRows]):
         rows: list[Encoded] = []
         sets: list[DataSet] = []
         calibration: list[Encoded] = []
-        judged = {name: encoded.rows(name, each.evaluation) for name, each in train.items()}
+        judged = {name: encoded.rows(name, each.own) for name, each in evaluation.items()}
         for name, each in train.items():
-            for data, factor in zip(each.train, each.factors, strict=True):
+            for data, factor in zip((each.own, *each.extra), each.factors, strict=True):
                 own: Sequence[Encoded] = encoded.rows(name, data)
                 if options.learns:
                     own, aside = set_aside(own, judged[name], options.seed)
@@ -129,7 +129,7 @@ class MultitaskJob(Job[AllRows]):
             objectives=self._objectives(heads, numbers),
             answer=head_of_spec(spec).answer_padded,
             figures=figures_of_tasks(
-                heads, entries, judged, {name: each.evaluation for name, each in train.items()}
+                heads, entries, judged, {name: each.own for name, each in evaluation.items()}
             ),
             learning_rates={projected_attention.Projections.parameter_group: options.adapter_learning_rate},
             table=partial(table_of_tasks, entries),

@@ -23,14 +23,14 @@ class TaskRows:
     """The rows of one task.
 
     Attributes:
-        train: to train on, those of the task first, then those of other data sets.
-        evaluation: that choose the best epoch.
-        factors: of each data set in `train`, on its probability.
+        own: from the task's own file.
+        extra: from other data sets.
+        factors: of each of these sets, the task's own first, on its probability.
     """
 
-    train: Sequence[TextData]
-    evaluation: TextData
-    factors: Sequence[float]
+    own: TextData
+    extra: Sequence[TextData] = ()
+    factors: Sequence[float] = (1.0,)
 
 
 AllRows = Mapping[str, TaskRows]
@@ -45,7 +45,8 @@ def read_all(
     Raises:
         DataError: a file that cannot be read, is of other labels than its task, or has no rows left.
     """
-    read: dict[str, TaskRows] = {}
+    trained: dict[str, TaskRows] = {}
+    judged: dict[str, TaskRows] = {}
     train_records, eval_records = [], []
     is_held_out = False
     for name, entry in options.tasks.tasks.items():
@@ -62,20 +63,20 @@ def read_all(
             read_training_rows(Path(each.train), _options(options, entry, each), Reading(entry.kind.type))
             for each in entry.extra
         ]
-        sets = [
+        trained[name] = TaskRows(
             _relabelled(train.data, entry),
-            *(_relabelled(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)),
-        ]
-        judged = _relabelled(evaluation.data, entry)
-        read[name] = TaskRows(sets, judged, [entry.factor, *(each.factor for each in entry.extra)])
+            [_relabelled(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)],
+            [entry.factor, *(each.factor for each in entry.extra)],
+        )
+        judged[name] = TaskRows(_relabelled(evaluation.data, entry))
         train_records += [train.record, *(each.record for each in extra)]
         eval_records.append(evaluation.record)
-        trained = " + ".join(str(len(each.rows)) for each in sets)
+        sizes = " + ".join(str(len(each.rows)) for each in (trained[name].own, *trained[name].extra))
         console.print(
-            f"{name}: {trained} rows to train on, {len(judged.rows)} to evaluate on", highlight=False
+            f"{name}: {sizes} rows to train on, {len(judged[name].own.rows)} to evaluate on", highlight=False
         )
     records = [_together(path, each) for each in (train_records, eval_records)]
-    return Rows(read, records[0]), Rows(read, records[1]), is_held_out
+    return Rows(trained, records[0]), Rows(judged, records[1]), is_held_out
 
 
 def read_tests(path: Path, options: MultitaskOptions) -> Rows[Mapping[str, Rows]]:
@@ -94,7 +95,7 @@ def task_posed(entry: TaskEntry, rows: TaskRows) -> Task:
     Raises:
         DataError: the rows have too few labels.
     """
-    return entry.kind.of(rows.train[0])
+    return entry.kind.of(rows.own)
 
 
 def _options(options: MultitaskOptions, task: TaskEntry, rows: RowsEntry) -> MultitaskOptions:
