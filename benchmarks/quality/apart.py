@@ -31,6 +31,7 @@ class Apart:
     head_learning_rate: float
     max_length: int
     seed: int
+    bf16: bool
 
 
 class ApartModel(nn.Module):
@@ -79,7 +80,8 @@ def train_apart(
             head = heads[name]
             assert isinstance(head, TrainedHead)
             for rows in _batches(order.permutation(len(data.rows)), options.batch_size):
-                answer = model(name, _encoded(tokenizer, data, rows, options.max_length))
+                with _autocast(options):
+                    answer = model(name, _encoded(tokenizer, data, rows, options.max_length)).float()
                 wanted = {"labels": torch.from_numpy(targets[name][rows])}
                 head.loss(answer, wanted).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -100,14 +102,19 @@ def _figures(
     model.eval()
     figures: dict[str, float] = {}
     for name, data in dev.items():
-        answered = [
-            model(name, _encoded(tokenizer, data, rows, options.max_length)).numpy()
-            for rows in _batches(np.arange(len(data.rows)), 64)
-        ]
+        with _autocast(options):
+            answered = [
+                model(name, _encoded(tokenizer, data, rows, options.max_length)).float().numpy()
+                for rows in _batches(np.arange(len(data.rows)), 64)
+            ]
         task = tasks[name]
         found = task.evaluate(task.answer([], np.concatenate(answered)), task.targets(data))
         figures |= {f"{name}.{metric}": value for metric, value in found.items()}
     return figures
+
+
+def _autocast(options: Apart) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=options.bf16)
 
 
 def _batches(order: np.ndarray[tuple[int], np.dtype[np.int64]], size: int) -> Iterator[list[int]]:

@@ -72,6 +72,7 @@ def main(  # noqa: PLR0913  one parameter per option
     ),
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 where autocast does.")] = False,
 ) -> None:
     """Train every variant with every seed, and write what came out."""
     torch.set_num_threads(threads)
@@ -92,6 +93,7 @@ def main(  # noqa: PLR0913  one parameter per option
             learning_rate=learning_rate,
             max_length=max_length,
             steps_per_epoch=steps,
+            bf16=bf16,
         )
         for seed in map(int, seeds.split(",")):
             for variant in variants.split(","):
@@ -163,6 +165,7 @@ def _baseline(encoder: Path, options: MultitaskOptions) -> dict[str, str]:
         head_learning_rate=options.adapter_learning_rate,
         max_length=options.max_length or 512,
         seed=options.seed,
+        bf16=options.bf16,
     )
     figures = train_apart(encoder, tasks, train, dev, apart)
     figures[SCORE] = overall_score({name: figures[name] for name in headlines(entries)})
