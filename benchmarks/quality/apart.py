@@ -63,7 +63,7 @@ def train_apart(
     torch.manual_seed(options.seed)
     tokenizer = load_tokenizer(str(encoder))
     pairs = {name: data.has_pairs for name, data in train.items()}
-    model = ApartModel(encoder, tasks, pairs)
+    model = ApartModel(encoder, tasks, pairs).to(_device())
     heads = {name: head_of(task) for name, task in tasks.items()}
     groups = [
         {"params": model.encoder.parameters(), "lr": options.learning_rate},
@@ -82,7 +82,7 @@ def train_apart(
             for rows in _batches(order.permutation(len(data.rows)), options.batch_size):
                 with _autocast(options):
                     answer = model(name, _encoded(tokenizer, data, rows, options.max_length)).float()
-                wanted = {"labels": torch.from_numpy(targets[name][rows])}
+                wanted = {"labels": torch.from_numpy(targets[name][rows]).to(_device())}
                 head.loss(answer, wanted).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
@@ -104,7 +104,7 @@ def _figures(
     for name, data in dev.items():
         with _autocast(options):
             answered = [
-                model(name, _encoded(tokenizer, data, rows, options.max_length)).float().numpy()
+                model(name, _encoded(tokenizer, data, rows, options.max_length)).float().numpy(force=True)
                 for rows in _batches(np.arange(len(data.rows)), 64)
             ]
         task = tasks[name]
@@ -113,8 +113,13 @@ def _figures(
     return figures
 
 
+def _device() -> torch.device:
+    """Return the device that Transformers' Trainer, with which the other variants are trained, takes."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _autocast(options: Apart) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=options.bf16)
+    return torch.autocast(_device().type, torch.bfloat16, enabled=options.bf16)
 
 
 def _batches(order: np.ndarray[tuple[int], np.dtype[np.int64]], size: int) -> Iterator[list[int]]:
@@ -130,6 +135,8 @@ def _encoded(
     if data.has_pairs:
         texts.append([row.text_pair for row in chosen])
     return [
-        tokenizer(each, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        tokenizer(each, padding=True, truncation=True, max_length=max_length, return_tensors="pt").to(
+            _device()
+        )
         for each in texts
     ]
