@@ -1,26 +1,79 @@
-"""Two processes of one run, forked by PyTorch's launcher from a parent that has imported what they need.
-
-As `torchrun --standalone --nproc-per-node 2` starts them, but for seconds of importing in each.
-
-    python forked_processes.py FOLDER                  the runs of `distributed_runs`
-    python forked_processes.py sparse-serve ARGUMENTS  the command
-"""
+"""Processes forked from one that has imported the model side, which costs most of starting a command."""
 
 import gc
+import multiprocessing
+import os
 import sys
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
+from types import TracebackType
 
-import distributed_runs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from sparse_export.cli import main as sparse_serve
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["sparse_export.cli", "sparse_export.multitask", "sparse_export.pretraining", "sparse_export.training"]
+)
 
-COMMAND = "sparse-serve"
+
+class Forked:
+    """A function of a module in a process of its own, which is killed where its block is left.
+
+    Attributes:
+        stderr: what it says, as it says it.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        """Start it."""
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        self._stdout = tempfile.NamedTemporaryFile()  # noqa: SIM115  closed with the block
+        self._process = _CONTEXT.Process(target=_run, args=(self._stdout.name, writer, function, *arguments))
+        self._process.start()
+        writer.close()
+        self.stderr = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+        reader.close()
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stderr.close()
+        self._stdout.close()
+        self._process.kill()
+        self._process.join()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or a signal's number below 0; None while it runs."""
+        return self._process.exitcode
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for the end; return what it wrote to stdout, and what to stderr since that was read."""
+        said = self.stderr.read()
+        self._process.join()
+        return self._stdout.read().decode(), said
+
+
+def _run(stdout: str, stderr: Connection, function: Callable[..., object], *arguments: object) -> None:
+    """Be the process."""
+    gc.freeze()  # what is imported: a tiny training would have the collector look through it for long
+    os.dup2(stderr.fileno(), sys.stderr.fileno())
+    stderr.close()
+    os.dup2(os.open(stdout, os.O_WRONLY), sys.stdout.fileno())
+    function(*arguments)
 
 
 def launch(run: Callable[..., None], *arguments: object) -> None:
-    """Have two processes do the same, and end as torchrun does."""
+    """Have two processes do the same, and end as `torchrun --standalone --nproc-per-node 2` does."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -31,14 +84,12 @@ def launch(run: Callable[..., None], *arguments: object) -> None:
         max_restarts=0,
         start_method="fork",
     )
-    gc.collect()
-    gc.freeze()  # of what both share: their trainings would look through it again and again
     elastic_launch(config, run)(*arguments)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == COMMAND:
-        del sys.argv[0]
-        launch(sparse_serve)
-    else:
-        launch(distributed_runs.main, Path(sys.argv[1]))
+def sparse_serve(*arguments: str) -> None:
+    """Run the command line."""
+    from sparse_export.cli import main  # noqa: PLC0415
+
+    sys.argv = ["sparse-serve", *arguments]
+    main()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from forked_processes import Forked, sparse_serve
 from transformers import BertConfig
 
 import sparse_export.training as module
@@ -454,36 +455,16 @@ def test_the_module_loads_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-PROGRAM = """
-import typer
-from sparse_export.cli.finetune import finetune_command
-from sparse_export.cli.options import load_model_side
-from sparse_serve.cli_options import CONTEXT, run
-app = typer.Typer()
-app.command("finetune", context_settings=CONTEXT)(finetune_command)
-run(app)
-"""
-
-
-def start(*args: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, args)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def kill_in_third_epoch(process: subprocess.Popen[str], number: signal.Signals) -> str:
-    """Send a signal to a run; what it says from there on."""
-    assert process.stderr is not None
-    with process:
+def interrupted_in_third_epoch(number: signal.Signals, *args: object) -> tuple[int | None, str]:
+    """Send a signal to a run of the command; its exit status, and what it says from there on."""
+    with Forked(sparse_serve, "finetune", *map(str, args)) as process:
         for line in process.stderr:
             if line.startswith("epoch 2 "):
                 break
-        assert process.poll() is None
-        process.send_signal(number)
-        return process.communicate(timeout=60)[1]
+        assert process.returncode is None
+        os.kill(process.pid, number)
+        _, said = process.communicate()
+        return process.returncode, said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
@@ -491,9 +472,9 @@ def test_an_interrupted_run_ends_cleanly_and_says_how_to_go_on(
     encoder: Path, train: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     output = tmp_path / "out"
-    process = start(encoder, "--train", train, "--output", output, "--epochs", "100000")
-    said = kill_in_third_epoch(process, number)
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    args = (encoder, "--train", train, "--output", output, "--epochs", "100000")
+    status, said = interrupted_in_third_epoch(number, *args)
+    assert status == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     last = said.splitlines()[-1]
     assert last == f"{output}.partial holds the run so far: the same command with --resume continues it"
     assert {path.name for path in set(tmp_path.iterdir()) - {train}} == {"out.partial"}
@@ -504,7 +485,7 @@ def test_a_killed_run_resumes_to_the_same_end(
 ) -> None:
     args = (encoder, "--train", train, "--epochs", "40", "--json")
     killed = ("--output", tmp_path / "killed")
-    kill_in_third_epoch(start(*args, *killed), signal.SIGKILL)
+    interrupted_in_third_epoch(signal.SIGKILL, *args, *killed)
     assert {path.name for path in set(tmp_path.iterdir()) - {train}} == {"killed.partial"}
     assert command(*args, *killed) == 1
     expect_one_error(capsys, "holds an interrupted run; continue it with --resume or discard it with --force")

@@ -12,25 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import forked_processes
+import distributed_runs
 import psutil
 import pytest
 import torch
 from distributed_runs import DOCUMENTS, EVALUATION, SEEDS, TASKS, TRAIN, make_runs
+from forked_processes import Forked, launch, sparse_serve
 
 from sparse_export.training.distributed import one_line
 from sparse_serve.errors import DataError
 from tiny_training import make_encoder, weights, write_rows
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-COMMAND = str(Path(sysconfig.get_path("scripts")) / forked_processes.COMMAND)
-LAUNCHER = (sys.executable, forked_processes.__file__)
-TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
-    "OMP_NUM_THREADS": "1",
-}
+COMMAND = Path(sysconfig.get_path("scripts")) / "sparse-serve"
 
 Record = Mapping[str, Any]
 
@@ -66,15 +60,9 @@ def alone(folder: Path) -> Mapping[str, Any]:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> list[Mapping[str, Any]]:
     """What each of two processes made of the same."""
-    ended = subprocess.run(
-        [*LAUNCHER, str(folder)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    with Forked(launch, distributed_runs.main, folder) as together:
+        _, said = together.communicate()
+    assert together.returncode == 0, said
     return [json.loads((folder / f"outcomes_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
@@ -165,20 +153,21 @@ def test_an_error_ends_all_and_is_raised_once(
     assert outcomes[1][case].startswith(second)
 
 
-def start(folder: Path, output: Path, *more: str, by_torchrun: bool) -> subprocess.Popen[str]:
+def start(folder: Path, output: Path, *more: str, by_torchrun: bool) -> subprocess.Popen[str] | Forked:
     """The command in two processes, with the options of the run "uninterrupted"."""
-    command = (*TORCHRUN, "--no-python", COMMAND) if by_torchrun else (*LAUNCHER, forked_processes.COMMAND)
-    options = ("--epochs", "8", "--early-stopping-patience", "8", "--learning-rate", "5e-3", "-b", "8")
+    command = (
+        *("finetune", str(folder / "with dropout"), "--train", str(folder / TRAIN)),
+        *("--eval", str(folder / EVALUATION), "--output", str(output), "--epochs", "8"),
+        *("--early-stopping-patience", "8", "--learning-rate", "5e-3", "-b", "8"),
+        *("--warmup-ratio", "0", "--seed", "1", *more),
+    )
+    if not by_torchrun:
+        return Forked(launch, sparse_serve, *command)
     return subprocess.Popen(
-        [
-            *(*command, "finetune", str(folder / "with dropout")),
-            *("--train", str(folder / TRAIN), "--eval", str(folder / EVALUATION), "--output", str(output)),
-            *(*options, "--warmup-ratio", "0", "--seed", "1", *more),
-        ],
+        [*TORCHRUN, "--no-python", str(COMMAND), *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
     )
 
 
@@ -188,7 +177,7 @@ def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
 ) -> None:
     """Nobody can tell whether a process sees that the other is gone before the launcher ends it.
 
-    One of the three is the command that users are told of; the others spare themselves its imports.
+    One of the three is the command that users are told of; the others are spared its imports.
     """
     output = tmp_path / "killed"
     launcher = start(folder, output, by_torchrun=dies == "second process")
@@ -202,10 +191,10 @@ def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
             key=lambda child: (child.environ().get("RANK", ""), child.pid),
         )
         if dies == "launcher":
-            launcher.terminate()
+            os.kill(launcher.pid, signal.SIGTERM)
         else:
             processes[dies == "second process"].kill()
-        out, said = launcher.communicate(timeout=120)
+        out, said = launcher.communicate()
     assert launcher.returncode != 0
     assert not out
     (error,) = (line for line in said.splitlines() if line.startswith("error: "))
@@ -219,8 +208,8 @@ def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
         return
     assert f"{output}.partial holds the run so far: the same command with --resume continues it" in said
 
-    with start(folder, output, "--resume", "--json", by_torchrun=True) as launcher:
-        out, said = launcher.communicate(timeout=300)
+    with start(folder, output, "--resume", "--json", by_torchrun=False) as launcher:
+        out, said = launcher.communicate()
     assert launcher.returncode == 0, said
     resumed, whole = json.loads(out), dict(outcomes[0]["records"]["uninterrupted"])  # one process spoke
     assert resumed.pop("seconds") > 0 < whole.pop("seconds")
