@@ -57,7 +57,7 @@ outputs = session.run(None, inputs)
 peak = kibibytes("VmHWM") - before
 del outputs
 gc.collect()
-for _ in range(20):
+for _ in range(5):
     session.run(None, inputs)
 print(peak, kibibytes("VmRSS") - before)
 """
