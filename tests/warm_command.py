@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-COMMANDS = ("finetune", "export")
-"""What imports the model side; the rest is started as ever."""
+COMMANDS = ("finetune", "export", "check", "classify", "profile")
+"""What is forked; the rest is started as ever."""
 
 # Stands in for the command. It imports next to nothing.
 _CLIENT = """#!{python} -IS

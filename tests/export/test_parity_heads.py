@@ -32,6 +32,8 @@ from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassifi
 from tiny_models import LAYERS, POSITIONS, make_model, make_tokenizer
 
 CONTEXT = "a film of great charm, set in 1 town by the sea 🌊, and it's not 2 hours long. " * 5
+# As `test_served_heads` exports them: the graphs are the same.
+FAMILIES = {"spans": "bert", "tags": "bert", "vectors": "mobilebert"}
 TASKS: dict[str, Task] = {
     "spans": QuestionAnswering(stride=20, max_answer_tokens=9, no_answer=True),
     "tags": TokenClassification(("O", "B-film", "I-film", "B-place", "I-place")),
@@ -68,7 +70,7 @@ def exported(
     request: pytest.FixtureRequest, graphs: GraphTable, tmp_path_factory: pytest.TempPathFactory
 ) -> Exported:
     task, folder = TASKS[request.param], tmp_path_factory.mktemp(request.param)
-    model = make_model(AttentionSpec(), "bert", task).eval()
+    model = make_model(AttentionSpec(), FAMILIES[request.param], task).eval()
     tokenizer = Tokenizer.from_str(make_tokenizer(folder).backend_tokenizer.to_str())
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[request.param]), encoding="utf-8")
