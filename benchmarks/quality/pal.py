@@ -95,6 +95,8 @@ def main(  # noqa: PLR0913  one parameter per option
             steps_per_epoch=steps,
             bf16=bf16,
         )
+        common = {"share": share, "max_length": max_length, "bf16": bf16, "learning_rate": learning_rate}
+        common_columns = {name: str(value) for name, value in common.items()}
         for seed in map(int, seeds.split(",")):
             for variant in variants.split(","):
                 if any((run["variant"], run["seed"]) == (variant, str(seed)) for run in runs):
@@ -105,7 +107,7 @@ def main(  # noqa: PLR0913  one parameter per option
                     line = _baseline(encoder, options)
                 else:
                     line = _line(_run(encoder, files, variant, options, Path(scratch), console), encoder)
-                runs.append({"variant": variant, "seed": str(seed), **line})
+                runs.append({"variant": variant, "seed": str(seed), **line, **common_columns})
                 write_csv(path, runs)
     write_csv(results / f"{name}_tasks_summary.csv", _summary(runs))
 
