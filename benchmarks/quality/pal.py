@@ -60,7 +60,9 @@ def main(  # noqa: PLR0913  one parameter per option
     name: Annotated[str, typer.Option(help="How the files begin.")],
     results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
     share: Annotated[float, typer.Option(help="Of the training rows of each set.")] = 1.0,
-    dev_rows: Annotated[int | None, typer.Option(help="First rows of dev; all if not given.")] = None,
+    dev_rows: Annotated[
+        int | None, typer.Option(help="A sample of each set's dev rows; all if not given.")
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps of an epoch.", show_default="as over all rows")
     ] = None,
@@ -123,8 +125,10 @@ def write_tasks(folder: Path, data: Path, share: float, dev_rows: int | None, *,
 
     for task, source in sets.items():
         dev = folder / f"{source}_dev.tsv"
-        lines = (data / source / "dev.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
-        dev.write_text("".join(lines[: None if dev_rows is None else dev_rows + 1]), encoding="utf-8")
+        header, *lines = (data / source / "dev.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        # Not the first ones: SST's are ordered by label.
+        chosen = np.random.default_rng(0).permutation(len(lines))[:dev_rows]
+        dev.write_text(header + "".join(lines[row] for row in sorted(chosen)), encoding="utf-8")
         tasks[task] = {**train(source), "eval": str(dev)}
     tasks["similarity"]["task"] = "regression"
     if additional:
