@@ -17,6 +17,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Importing and collecting makes little but objects that stay: the collector would look through them again and
+# again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector pass over what there is now, and begin."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest file and leave the short ones to the end, so that two workers end together."""
     items.sort(key=lambda item: (item.path.parent.name == "ops", item.path.name != "test_readme.py"))

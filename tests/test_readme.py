@@ -65,7 +65,7 @@ class Newcomer:
             "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
             "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
             "SPARSE_SERVE_MAX_LENGTH": "64",
-            "SPARSE_SERVE_VARIANTS": "model,padded_eager",
+            "SPARSE_SERVE_VARIANTS": "model",
             "SPARSE_SERVE_MAX_TRIALS": "3",
             "SPARSE_SERVE_THREADS": "1",
             "SPARSE_SERVE_HTTP_PORT": str(self.http_port),

@@ -16,6 +16,7 @@ from seeded_weights import (
     write_weights,
 )
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
@@ -26,8 +27,9 @@ from tiny_models import FAMILIES, LAMBD, make_model
 
 BEFORE = Path(__file__).parent / "before"
 VARIANTS = sorted(path.stem for path in BEFORE.glob("*.json") if path.stem != "inputs")
-# Where the processor rounds another way than the one that wrote the logits down.
-TOLERANCE = 1e-5
+# Where the processor rounds another way than the one that wrote the logits down, ours may be so many times as
+# far from theirs as those of Transformers' own model are.
+TOLERANCE = 4
 ATTENTIONS = {"sparsegen": AttentionSpec(LAMBD), "axis": AttentionSpec.parse("axis", None)}
 # Of the graphs written down, those that other tests trace as well.
 GRAPHS: tuple[tuple[str, GraphKind], ...] = (
@@ -62,6 +64,11 @@ def test_every_variant_is_there() -> None:
     assert len(VARIANTS) == 34
 
 
+def farthest(model: PreTrainedModel, batch: dict[str, Tensor], before: Any) -> float:
+    """The largest difference of a model's logits to those that were written down."""
+    return float((logits_of(model, batch).flatten() - of_hex(before)).abs().nan_to_num(torch.inf).max())
+
+
 @pytest.mark.usefixtures("single_threaded")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor], tmp_path: Path) -> None:
@@ -69,13 +76,11 @@ def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor],
     folder = write_checkpoint(before, tmp_path)
     model, stock = load_checkpoint(folder), stock_model(folder)
     tokens = {name: inputs[name] for name in input_names(model.config) if name != "attention_mask"}
-    for mask, expected in before["logits"].items():
-        batch = tokens | {"attention_mask": inputs[mask]}
-        rounds_alike = torch.equal(logits_of(stock, batch).flatten(), of_hex(before["stock"][mask]))
-        tolerance = 0 if rounds_alike else TOLERANCE
-        torch.testing.assert_close(
-            logits_of(model, batch).flatten(), of_hex(expected), rtol=tolerance, atol=tolerance
-        )
+    batches = {mask: tokens | {"attention_mask": inputs[mask]} for mask in before["logits"]}
+    rounding = max(farthest(stock, batch, before["stock"][mask]) for mask, batch in batches.items())
+    ours = max(farthest(model, batch, before["logits"][mask]) for mask, batch in batches.items())
+    assert ours <= TOLERANCE * rounding
+    assert rounding < 1e-3
 
 
 @pytest.mark.parametrize(("variant", "kind"), GRAPHS)
