@@ -3,9 +3,10 @@
 //   struct Kernel {
 //     static constexpr const char* kName;
 //     static constexpr ONNXTensorElementDataType kInputs[], kOutputs[];
+//     static constexpr size_t kRequiredInputs;   // the rest may be left out; not declared: none may
 //     static constexpr size_t kRequiredOutputs;  // the rest may be left out
 //     static void InferShapes(ShapeContext& context);
-//     explicit Kernel(const KernelInfo& info);      // reads the attributes; throws InvalidArgument
+//     explicit Kernel(const KernelInfo& info);      // reads attributes and constants; throws InvalidArgument
 //     void Compute(KernelContext& context) const;   // const: one kernel serves concurrent runs
 //   };
 #pragma once
@@ -13,6 +14,7 @@
 #include <climits>
 #include <iterator>
 #include <memory>
+#include <type_traits>
 
 #include "runtime/kernel_context.h"
 #include "runtime/ort_abi.h"
@@ -21,6 +23,12 @@
 namespace sparse_ops {
 
 constexpr int kDomainVersion = 1;
+
+template <class Kernel, class = void>
+inline constexpr size_t kRequiredInputsOf = std::size(Kernel::kInputs);
+template <class Kernel>
+inline constexpr size_t kRequiredInputsOf<Kernel, std::void_t<decltype(Kernel::kRequiredInputs)>> =
+    Kernel::kRequiredInputs;
 
 template <class Kernel>
 class CustomOp : public OrtCustomOp {
@@ -33,7 +41,9 @@ class CustomOp : public OrtCustomOp {
     GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
     GetOutputType = [](const OrtCustomOp*, size_t i) { return Kernel::kOutputs[i]; };
     GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
-    GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      return i < kRequiredInputsOf<Kernel> ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+    };
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
       return i < Kernel::kRequiredOutputs ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
     };

@@ -85,6 +85,24 @@ struct ParallelTasks {
   }
 };
 
+Shape ShapeOf(const OrtApi& api, const OrtValue* value) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  Check(api, api.GetTensorTypeAndShape(value, &info));
+  size_t rank = 0;
+  OrtStatus* status = api.GetDimensionsCount(info, &rank);
+  Shape shape(rank);
+  if (status == nullptr) status = api.GetDimensions(info, shape.data(), rank);
+  api.ReleaseTensorTypeAndShapeInfo(info);
+  Check(api, status);
+  return shape;
+}
+
+const void* DataOf(const OrtApi& api, const OrtValue* value) {
+  void* data = nullptr;
+  Check(api, api.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  return data;
+}
+
 }  // namespace
 
 std::string ToString(const Shape& shape) {
@@ -93,6 +111,18 @@ std::string ToString(const Shape& shape) {
   for (size_t i = 0; i < shape.size(); ++i) text << (i == 0 ? "" : ", ") << shape[i];
   text << (shape.size() == 1 ? ",)" : ")");
   return text.str();
+}
+
+Strings::Strings(const OrtApi& api, const OrtValue* value) : shape_(ShapeOf(api, value)) {
+  size_t count = 1;
+  for (const int64_t size : shape_) count *= static_cast<size_t>(size);
+  offsets_.resize(count + 1);
+  if (count == 0) return;
+  size_t bytes = 0;
+  Check(api, api.GetStringTensorDataLength(value, &bytes));
+  bytes_.reset(new char[bytes]);  // not cleared, as make_unique would
+  Check(api, api.GetStringTensorContent(value, bytes_.get(), bytes, offsets_.data(), count));
+  offsets_[count] = bytes;
 }
 
 bool KernelInfo::Succeeds(OrtStatus* status) const {
@@ -191,21 +221,41 @@ std::vector<int64_t> KernelInfo::Ints(const char* name, const char* accepted) co
   return {};
 }
 
-const void* KernelContext::InputData(size_t index, Shape* shape) const {
+const OrtValue* KernelInfo::ConstantValue(size_t index, const char* name) const {
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  Check(api_, api_.KernelInfoGetConstantInput_tensor(info_, index, &is_constant, &value));
+  if (is_constant == 0 || value == nullptr) {
+    throw InvalidArgument(Message(op_, ": ", name, " is computed or fed; accepted: an initializer"));
+  }
+  return value;
+}
+
+const void* KernelInfo::ConstantData(size_t index, const char* name, Shape* shape) const {
+  const OrtValue* value = ConstantValue(index, name);
+  *shape = ShapeOf(api_, value);
+  return DataOf(api_, value);
+}
+
+Strings KernelInfo::ConstantStrings(size_t index, const char* name) const {
+  return Strings(api_, ConstantValue(index, name));
+}
+
+const OrtValue* KernelContext::InputValue(size_t index) const {
   const OrtValue* value = nullptr;
   Check(api_, api_.KernelContext_GetInput(context_, index, &value));
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  Check(api_, api_.GetTensorTypeAndShape(value, &info));
-  size_t rank = 0;
-  OrtStatus* status = api_.GetDimensionsCount(info, &rank);
-  shape->resize(rank);
-  if (status == nullptr) status = api_.GetDimensions(info, shape->data(), rank);
-  api_.ReleaseTensorTypeAndShapeInfo(info);
-  Check(api_, status);
-  void* data = nullptr;
-  Check(api_, api_.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  return data;
+  return value;
 }
+
+const void* KernelContext::InputData(size_t index, Shape* shape) const {
+  const OrtValue* value = InputValue(index);
+  *shape = ShapeOf(api_, value);
+  return DataOf(api_, value);
+}
+
+Strings KernelContext::GetStrings(size_t index) const { return Strings(api_, InputValue(index)); }
+
+bool KernelContext::HasInput(size_t index) const { return InputValue(index) != nullptr; }
 
 void* KernelContext::OutputData(size_t index, const Shape& shape) {
   OrtValue* value = nullptr;
@@ -260,6 +310,11 @@ void ShapeContext::SetOutputLike(size_t output, size_t input) {
 void ShapeContext::SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input) {
   const Dimensions like = InputDimensions(input);
   if (like.known()) SetOutput(output, type, {like.sizes[0]}, {like.names[0]});
+}
+
+void ShapeContext::SetOutputColumnLike(size_t output, ONNXTensorElementDataType type, size_t input) {
+  const Dimensions like = InputDimensions(input);
+  if (like.known()) SetOutput(output, type, {like.sizes[0], 1}, {like.names[0], ""});
 }
 
 void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,

@@ -1,11 +1,14 @@
-// What an op sees of ONNX Runtime: attributes, tensors, the thread pool, scratch memory, shape inference.
+// What an op sees of ONNX Runtime: attributes, constants, tensors, the thread pool, scratch memory, shape
+// inference.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/elements.h"
@@ -26,11 +29,39 @@ using Shape = std::vector<int64_t>;
 
 std::string ToString(const Shape& shape);  // "(2, 3)"
 
-// The attributes of a node. Messages name the op, the attribute, what was received and what is accepted.
+template <class T>
+struct Input {
+  const T* data;
+  Shape shape;
+};
+
+// The elements of a string tensor, copied at once: ONNX Runtime holds them as strings of its own C++ library,
+// which may be another than ours.
+class Strings {
+ public:
+  Strings() = default;
+  Strings(const OrtApi& api, const OrtValue* value);
+
+  const Shape& shape() const { return shape_; }
+  size_t size() const { return offsets_.empty() ? 0 : offsets_.size() - 1; }
+  std::string_view operator[](size_t i) const {
+    return {bytes_.get() + offsets_[i], offsets_[i + 1] - offsets_[i]};
+  }
+
+ private:
+  Shape shape_;
+  std::unique_ptr<char[]> bytes_;
+  std::vector<size_t> offsets_;
+};
+
+// The attributes and constant inputs of a node. Messages name the op, the attribute, what was received and
+// what is accepted.
 class KernelInfo {
  public:
   KernelInfo(const OrtApi& api, const OrtKernelInfo* info, const char* op)
       : api_(api), info_(info), op_(op) {}
+
+  const char* op() const { return op_; }
 
   // A required attribute. `accepted` describes the values it may take.
   float Float(const char* name, const char* accepted) const;
@@ -40,7 +71,19 @@ class KernelInfo {
   std::string StringOr(const char* name, const char* absent, const char* accepted) const;
   std::vector<int64_t> Ints(const char* name, const char* accepted) const;  // empty where absent
 
+  // An input that must be an initializer; `name` is for messages. ONNX Runtime owns what `data` points to,
+  // and may move it once the kernel is made.
+  template <class T>
+  Input<T> Constant(size_t index, const char* name) const {
+    Input<T> input;
+    input.data = static_cast<const T*>(ConstantData(index, name, &input.shape));
+    return input;
+  }
+  Strings ConstantStrings(size_t index, const char* name) const;
+
  private:
+  const OrtValue* ConstantValue(size_t index, const char* name) const;
+  const void* ConstantData(size_t index, const char* name, Shape* shape) const;
   bool Succeeds(OrtStatus* status) const;
   bool HasFloat(const char* name) const;
   bool HasInt(const char* name) const;
@@ -55,12 +98,6 @@ class KernelInfo {
   const char* op_;
 };
 
-template <class T>
-struct Input {
-  const T* data;
-  Shape shape;
-};
-
 class KernelContext {
  public:
   KernelContext(const OrtApi& api, OrtKernelContext* context) : api_(api), context_(context) {}
@@ -71,6 +108,11 @@ class KernelContext {
     input.data = static_cast<const T*>(InputData(index, &input.shape));
     return input;
   }
+
+  Strings GetStrings(size_t index) const;
+
+  // Whether the node has this optional input.
+  bool HasInput(size_t index) const;
 
   // Null where the node leaves an optional output out.
   template <class T>
@@ -86,6 +128,7 @@ class KernelContext {
   void ParallelFor(size_t tasks, size_t scratch_floats, const std::function<void(size_t, float*)>& task);
 
  private:
+  const OrtValue* InputValue(size_t index) const;  // null where the node leaves it out
   const void* InputData(size_t index, Shape* shape) const;
   void* OutputData(size_t index, const Shape& shape);
 
@@ -104,6 +147,9 @@ class ShapeContext {
 
   // The output is a vector, one number for each row of the input.
   void SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input);
+
+  // The output is a matrix of one column, one number for each row of the input.
+  void SetOutputColumnLike(size_t output, ONNXTensorElementDataType type, size_t input);
 
   // The output is a matrix with the rows of the input, itself a matrix, and as many columns as an attribute
   // says.

@@ -30,7 +30,10 @@ enum OrtErrorCode : int {
 
 enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 = 2,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 = 6,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 = 7,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING = 8,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL = 9,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 = 10,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 = 16,
@@ -53,7 +56,11 @@ struct OrtApi {
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);
   OrtUnusedSlot unused_29[22];
   OrtStatus* (*GetTensorMutableData)(OrtValue* value, void** out);
-  OrtUnusedSlot unused_52[5];
+  OrtUnusedSlot unused_52[1];
+  OrtStatus* (*GetStringTensorDataLength)(const OrtValue* value, size_t* bytes);
+  OrtStatus* (*GetStringTensorContent)(const OrtValue* value, void* data, size_t bytes, size_t* offsets,
+                                       size_t count);
+  OrtUnusedSlot unused_55[2];
   OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);
   OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType type);
   OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dimensions, size_t count);
@@ -90,7 +97,10 @@ struct OrtApi {
                                                   size_t* size);
   OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out,
                                                   size_t* size);
-  OrtUnusedSlot unused_164[89];
+  OrtUnusedSlot unused_164[85];
+  OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index, int* is_constant,
+                                                  const OrtValue** out);
+  OrtUnusedSlot unused_250[3];
   OrtStatus* (*KernelContext_GetAllocator)(const OrtKernelContext* context, const OrtMemoryInfo* info,
                                            OrtAllocator** out);
   OrtUnusedSlot unused_254[14];
@@ -152,6 +162,8 @@ SPARSE_OPS_CHECK_SLOT(CreateCustomOpDomain, 26);
 SPARSE_OPS_CHECK_SLOT(CustomOpDomain_Add, 27);
 SPARSE_OPS_CHECK_SLOT(AddCustomOpDomain, 28);
 SPARSE_OPS_CHECK_SLOT(GetTensorMutableData, 51);
+SPARSE_OPS_CHECK_SLOT(GetStringTensorDataLength, 53);
+SPARSE_OPS_CHECK_SLOT(GetStringTensorContent, 54);
 SPARSE_OPS_CHECK_SLOT(CreateTensorTypeAndShapeInfo, 57);
 SPARSE_OPS_CHECK_SLOT(SetTensorElementType, 58);
 SPARSE_OPS_CHECK_SLOT(SetDimensions, 59);
@@ -173,6 +185,7 @@ SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_float, 162);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_int64, 163);
+SPARSE_OPS_CHECK_SLOT(KernelInfoGetConstantInput_tensor, 249);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetAllocator, 253);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetAttribute, 269);
