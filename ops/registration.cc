@@ -12,6 +12,7 @@
 #include "softmax_attention/softmax_attention.h"
 #include "sparsegen_attention/sparsegen_attention.h"
 #include "sparsegen_lin/sparsegen_lin.h"
+#include "tokenizer/tokenize.h"
 
 namespace sparse_ops {
 namespace {
@@ -42,16 +43,21 @@ struct ElementOps {
 
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
 struct Registration {
-  explicit Registration(const OrtApi& api) : float32(api), float16(api), bfloat16(api) {
+  explicit Registration(const OrtApi& api)
+      : float32(api), float16(api), bfloat16(api), word_piece(api), byte_level_bpe(api) {
     Check(api, api.CreateCustomOpDomain(kDomain, &domain));
     float32.AddTo(api, domain);
     float16.AddTo(api, domain);
     bfloat16.AddTo(api, domain);
+    Check(api, api.CustomOpDomain_Add(domain, &word_piece));
+    Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
   }
 
   ElementOps<float> float32;
   ElementOps<Half> float16;
   ElementOps<BFloat16> bfloat16;
+  CustomOp<WordPieceTokenize> word_piece;
+  CustomOp<ByteLevelBpeTokenize> byte_level_bpe;
   OrtCustomOpDomain* domain = nullptr;
 };
 

@@ -6,6 +6,7 @@
     ├── TaskError               1   what a model is said to answer: unknown here, or malformed
     ├── DataError               1   a data file: missing columns, bad labels, unreadable
     ├── CheckpointError         1   a checkpoint that cannot be loaded or exported
+    │   └── UnsupportedTokenizerError   its tokenizer does what no op does
     ├── RepositoryError         1   a model repository or one of its entries
     ├── OpLibraryError          1   the op library: missing, foreign digest, wrong version
     ├── ServerError             1   Triton cannot be started, or stopped answering
@@ -45,6 +46,10 @@ class DataError(SparseServeError):
 
 class CheckpointError(SparseServeError):
     """A checkpoint cannot be loaded or exported."""
+
+
+class UnsupportedTokenizerError(CheckpointError):
+    """A tokenizer does something that the tokenizer ops do not."""
 
 
 class RepositoryError(SparseServeError):

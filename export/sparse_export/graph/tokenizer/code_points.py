@@ -1,0 +1,29 @@
+"""Tables of a number for every code point."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def code_points() -> list[str]:
+    """Return what a text in UTF-8 can hold, in order: all but the surrogates."""
+    return [chr(point) for point in range(0x110000) if point not in _SURROGATES]
+
+
+def chunks(characters: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Cut characters into chunks: much is asked at once, and no text gets long."""
+    return (characters[start : start + size] for start in range(0, len(characters), size))
+
+
+def ranges(values: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return one value for each of `code_points` as ranges `(R, 2)`: first code point and value.
+
+    No text has a surrogate: these go on with the value before them.
+    """
+    array = np.asarray(values, np.int32)
+    firsts = np.flatnonzero(np.r_[True, array[1:] != array[:-1]])
+    points = np.where(firsts < _SURROGATES.start, firsts, firsts + len(_SURROGATES))
+    return np.stack([points, array[firsts]], 1).astype(np.int32)

@@ -1,0 +1,72 @@
+"""The ONNX node of a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
+from sparse_serve.errors import OptionError
+from sparse_serve.op_library import DOMAIN
+
+_VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
+    {
+        "input_ids": (TensorProto.INT64, ("tokens",)),
+        "token_type_ids": (TensorProto.INT64, ("tokens",)),
+        "positions": (TensorProto.INT64, ("tokens",)),
+        "cu_seqlens": (TensorProto.INT32, ("borders",)),
+        "token_count": (TensorProto.INT32, ("batch", 1)),
+        "truncated": (TensorProto.BOOL, ("batch", 1)),
+        "invalid_at": (TensorProto.INT32, ("batch", 1)),
+    }
+)
+
+OUTPUTS = tuple(_VALUES)
+"""What a tokenizer node answers, in order."""
+
+
+def tokenizer_node(
+    tables: TokenizerTables, max_length: int, text: str, pair: str | None = None, *, prefix: str = ""
+) -> tuple[NodeProto, list[TensorProto]]:
+    """Return the node from `text`, and `pair` where rows have two, to `OUTPUTS`, and its initializers.
+
+    Args:
+        tables: of the tokenizer.
+        max_length: tokens of a row, special ones included, beyond which it is cut.
+        text: `(B,)` or `(B, 1)` strings, as is `pair`.
+        pair: the second text of each row.
+        prefix: of the names of outputs and initializers.
+
+    Raises:
+        OptionError: `max_length` has no room for the special tokens of a pair.
+    """
+    if max_length < tables.special_tokens:
+        raise OptionError(
+            f"max_length {max_length} is out of range: a pair has {tables.special_tokens} special tokens; "
+            f"give {tables.special_tokens} or more"
+        )
+    names = {name: f"{prefix}{name}" for name in tables.tables}
+    node = helper.make_node(
+        tables.op,
+        [text, *names.values(), *([] if pair is None else [pair])],
+        [f"{prefix}{name}" for name in OUTPUTS],
+        name=f"{prefix}{tables.op}",
+        domain=DOMAIN,
+        max_length=max_length,
+        **tables.attributes,
+    )
+    return node, [_constant(name, tables.tables[table]) for table, name in names.items()]
+
+
+def output_values(prefix: str = "") -> list[ValueInfoProto]:
+    """Return type and shape of each of `OUTPUTS`."""
+    return [
+        helper.make_tensor_value_info(f"{prefix}{name}", kind, shape)
+        for name, (kind, shape) in _VALUES.items()
+    ]
+
+
+def _constant(name: str, table: Table) -> TensorProto:
+    if isinstance(table, Sequence):
+        return helper.make_tensor(name, TensorProto.STRING, [len(table)], [each.encode() for each in table])
+    return numpy_helper.from_array(table, name)

@@ -1,0 +1,50 @@
+"""Which special tokens a tokenizer puts where, and how it cuts, as it shows them when asked."""
+
+from tokenizers import Encoding, Tokenizer
+
+from sparse_export.graph.tokenizer.tables import unsupported
+
+_TEXT, _PAIR = -1, -2
+
+
+def templates(tokenizer: Tokenizer, word: str) -> tuple[list[int], list[int]]:
+    """Return the templates of one text and of a pair: (id, type id) of each piece, flat.
+
+    The id of a text is -1, of a second one -2. `word` is a text that has a token.
+    """
+    single = _template(tokenizer.encode(word))
+    pair = _template(tokenizer.encode(word, word))
+    expected = {False: [_TEXT], True: [_TEXT, _PAIR]}
+    for is_pair, form in ((False, single), (True, pair)):
+        ids = form[::2]
+        texts = sorted((piece for piece in ids if piece < 0), reverse=True)
+        special = len(ids) - len(texts)
+        if texts != expected[is_pair] or special != tokenizer.num_special_tokens_to_add(is_pair):
+            raise unsupported(
+                f"it makes rows of {'pairs' if is_pair else 'texts'} that read {ids} (-1 a text, -2 a second one)",
+                "each text once, among special tokens",
+            )
+    return single, pair
+
+
+def _template(encoding: Encoding) -> list[int]:
+    form: list[int] = []
+    rows = zip(encoding.ids, encoding.sequence_ids, encoding.type_ids, strict=True)
+    for token_id, sequence, type_id in rows:
+        piece = [token_id if sequence is None else (_TEXT, _PAIR)[sequence], type_id]
+        if sequence is None or form[-2:] != piece:
+            form += piece
+    return form
+
+
+def stops_early(tokenizer: Tokenizer, word: str) -> bool:
+    """Whether each text of a pair is read no further than the cut, before the longer one is cut first.
+
+    tokenizers 0.23.0 and 0.23.1 do so, earlier and later ones do not. Then two texts beyond the cut are of
+    one length, and an odd token goes to the second.
+    """
+    budget = 5
+    tokenizer.enable_truncation(tokenizer.num_special_tokens_to_add(True) + budget)
+    kept = tokenizer.encode(f"{word} " * 50, f"{word} " * 40).sequence_ids.count(0)
+    tokenizer.no_truncation()
+    return kept == budget // 2

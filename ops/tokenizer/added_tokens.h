@@ -1,0 +1,61 @@
+// Tokens that are found in a text as it came, before anything else: special ones above all.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "runtime/kernel_context.h"
+#include "tokenizer/trie.h"
+
+namespace sparse_ops {
+
+class AddedTokens {
+ public:
+  struct Match {
+    const char* begin;
+    const char* end;
+    int32_t id;
+    bool strips_left, strips_right;  // the token takes the white space on that side with it
+  };
+
+  // From two constant inputs: the tokens (N,), and id and stripping (1 left, 2 right) of each, (N, 2).
+  AddedTokens(const KernelInfo& info, size_t tokens_index, size_t info_index);
+
+  // The leftmost match from p on, of several the longest.
+  bool Find(const char* p, const char* end, Match* match) const {
+    for (; p < end; ++p) {
+      if (one_start_ >= 0) {
+        p = static_cast<const char*>(std::memchr(p, one_start_, static_cast<size_t>(end - p)));
+        if (p == nullptr) return false;
+      }
+      if (!is_start_[ByteAt(p)]) continue;
+      const int32_t token = trie_.Longest(p, end, &match->end);
+      if (token == Trie::kNone) continue;
+      match->begin = p;
+      const Properties& found = properties_[static_cast<size_t>(token)];
+      match->id = found.id;
+      match->strips_left = (found.strips & kLeft) != 0;
+      match->strips_right = (found.strips & kRight) != 0;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int32_t kLeft = 1, kRight = 2;
+
+  struct Properties {
+    int32_t id;
+    int32_t strips;
+  };
+
+  AddedTokens(const KernelInfo& info, const Strings& tokens, const Input<int32_t>& table);
+
+  Trie trie_;
+  std::vector<Properties> properties_;
+  std::array<bool, 256> is_start_{};
+  int one_start_ = -1;  // the byte that all of them begin with, if they do
+};
+
+}  // namespace sparse_ops

@@ -1,0 +1,58 @@
+// RoBERTa's tokenizer: ByteLevel and BPE of the `tokenizers` library.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/kernel_context.h"
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/code_point_map.h"
+#include "tokenizer/merges.h"
+#include "tokenizer/tokens.h"
+#include "tokenizer/trie.h"
+
+namespace sparse_ops {
+
+class ByteLevelBpe {
+ public:
+  static constexpr const char* kName = "ByteLevelBpeTokenize";
+  static constexpr ONNXTensorElementDataType kInputs[] = {
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // text
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // char_classes
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // vocabulary
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // merges
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // added
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // added_info
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // pair
+  };
+
+  // Memory that is kept from text to text.
+  struct Workspace {
+    Merges::Workspace merging;
+    std::string spaced;
+  };
+
+  explicit ByteLevelBpe(const KernelInfo& info);
+
+  // Adds the tokens of a text, which is UTF-8.
+  void Encode(std::string_view text, Workspace* workspace, Tokens* tokens) const;
+
+ private:
+  ByteLevelBpe(const KernelInfo& info, const Strings& vocabulary);
+
+  bool EncodePiece(const char* p, const char* end, Workspace* workspace, Tokens* tokens) const;
+  const char* WordEnd(const char* p, const char* end) const;
+  bool IsSpace(const char* p) const;
+  const char* SpacesBegin(const char* begin, const char* p) const;
+  const char* SpacesEnd(const char* p, const char* end) const;
+
+  CodePointMap classes_;
+  bool add_prefix_space_;
+  Merges merges_;
+  Trie whole_;  // the tokens that merging their bytes arrives at: their words need no merging
+  AddedTokens added_;
+};
+
+}  // namespace sparse_ops

@@ -1,0 +1,30 @@
+// A number for every code point.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/kernel_context.h"
+#include "tokenizer/utf8.h"
+
+namespace sparse_ops {
+
+class CodePointMap {
+ public:
+  // From a constant input (ranges, 2): the first code point of a range and its number, from `least` to
+  // `most`. A range ends where the next begins.
+  CodePointMap(const KernelInfo& info, size_t index, const char* name, int32_t least, int32_t most);
+
+  int32_t operator[](uint32_t point) const {
+    return numbers_[pages_[point / kPage] * size_t{kPage} + point % kPage];
+  }
+
+ private:
+  static constexpr uint32_t kPage = 256;
+
+  std::array<uint16_t, kCodePoints / kPage> pages_{};  // those of one and the same number are there once
+  std::vector<int32_t> numbers_;
+};
+
+}  // namespace sparse_ops

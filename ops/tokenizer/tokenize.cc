@@ -1,0 +1,194 @@
+#include "tokenizer/tokenize.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "runtime/status.h"
+#include "tokenizer/tables.h"
+#include "tokenizer/utf8.h"
+
+namespace sparse_ops {
+namespace {
+
+constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
+
+// Bytes that are worth a task of their own: about 0.1 ms.
+constexpr size_t kTaskBytes = size_t{1} << 14;
+
+void CheckTexts(const char* op, const char* name, const Shape& shape) {
+  if (shape.size() == 1 || (shape.size() == 2 && shape[1] == 1)) return;
+  throw InvalidArgument(
+      Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: (rows,) or (rows, 1)"));
+}
+
+// The texts of a call; where the node has no second ones, all of these are empty.
+struct Texts {
+  Texts(const char* op, const KernelContext& context, size_t pair_index)
+      : text(context.GetStrings(0)), has_pair(context.HasInput(pair_index)) {
+    CheckTexts(op, "text", text.shape());
+    if (!has_pair) return;
+    pair = context.GetStrings(pair_index);
+    CheckTexts(op, "pair", pair.shape());
+    if (pair.size() != text.size()) {
+      throw InvalidArgument(
+          Message(op, ": pair has ", pair.size(), " rows; accepted: ", text.size(), ", as many as text"));
+    }
+  }
+
+  // Where the row stops being UTF-8, counted on from the first of its texts to the second; -1: nowhere.
+  int32_t InvalidAt(size_t row) const {
+    size_t at = ValidBytes(text[row]), bytes = text[row].size();
+    if (at == bytes && has_pair) {
+      at += ValidBytes(pair[row]);
+      bytes += pair[row].size();
+    }
+    return at == bytes ? -1 : static_cast<int32_t>(std::min<size_t>(at, kMostInt));
+  }
+
+  size_t Bytes(size_t row) const { return text[row].size() + (has_pair ? pair[row].size() : 0); }
+
+  Strings text;
+  bool has_pair;
+  Strings pair;
+};
+
+// The first row of each task, and the number of rows behind the last.
+std::vector<size_t> DivideRows(const Texts& texts) {
+  std::vector<size_t> firsts{0};
+  size_t bytes = 0;
+  for (size_t row = 0; row < texts.text.size(); ++row) {
+    if (bytes >= kTaskBytes) {
+      firsts.push_back(row);
+      bytes = 0;
+    }
+    bytes += texts.Bytes(row);
+  }
+  firsts.push_back(texts.text.size());
+  return firsts;
+}
+
+}  // namespace
+
+template <class Tokenizer>
+Tokenize<Tokenizer>::Tokenize(const KernelInfo& info)
+    : tokenizer_(info),
+      single_(info, "single_template", false),
+      pair_(info, "pair_template", true),
+      max_length_(static_cast<size_t>(IntWithin(
+          info, "max_length",
+          static_cast<int64_t>(std::max({single_.special_tokens(), pair_.special_tokens(), size_t{1}})),
+          kMostInt))),
+      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0) {}
+
+template <class Tokenizer>
+void Tokenize<Tokenizer>::InferShapes(ShapeContext& context) {
+  for (size_t output = 4; output < kRequiredOutputs; ++output) {  // those of (rows, 1)
+    context.SetOutputColumnLike(output, kOutputs[output], 0);
+  }
+}
+
+template <class Tokenizer>
+void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
+  const Texts texts(kName, context, kRequiredInputs);
+  const auto count = static_cast<int64_t>(texts.text.size());
+  int32_t* cu_seqlens = context.GetOutput<int32_t>(3, {count + 1});
+  int32_t* token_count = context.GetOutput<int32_t>(4, {count, 1});
+  uint8_t* truncated = context.GetOutput<uint8_t>(5, {count, 1});
+  int32_t* invalid_at = context.GetOutput<int32_t>(6, {count, 1});
+
+  const Template& form = texts.has_pair ? pair_ : single_;
+  const size_t budget = max_length_ - form.special_tokens();
+  const std::vector<size_t> firsts = DivideRows(texts);
+  std::vector<Rows> tasks(firsts.size() - 1);
+  context.ParallelFor(tasks.size(), 0, [&](size_t task, float*) {
+    Workspace workspace;
+    Rows& rows = tasks[task];
+    for (size_t row = firsts[task]; row < firsts[task + 1]; ++row) {
+      const size_t begin = rows.ids.size();
+      truncated[row] = 0;
+      invalid_at[row] = texts.InvalidAt(row);
+      if (invalid_at[row] < 0) {
+        if (texts.has_pair) {
+          ReadRow(texts.text[row], texts.pair[row], budget, &workspace);
+        } else {
+          ReadRow(texts.text[row], budget, &workspace);
+        }
+        truncated[row] = AddRow(form, workspace, &rows);
+      }
+      token_count[row] = static_cast<int32_t>(rows.ids.size() - begin);
+    }
+  });
+
+  int64_t total = 0;
+  cu_seqlens[0] = 0;
+  for (int64_t row = 0; row < count; ++row) {
+    total += token_count[row];
+    if (total > kMostInt) {
+      throw InvalidArgument(
+          Message(kName, ": more than ", kMostInt, " tokens; accepted: fewer rows at once"));
+    }
+    cu_seqlens[row + 1] = static_cast<int32_t>(total);
+  }
+  int64_t* input_ids = context.GetOutput<int64_t>(0, {total});
+  int64_t* token_type_ids = context.GetOutput<int64_t>(1, {total});
+  int64_t* positions = context.GetOutput<int64_t>(2, {total});
+  for (const Rows& rows : tasks) {
+    input_ids = std::copy(rows.ids.begin(), rows.ids.end(), input_ids);
+    token_type_ids = std::copy(rows.type_ids.begin(), rows.type_ids.end(), token_type_ids);
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t position = 0; position < token_count[row]; ++position) *positions++ = position;
+  }
+}
+
+// Enough tokens are those that more would not change the row.
+template <class Tokenizer>
+void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* workspace,
+                               Tokens* tokens) const {
+  tokens->ids.clear();
+  tokens->enough = stop_early_ ? std::min(enough, max_length_) : enough;
+  tokenizer_.Encode(text, &workspace->tokenizer, tokens);
+}
+
+template <class Tokenizer>
+void Tokenize<Tokenizer>::ReadRow(std::string_view text, size_t budget, Workspace* workspace) const {
+  Read(text, budget + 1, workspace, &workspace->text);
+}
+
+template <class Tokenizer>
+void Tokenize<Tokenizer>::ReadRow(std::string_view text, std::string_view pair, size_t budget,
+                                  Workspace* workspace) const {
+  constexpr size_t kFurther = 8;  // so that reading again costs little beside reading
+  for (size_t enough = budget + 1;; enough *= kFurther) {
+    Read(text, enough, workspace, &workspace->text);
+    Read(pair, enough, workspace, &workspace->pair);
+    // Where both are cut, an odd token goes to the longer one: that is seen where the shorter one ends.
+    const bool is_decided = !workspace->text.full() || !workspace->pair.full() || budget % 2 == 0;
+    if (is_decided || stop_early_) return;
+  }
+}
+
+// Writes what has been read as a row; answers whether it is cut.
+template <class Tokenizer>
+bool Tokenize<Tokenizer>::AddRow(const Template& form, const Workspace& read, Rows* rows) const {
+  const Lengths all{read.text.ids.size(), read.pair.ids.size()};
+  const Lengths kept = CutLongestFirst(all, max_length_ - form.special_tokens());
+  for (const Template::Piece& piece : form.pieces()) {
+    if (piece.id == Template::kText) {
+      const auto begin = read.text.ids.begin();
+      rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(kept.text));
+    } else if (piece.id == Template::kPair) {
+      const auto begin = read.pair.ids.begin();
+      rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(kept.pair));
+    } else {
+      rows->ids.push_back(piece.id);
+    }
+    rows->type_ids.resize(rows->ids.size(), piece.type_id);
+  }
+  return kept.text < all.text || kept.pair < all.pair;
+}
+
+template class Tokenize<WordPiece>;
+template class Tokenize<ByteLevelBpe>;
+
+}  // namespace sparse_ops

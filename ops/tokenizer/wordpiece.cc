@@ -1,0 +1,203 @@
+#include "tokenizer/wordpiece.h"
+
+#include <limits>
+
+#include "runtime/status.h"
+#include "tokenizer/tables.h"
+#include "tokenizer/utf8.h"
+
+namespace sparse_ops {
+namespace {
+
+constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
+
+// What becomes of a code point: itself, itself as a word of its own, or the string at an offset >= 0 of the
+// pool, behind a byte that is its length. The strings are UTF-8 and two bytes that UTF-8 never has.
+constexpr int32_t kItself = -1, kWord = -2;
+constexpr char kWordEnd = '\xF8', kUnknown = '\xF9';
+
+// In short_actions_: what actions_ says.
+constexpr uint8_t kLongAction = 0xFF;
+
+std::string ReadPool(const KernelInfo& info) {
+  const Input<uint8_t> pool = info.Constant<uint8_t>(2, "char_pool");
+  if (pool.shape.size() != 1) {
+    throw InvalidArgument(
+        Message(info.op(), ": char_pool has shape ", ToString(pool.shape), "; accepted: rank 1"));
+  }
+  return std::string(pool.data, pool.data + pool.shape[0]);
+}
+
+// Whether a string lies within the pool and can be read without looking.
+bool IsReadable(std::string_view pool, size_t offset) {
+  const size_t length = ByteAt(&pool[offset]);
+  if (offset + 1 + length > pool.size()) return false;
+  const char* p = pool.data() + offset + 1;
+  for (const char* const end = p + length; p < end;) {
+    const size_t bytes = *p == kWordEnd || *p == kUnknown ? 1 : SequenceAt(p, end);
+    if (bytes == 0) return false;
+    p += bytes;
+  }
+  return true;
+}
+
+CodePointMap ReadActions(const KernelInfo& info, std::string_view pool) {
+  if (pool.size() > kMostInt) {
+    throw InvalidArgument(
+        Message(info.op(), ": char_pool has ", pool.size(), " bytes; accepted: ", kMostInt));
+  }
+  CodePointMap actions(info, 1, "char_actions", kWord, static_cast<int32_t>(pool.size()) - 1);
+  const Input<int32_t> ranges = IntTable(info, 1, "char_actions", 2);
+  for (int64_t i = 0; i < ranges.shape[0]; ++i) {
+    const int32_t offset = ranges.data[2 * i + 1];
+    if (offset >= 0 && !IsReadable(pool, static_cast<size_t>(offset))) {
+      throw InvalidArgument(Message(info.op(), ": char_pool has no string at ", offset,
+                                    ", where char_actions[", i,
+                                    "] points; accepted: a byte of length, then UTF-8, 0xF8 and 0xF9"));
+    }
+  }
+  return actions;
+}
+
+std::vector<Trie::Key> Keys(const Strings& vocabulary, std::string_view prefix) {
+  std::vector<Trie::Key> keys;
+  for (size_t i = 0; i < vocabulary.size(); ++i) {
+    const std::string_view token = vocabulary[i];
+    if (token.size() > prefix.size() && token.substr(0, prefix.size()) == prefix) {
+      keys.emplace_back(token.substr(prefix.size()), static_cast<int32_t>(i));
+    }
+  }
+  return keys;
+}
+
+int64_t LastId(const KernelInfo& info, const Strings& vocabulary) {
+  const auto size = static_cast<int64_t>(vocabulary.size());
+  if (size > 0 && size <= kMostInt) return size - 1;
+  throw InvalidArgument(Message(info.op(), ": vocabulary has ", size, " tokens; accepted: 1 to ", kMostInt));
+}
+
+}  // namespace
+
+WordPiece::WordPiece(const KernelInfo& info) : WordPiece(info, TokenTable(info, 3, "vocabulary")) {}
+
+WordPiece::WordPiece(const KernelInfo& info, const Strings& vocabulary)
+    : unknown_id_(static_cast<int32_t>(IntWithin(info, "unk_id", 0, LastId(info, vocabulary)))),
+      most_characters_(IntWithin(info, "max_input_chars_per_word", 0, kMostInt, 100)),
+      pool_(ReadPool(info)),
+      actions_(ReadActions(info, pool_)),
+      beginnings_(info, Keys(vocabulary, "")),
+      continuations_(info, Keys(vocabulary, info.StringOr("continuing_prefix", "##", "a string"))),
+      added_(info, 4, 5) {
+  for (uint32_t c = 0; c < short_actions_.size(); ++c) short_actions_[c] = ShortAction(c);
+}
+
+// What an ASCII character becomes, if it is one ASCII character or a word's end.
+uint8_t WordPiece::ShortAction(uint32_t character) const {
+  const int32_t action = actions_[character];
+  if (action == kItself) return static_cast<uint8_t>(character);
+  if (action == kWord || Pooled(action).size() != 1) return kLongAction;
+  const char only = Pooled(action)[0];
+  return only == kUnknown ? kLongAction : static_cast<uint8_t>(only);
+}
+
+std::string_view WordPiece::Pooled(int32_t offset) const {
+  const auto at = static_cast<size_t>(offset);
+  return std::string_view(pool_).substr(at + 1, ByteAt(&pool_[at]));
+}
+
+void WordPiece::Encode(std::string_view text, Workspace* word, Tokens* tokens) const {
+  const char* p = text.data();
+  const char* const end = p + text.size();
+  // Where an added token strips spaces there is nothing to do: they would only have ended a word that ends
+  // anyway.
+  for (AddedTokens::Match match; added_.Find(p, end, &match); p = match.end) {
+    if (!EncodePiece(p, match.begin, word, tokens)) return;
+    tokens->ids.push_back(match.id);
+  }
+  EncodePiece(p, end, word, tokens);
+}
+
+// False once there are enough tokens; so below.
+bool WordPiece::EncodePiece(const char* p, const char* end, Workspace* word, Tokens* tokens) const {
+  *word = Workspace{std::move(word->bytes)};
+  word->bytes.clear();
+  while (p < end) {
+    const uint8_t action = ByteAt(p) < 0x80 ? short_actions_[ByteAt(p)] : kLongAction;
+    if (action < 0x80) {
+      const char character = static_cast<char>(action);
+      Append({&character, 1}, word);
+      ++p;
+    } else if (action == static_cast<uint8_t>(kWordEnd)) {
+      if (!EndWord(word, tokens)) return false;
+      ++p;
+    } else {
+      const char* const begin = p;
+      const int32_t long_action = actions_[Decode(p)];
+      if (!ReadCharacter({begin, static_cast<size_t>(p - begin)}, long_action, word, tokens)) return false;
+    }
+  }
+  return EndWord(word, tokens);
+}
+
+bool WordPiece::ReadCharacter(std::string_view character, int32_t action, Workspace* word,
+                              Tokens* tokens) const {
+  if (action == kItself) {
+    Append(character, word);
+    return true;
+  }
+  if (action == kWord) {
+    if (!EndWord(word, tokens)) return false;
+    Append(character, word);
+    return EndWord(word, tokens);
+  }
+  const std::string_view string = Pooled(action);
+  for (const char *p = string.data(), *const end = p + string.size(); p < end;) {
+    if (*p == kWordEnd) {
+      if (!EndWord(word, tokens)) return false;
+      ++p;
+    } else if (*p == kUnknown) {
+      word->has_unknown = true;
+      ++word->characters;
+      ++p;
+    } else {
+      const char* const begin = p;
+      Decode(p);
+      Append({begin, static_cast<size_t>(p - begin)}, word);
+    }
+  }
+  return true;
+}
+
+// However long a word is, no more of it is kept than can have tokens.
+void WordPiece::Append(std::string_view character, Workspace* word) const {
+  if (word->characters++ < most_characters_) word->bytes.append(character);
+}
+
+bool WordPiece::EndWord(Workspace* word, Tokens* tokens) const {
+  if (word->characters == 0) return true;
+  const size_t before = tokens->ids.size();
+  const bool is_known = !word->has_unknown && word->characters <= most_characters_;
+  if (!is_known || !Cover(word->bytes, &tokens->ids)) {
+    tokens->ids.resize(before);
+    tokens->ids.push_back(unknown_id_);
+  }
+  word->bytes.clear();
+  word->characters = 0;
+  word->has_unknown = false;
+  return !tokens->full();
+}
+
+// The longest token that the word begins with, then the longest that goes on, to its end. False: there is
+// none.
+bool WordPiece::Cover(std::string_view word, std::vector<int32_t>* ids) const {
+  const char* p = word.data();
+  const char* const end = p + word.size();
+  for (const Trie* trie = &beginnings_; p < end; trie = &continuations_) {
+    const int32_t id = trie->Longest(p, end, &p);
+    if (id == Trie::kNone) return false;
+    ids->push_back(id);
+  }
+  return true;
+}
+
+}  // namespace sparse_ops

@@ -1,0 +1,111 @@
+"""Graphs of one tokenizer node, and how its answers are held against the `tokenizers` library."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+from tokenizers import Encoding, Tokenizer
+
+from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
+from sparse_export.graph.tokenizer.tables import TokenizerTables
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
+
+Array = npt.NDArray[Any]
+Texts = Sequence[str] | Sequence[tuple[str, str]]
+
+OPSET, IR_VERSION = 17, 9
+
+
+def tokenizer_model(tables: TokenizerTables, max_length: int, *, pairs: bool = False) -> onnx.ModelProto:
+    """Return TEXT `(B, 1)`, and TEXT_PAIR for pairs, to the outputs of the node."""
+    names = ["TEXT", "TEXT_PAIR"][: 1 + pairs]
+    node, constants = tokenizer_node(tables, max_length, *names)
+    inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, ["batch", 1]) for name in names]
+    graph = helper.make_graph([node], "tokenizer", inputs, output_values(), constants)
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
+
+
+class GraphTokenizer:
+    """A tokenizer node in a session of its own."""
+
+    def __init__(
+        self,
+        tables: TokenizerTables,
+        max_length: int,
+        library: Path,
+        *,
+        pairs: bool = False,
+        threads: int = 1,
+    ) -> None:
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(str(library))
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 4
+        model = tokenizer_model(tables, max_length, pairs=pairs)
+        self.session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    def __call__(self, texts: Texts) -> dict[str, Array]:
+        return self.run(feeds(texts))
+
+    def run(self, columns: dict[str, Array]) -> dict[str, Array]:
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, columns), strict=True))
+
+
+def feeds(texts: Texts) -> dict[str, Array]:
+    columns = {"TEXT": [text if isinstance(text, str) else text[0] for text in texts]}
+    if texts and not isinstance(texts[0], str):
+        columns["TEXT_PAIR"] = [text[1] for text in texts]
+    return {name: np.array(column, dtype=object).reshape(-1, 1) for name, column in columns.items()}
+
+
+def cutting(tokenizer: Tokenizer, max_length: int) -> Tokenizer:
+    """Return a copy that cuts as a served model does."""
+    copy: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.enable_truncation(max_length, strategy="longest_first", direction="right")
+    return copy
+
+
+def differing(graph: GraphTokenizer, tokenizer: Tokenizer, texts: Texts, size: int = 128) -> list[Any]:
+    """Return the texts that the node does not answer as the library does, `tokenizer` from `cutting`."""
+    found: list[Any] = []
+    for start in range(0, len(texts), size):
+        batch = texts[start : start + size]
+        encodings = tokenizer.encode_batch_fast(list(batch))
+        for text, encoding, row in zip(batch, encodings, rows_of(graph(batch)), strict=True):
+            if not is_same(row, encoding):
+                found.append(text)
+    return found
+
+
+def rows_of(answers: dict[str, Array]) -> Iterator[dict[str, list[int]]]:
+    """Cut packed answers into those of each row."""
+    borders = answers["cu_seqlens"].tolist()
+    assert borders[0] == 0
+    assert borders[-1] == len(answers["input_ids"])
+    for row, (begin, end) in enumerate(pairwise(borders)):
+        packed = {name: answers[name][begin:end] for name in ("input_ids", "token_type_ids", "positions")}
+        columns = {name: answers[name][row] for name in ("token_count", "truncated", "invalid_at")}
+        yield {name: array.tolist() for name, array in (packed | columns).items()}
+
+
+def is_same(row: dict[str, list[int]], encoding: Encoding) -> bool:
+    return row == {
+        "input_ids": encoding.ids,
+        "token_type_ids": encoding.type_ids,
+        "positions": list(range(len(encoding))),
+        "token_count": [len(encoding)],
+        "truncated": [bool(encoding.overflowing)],
+        "invalid_at": [-1],
+    }
