@@ -1,4 +1,4 @@
-"""Graphs of one tokenizer node, and how its answers are held against the `tokenizers` library."""
+"""Small tokenizers, graphs of one tokenizer node, and its answers held against the `tokenizers` library."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
 from sparse_export.graph.tokenizer.tables import TokenizerTables
@@ -22,34 +22,70 @@ Texts = Sequence[str] | Sequence[tuple[str, str]]
 OPSET, IR_VERSION = 17, 9
 
 
-def tokenizer_model(tables: TokenizerTables, max_length: int, *, pairs: bool = False) -> onnx.ModelProto:
-    """Return TEXT `(B, 1)`, and TEXT_PAIR for pairs, to the outputs of the node."""
+def word_piece(tokens: str, normalizer: normalizers.BertNormalizer) -> Tokenizer:
+    """Return a BERT tokenizer of these tokens, among them [UNK], [CLS], [SEP] and [MASK]."""
+    vocabulary = {token: number for number, token in enumerate(tokens.split())}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    first, last = (vocabulary[token] for token in ("[CLS]", "[SEP]"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", first), ("[SEP]", last)],
+    )
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    return tokenizer
+
+
+def byte_level_bpe(texts: Sequence[str], size: int, *, add_prefix_space: bool = False) -> Tokenizer:
+    """Train a RoBERTa tokenizer of so many tokens on texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>", "<mask>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    return tokenizer
+
+
+def tokenizer_model(
+    tables: TokenizerTables,
+    max_length: int,
+    *,
+    pairs: bool = False,
+    text_shape: Sequence[str | int] | None = ("batch", 1),
+    output_shapes: bool = True,
+) -> onnx.ModelProto:
+    """Return TEXT, and TEXT_PAIR for pairs, to the outputs of the node."""
     names = ["TEXT", "TEXT_PAIR"][: 1 + pairs]
     node, constants = tokenizer_node(tables, max_length, *names)
-    inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, ["batch", 1]) for name in names]
-    graph = helper.make_graph([node], "tokenizer", inputs, output_values(), constants)
+    inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, text_shape) for name in names]
+    outputs = output_values()
+    for output in outputs:
+        if not output_shapes:
+            output.type.tensor_type.ClearField("shape")
+    graph = helper.make_graph([node], "tokenizer", inputs, outputs, constants)
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
 class GraphTokenizer:
-    """A tokenizer node in a session of its own."""
+    """A tokenizer node in a session of its own; `graph` is what `tokenizer_model` takes."""
 
     def __init__(
-        self,
-        tables: TokenizerTables,
-        max_length: int,
-        library: Path,
-        *,
-        pairs: bool = False,
-        threads: int = 1,
+        self, tables: TokenizerTables, max_length: int, library: Path, *, threads: int = 1, **graph: Any
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.register_custom_ops_library(str(library))
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
-        model = tokenizer_model(tables, max_length, pairs=pairs)
+        model = tokenizer_model(tables, max_length, **graph)
         self.session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

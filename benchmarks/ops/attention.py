@@ -10,8 +10,6 @@ variant's: above 1 is faster than it.
 
 import csv
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -24,6 +22,7 @@ import onnxruntime
 import torch
 import typer
 from onnx import TensorProto, helper
+from turns import Run, time_in_turns
 
 from sparse_export.graph.functions import attach_functions
 from sparse_serve.environment import read_cpu
@@ -37,10 +36,7 @@ OPSET = 20
 OURS = {"sparsegen_attention": "SparsegenAttention", "softmax_attention": "SoftmaxAttention"}
 ELEMENTS: tuple[Element, ...] = get_args(Element)
 REFERENCE: tuple[str, Element] = ("ort_fused_softmax", "float32")
-SECONDS = 2.0  # for each variant of each case
-MIN_ROUNDS, MAX_ROUNDS = 3, 200
 
-Run = Callable[[], Any]
 Variant = tuple[str, Element]
 
 
@@ -109,30 +105,6 @@ def environment_of(threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-def time_in_turns(variants: dict[Variant, Run]) -> tuple[dict[Variant, float], dict[Variant, int]]:
-    """Return the best seconds and the number of runs of each variant; slow ones run less often."""
-    best = dict.fromkeys(variants, float("inf"))
-    rounds = dict.fromkeys(variants, 0)
-    spent = dict.fromkeys(variants, 0.0)
-    for run in variants.values():
-        run()
-    order = list(variants.items())
-    for turn in range(MAX_ROUNDS):
-        order = (
-            order[1:] + order[:1]
-        )  # so that each comes after every other, whatever that leaves in the caches
-        for name, run in order:
-            if turn >= MIN_ROUNDS and spent[name] > SECONDS:
-                continue
-            start = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - start
-            best[name] = min(best[name], seconds)
-            spent[name] += seconds
-            rounds[name] += 1
-    return best, rounds
 
 
 def session(

@@ -29,8 +29,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from attention import OPSET, Run, Variant, environment_of, fused_softmax, ort_value, session, time_in_turns
+from attention import OPSET, Variant, environment_of, fused_softmax, ort_value, session
 from onnx import TensorProto, helper
+from turns import Run, time_in_turns
 
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.encoders.checkpoint import load_checkpoint

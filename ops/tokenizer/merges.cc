@@ -13,6 +13,11 @@ uint64_t PairOf(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
+// For a heap of candidates with the best on top.
+constexpr auto kLater = [](const auto& a, const auto& b) {
+  return a.rank != b.rank ? a.rank > b.rank : a.symbol > b.symbol;
+};
+
 }  // namespace
 
 Merges::Merges(const KernelInfo& info, size_t index, int64_t vocabulary_size,
@@ -48,24 +53,13 @@ const Merges::Merge* Merges::Find(int32_t left, int32_t right) const {
   return merge.pair == kNoPair ? nullptr : &merge;
 }
 
-namespace {
-
-// For a heap with the best on top.
-constexpr auto kLater = [](const auto& a, const auto& b) {
-  return a.rank != b.rank ? a.rank > b.rank : a.symbol > b.symbol;
-};
-
-}  // namespace
-
-// Makes the pair of a symbol and the next one a candidate, if it can be merged.
+// Makes the pair of a symbol and the next one the last candidate, if it can be merged.
 void Merges::Consider(int32_t symbol, Workspace* workspace) const {
   if (symbol == kNone) return;
   const Symbol& left = workspace->symbols[static_cast<size_t>(symbol)];
   if (left.next == kNone) return;
   const Merge* merge = Find(left.id, workspace->symbols[static_cast<size_t>(left.next)].id);
-  if (merge == nullptr) return;
-  workspace->candidates.push_back({merge->rank, symbol, merge->id});
-  std::push_heap(workspace->candidates.begin(), workspace->candidates.end(), kLater);
+  if (merge != nullptr) workspace->candidates.push_back({merge->rank, symbol, merge->id});
 }
 
 void Merges::Encode(std::string_view word, Workspace* workspace, std::vector<int32_t>* ids) const {
@@ -80,6 +74,7 @@ void Merges::Encode(std::string_view word, Workspace* workspace, std::vector<int
   if (symbols.empty()) return;
   symbols.back().next = kNone;
   for (size_t i = 0; i < symbols.size(); ++i) Consider(static_cast<int32_t>(i), workspace);
+  std::make_heap(candidates.begin(), candidates.end(), kLater);
 
   while (!candidates.empty()) {
     std::pop_heap(candidates.begin(), candidates.end(), kLater);
@@ -94,8 +89,11 @@ void Merges::Encode(std::string_view word, Workspace* workspace, std::vector<int
     left.next = right.next;
     right.id = kMerged;
     if (left.next != kNone) symbols[static_cast<size_t>(left.next)].previous = best.symbol;
-    Consider(left.previous, workspace);
-    Consider(best.symbol, workspace);
+    for (const int32_t changed : {left.previous, best.symbol}) {
+      const size_t before = candidates.size();
+      Consider(changed, workspace);
+      if (candidates.size() > before) std::push_heap(candidates.begin(), candidates.end(), kLater);
+    }
   }
   for (const Symbol& symbol : symbols) {
     if (symbol.id != kMerged) ids->push_back(symbol.id);

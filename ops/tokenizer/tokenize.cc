@@ -42,7 +42,7 @@ struct Texts {
       at += ValidBytes(pair[row]);
       bytes += pair[row].size();
     }
-    return at == bytes ? -1 : static_cast<int32_t>(std::min<size_t>(at, kMostInt));
+    return at == bytes ? -1 : static_cast<int32_t>(at);
   }
 
   size_t Bytes(size_t row) const { return text[row].size() + (has_pair ? pair[row].size() : 0); }
@@ -141,25 +141,25 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
   }
 }
 
-// Enough tokens are those that more would not change the row.
 template <class Tokenizer>
 void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* workspace,
                                Tokens* tokens) const {
   tokens->ids.clear();
-  tokens->enough = stop_early_ ? std::min(enough, max_length_) : enough;
+  tokens->enough = enough;
   tokenizer_.Encode(text, &workspace->tokenizer, tokens);
 }
 
+// Reads as many tokens as more would not change the row; so below.
 template <class Tokenizer>
 void Tokenize<Tokenizer>::ReadRow(std::string_view text, size_t budget, Workspace* workspace) const {
-  Read(text, budget + 1, workspace, &workspace->text);
+  Read(text, stop_early_ ? std::min(budget + 1, max_length_) : budget + 1, workspace, &workspace->text);
 }
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::ReadRow(std::string_view text, std::string_view pair, size_t budget,
                                   Workspace* workspace) const {
   constexpr size_t kFurther = 8;  // so that reading again costs little beside reading
-  for (size_t enough = budget + 1;; enough *= kFurther) {
+  for (size_t enough = stop_early_ ? max_length_ : budget + 1;; enough *= kFurther) {
     Read(text, enough, workspace, &workspace->text);
     Read(pair, enough, workspace, &workspace->pair);
     // Where both are cut, an odd token goes to the longer one: that is seen where the shorter one ends.

@@ -1,12 +1,17 @@
 """The tables of RoBERTa's tokenizer: by which class of code points words are split, its tokens and merges."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from sparse_export.graph.tokenizer.code_points import chunks, code_points, ranges
+from sparse_export.graph.tokenizer.code_points import (
+    COUNT,
+    after_each,
+    chunks,
+    code_points,
+    points_of,
+    ranges,
+)
 from sparse_export.graph.tokenizer.tables import Spec, Table, in_order_of_ids, unsupported
 
 _SPACE, _LETTER, _NUMBER, _OTHER = range(4)
@@ -47,29 +52,29 @@ def byte_level_bpe(
 
 def _classes(tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
     """Return the class of each code point: that of the neighbour which it stays together with."""
-    points = left = code_points()
-    classes = np.full(0x110000, _SPACE, np.int32)
+    points = "".join(code_points())
+    classes = np.full(COUNT, _SPACE, np.int32)
+    left = points
     for kind, neighbour in _NEIGHBOURS.items():
-        apart = _apart(tokenizer, left, neighbour)
-        together = sorted(set(left).difference(apart))
-        classes[[ord(character) for character in together]] = kind
-        left = apart
-    # What is left stays together with white space.
+        classes[points_of(left)] = kind
+        left = _apart(tokenizer, left, neighbour)
+    classes[points_of(left)] = _SPACE
+    # What is left must stay together with white space.
     if len(tokenizer.pre_tokenizer.pre_tokenize_str("\n" + "\n".join(left) + "\n")) != 1:
         raise unsupported(
             "its pre-tokenizer knows other classes of characters", "letters, numbers, spaces and others"
         )
-    return classes[[ord(character) for character in points]]
+    return classes[points_of(points)]
 
 
-def _apart(tokenizer: Tokenizer, characters: Sequence[str], neighbour: str) -> list[str]:
+def _apart(tokenizer: Tokenizer, characters: str, neighbour: str) -> str:
     """Return the characters that begin a word of their own behind a neighbour."""
     apart: list[str] = []
-    for chunk in chunks(characters, 4096):
-        text = "".join(f"{neighbour}{character}" for character in chunk)
+    for chunk in chunks(characters):
+        text = after_each(neighbour, chunk)
         words = tokenizer.pre_tokenizer.pre_tokenize_str(text)
         apart += [text[begin] for _, (begin, _) in words if begin % 2]
-    return apart
+    return "".join(apart)
 
 
 def _merges(model: Spec) -> npt.NDArray[np.int32]:

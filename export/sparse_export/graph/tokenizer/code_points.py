@@ -1,19 +1,32 @@
-"""Tables of a number for every code point."""
+"""Code points: all of them, and tables of a number for each."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+COUNT = 0x110000
 _SURROGATES = range(0xD800, 0xE000)
+
+Points = npt.NDArray[np.uint32]
 
 
 def code_points() -> list[str]:
     """Return what a text in UTF-8 can hold, in order: all but the surrogates."""
-    return [chr(point) for point in range(0x110000) if point not in _SURROGATES]
+    return [chr(point) for point in range(COUNT) if point not in _SURROGATES]
 
 
-def chunks(characters: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+def points_of(text: str) -> Points:
+    """Return the code points of a text."""
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+def after_each(neighbour: str, characters: Sequence[str]) -> str:
+    """Return a text of characters, each behind the same neighbour: they are at its odd offsets."""
+    return "".join(f"{neighbour}{character}" for character in characters)
+
+
+def chunks(characters: Sequence[str], size: int = 4096) -> Iterator[Sequence[str]]:
     """Cut characters into chunks: much is asked at once, and no text gets long."""
     return (characters[start : start + size] for start in range(0, len(characters), size))
 

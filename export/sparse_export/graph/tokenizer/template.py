@@ -14,14 +14,13 @@ def templates(tokenizer: Tokenizer, word: str) -> tuple[list[int], list[int]]:
     """
     single = _template(tokenizer.encode(word))
     pair = _template(tokenizer.encode(word, word))
-    expected = {False: [_TEXT], True: [_TEXT, _PAIR]}
-    for is_pair, form in ((False, single), (True, pair)):
+    for form, texts, rows in ((single, [_TEXT], "texts"), (pair, [_TEXT, _PAIR], "pairs")):
         ids = form[::2]
-        texts = sorted((piece for piece in ids if piece < 0), reverse=True)
         special = len(ids) - len(texts)
-        if texts != expected[is_pair] or special != tokenizer.num_special_tokens_to_add(is_pair):
+        is_plain = sorted((each for each in ids if each < 0), reverse=True) == texts
+        if not is_plain or special != tokenizer.num_special_tokens_to_add(form is pair):
             raise unsupported(
-                f"it makes rows of {'pairs' if is_pair else 'texts'} that read {ids} (-1 a text, -2 a second one)",
+                f"rows of {rows} are of the pieces {ids} (-1 a text, -2 a second one)",
                 "each text once, among special tokens",
             )
     return single, pair

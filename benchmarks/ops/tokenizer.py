@@ -1,0 +1,140 @@
+"""The tokenizer ops beside the `tokenizers` library, one process and one thread.
+
+    python benchmarks/ops/tokenizer.py TOKENIZER_JSON... --data DIRECTORY [--output tokenizer.csv]
+
+DIRECTORY has the sets of `SETS`, a `dev.tsv` of `text_a`, `text_b` in each. The library encodes a batch as a
+Python server asks it to (`encode_batch_fast`), the op runs in an ONNX Runtime session that is asked from
+Python. The two take turns and the best time of each counts: read the ratio.
+"""
+
+import csv
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnxruntime
+import tokenizers
+import typer
+from tokenizer_equality import dev_texts
+from turns import Run, time_in_turns
+
+from sparse_export.graph.tokenizer.derive import derive_tables
+from sparse_export.graph.tokenizer.tables import TokenizerTables
+from sparse_serve.environment import read_cpu
+from sparse_serve.op_library import library_path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from tokenizing import GraphTokenizer, Texts, cutting, feeds
+
+MOST_TEXTS = 800  # of a set
+VARIANTS = ("tokenizers", "op")
+
+
+@dataclass(frozen=True)
+class Set:
+    """Texts of a set, or pairs of texts, so many in a call."""
+
+    name: str
+    batch: int
+    max_length: int
+    pairs: bool = False
+
+    def texts(self, data: Path) -> Texts:
+        singles, pairs = dev_texts(data / self.name)
+        return pairs[:MOST_TEXTS] if self.pairs else singles[:MOST_TEXTS]
+
+
+SETS = (
+    Set("sst2", 32, 128),
+    Set("sst2", 1, 128),
+    Set("cfimdb", 32, 512),
+    Set("imdb_long", 32, 512),
+    Set("imdb_long", 32, 4096),
+    Set("mrpc", 32, 128, pairs=True),
+)
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="A tokenizer.json of each kind.", exists=True)],
+    data: Annotated[Path, typer.Option(help="The sets.", exists=True)],
+    output: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path(__file__).parent
+    / "results"
+    / "tokenizer.csv",
+    seconds: Annotated[float, typer.Option(help="For each variant of each case.")] = 2.0,
+    library: Annotated[Path | None, typer.Option(help="Another op library than the installed one.")] = None,
+) -> None:
+    """Time both on every set and write one CSV line for each."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    lines: list[dict[str, Any]] = []
+    for file in files:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        start = time.perf_counter()
+        tables = derive_tables(tokenizer)
+        derived = time.perf_counter() - start
+        for each in SETS:
+            line = measure(tokenizer, tables, each, data, library or library_path(), seconds)
+            lines.append(line | {"derive_s": round(derived, 2)} | environment())
+            print(*(f"{name}={value}" for name, value in line.items()), flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", newline="") as table:
+        writer = csv.DictWriter(table, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def measure(
+    tokenizer: tokenizers.Tokenizer,
+    tables: TokenizerTables,
+    each: Set,
+    data: Path,
+    library: Path,
+    seconds: float,
+) -> dict[str, Any]:
+    texts = each.texts(data)
+    starts = range(0, len(texts), each.batch)
+    batches = [list(texts[start : start + each.batch]) for start in starts]
+    start = time.perf_counter()
+    graph = GraphTokenizer(tables, each.max_length, library, pairs=each.pairs)
+    created = time.perf_counter() - start
+    cut = cutting(tokenizer, each.max_length)
+    columns = [feeds(batch) for batch in batches]
+    variants: dict[str, Run] = {
+        "tokenizers": lambda: [cut.encode_batch_fast(batch) for batch in batches],
+        "op": lambda: [graph.session.run(None, column) for column in columns],
+    }
+    best, rounds = time_in_turns(variants, seconds)
+    sizes = [len("".join(text).encode()) for text in texts]
+    return {
+        "op": tables.op,
+        "set": each.name,
+        "texts": len(texts),
+        "mean_bytes": round(float(np.mean(sizes)), 1),
+        "batch": each.batch,
+        "max_length": each.max_length,
+        **{f"{name}_us_per_text": round(best[name] / len(texts) * 1e6, 2) for name in VARIANTS},
+        "tokenizers_over_op": round(best["tokenizers"] / best["op"], 2),
+        "rounds": rounds["op"],
+        "session_ms": round(created * 1e3, 1),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on besides the problem."""
+    cpu = read_cpu()
+    return {
+        "threads": 1,
+        "cpu": cpu.model,
+        "cores": cpu.cores,
+        "onnxruntime": onnxruntime.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
