@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "runtime/status.h"
 #include "tokenizer/tables.h"
@@ -21,17 +22,26 @@ void CheckTexts(const char* op, const char* name, const Shape& shape) {
       Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: (rows,) or (rows, 1)"));
 }
 
-// The texts of a call; where the node has no second ones, all of these are empty.
+}  // namespace
+
+// The texts of a call.
 struct Texts {
   Texts(const char* op, const KernelContext& context, size_t pair_index)
       : text(context.GetStrings(0)), has_pair(context.HasInput(pair_index)) {
     CheckTexts(op, "text", text.shape());
-    if (!has_pair) return;
-    pair = context.GetStrings(pair_index);
-    CheckTexts(op, "pair", pair.shape());
-    if (pair.size() != text.size()) {
-      throw InvalidArgument(
-          Message(op, ": pair has ", pair.size(), " rows; accepted: ", text.size(), ", as many as text"));
+    if (has_pair) {
+      pair = context.GetStrings(pair_index);
+      CheckTexts(op, "pair", pair.shape());
+      if (pair.size() != text.size()) {
+        throw InvalidArgument(
+            Message(op, ": pair has ", pair.size(), " rows; accepted: ", text.size(), ", as many as text"));
+      }
+    }
+    for (size_t row = 0; row < text.size(); ++row) {
+      if (Bytes(row) > kMostInt) {
+        throw InvalidArgument(
+            Message(op, ": row ", row, " has ", Bytes(row), " bytes; accepted: at most ", kMostInt));
+      }
     }
   }
 
@@ -51,6 +61,8 @@ struct Texts {
   bool has_pair;
   Strings pair;
 };
+
+namespace {
 
 // The first row of each task, and the number of rows behind the last.
 std::vector<size_t> DivideRows(const Texts& texts) {
@@ -92,40 +104,22 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
   const Texts texts(kName, context, kRequiredInputs);
   const auto count = static_cast<int64_t>(texts.text.size());
   int32_t* cu_seqlens = context.GetOutput<int32_t>(3, {count + 1});
-  int32_t* token_count = context.GetOutput<int32_t>(4, {count, 1});
-  uint8_t* truncated = context.GetOutput<uint8_t>(5, {count, 1});
-  int32_t* invalid_at = context.GetOutput<int32_t>(6, {count, 1});
+  const Columns columns{context.GetOutput<int32_t>(4, {count, 1}), context.GetOutput<uint8_t>(5, {count, 1}),
+                        context.GetOutput<int32_t>(6, {count, 1})};
 
-  const Template& form = texts.has_pair ? pair_ : single_;
-  const size_t budget = max_length_ - form.special_tokens();
   const std::vector<size_t> firsts = DivideRows(texts);
   std::vector<Rows> tasks(firsts.size() - 1);
   context.ParallelFor(tasks.size(), 0, [&](size_t task, float*) {
-    Workspace workspace;
-    Rows& rows = tasks[task];
-    for (size_t row = firsts[task]; row < firsts[task + 1]; ++row) {
-      const size_t begin = rows.ids.size();
-      truncated[row] = 0;
-      invalid_at[row] = texts.InvalidAt(row);
-      if (invalid_at[row] < 0) {
-        if (texts.has_pair) {
-          ReadRow(texts.text[row], texts.pair[row], budget, &workspace);
-        } else {
-          ReadRow(texts.text[row], budget, &workspace);
-        }
-        truncated[row] = AddRow(form, workspace, &rows);
-      }
-      token_count[row] = static_cast<int32_t>(rows.ids.size() - begin);
-    }
+    tasks[task] = ReadRows(texts, firsts[task], firsts[task + 1], columns);
   });
 
   int64_t total = 0;
   cu_seqlens[0] = 0;
   for (int64_t row = 0; row < count; ++row) {
-    total += token_count[row];
+    total += columns.token_count[row];
     if (total > kMostInt) {
       throw InvalidArgument(
-          Message(kName, ": more than ", kMostInt, " tokens; accepted: fewer rows at once"));
+          Message(kName, ": the rows have more than ", kMostInt, " tokens; accepted: fewer rows at once"));
     }
     cu_seqlens[row + 1] = static_cast<int32_t>(total);
   }
@@ -137,8 +131,33 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
     token_type_ids = std::copy(rows.type_ids.begin(), rows.type_ids.end(), token_type_ids);
   }
   for (int64_t row = 0; row < count; ++row) {
-    for (int64_t position = 0; position < token_count[row]; ++position) *positions++ = position;
+    std::iota(positions, positions + columns.token_count[row], 0);
+    positions += columns.token_count[row];
   }
+}
+
+template <class Tokenizer>
+typename Tokenize<Tokenizer>::Rows Tokenize<Tokenizer>::ReadRows(const Texts& texts, size_t first,
+                                                                 size_t last, const Columns& columns) const {
+  const Template& form = texts.has_pair ? pair_ : single_;
+  const size_t budget = max_length_ - form.special_tokens();
+  Rows rows;
+  Workspace workspace;
+  for (size_t row = first; row < last; ++row) {
+    const size_t begin = rows.ids.size();
+    columns.truncated[row] = 0;
+    columns.invalid_at[row] = texts.InvalidAt(row);
+    if (columns.invalid_at[row] < 0) {
+      if (texts.has_pair) {
+        ReadPair(texts.text[row], texts.pair[row], budget, &workspace);
+      } else {
+        ReadText(texts.text[row], budget, &workspace);
+      }
+      columns.truncated[row] = AddRow(form, budget, workspace, &rows);
+    }
+    columns.token_count[row] = static_cast<int32_t>(rows.ids.size() - begin);
+  }
+  return rows;
 }
 
 template <class Tokenizer>
@@ -149,15 +168,15 @@ void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* 
   tokenizer_.Encode(text, &workspace->tokenizer, tokens);
 }
 
-// Reads as many tokens as more would not change the row; so below.
+// Reads so many tokens that more would not change the row; so below.
 template <class Tokenizer>
-void Tokenize<Tokenizer>::ReadRow(std::string_view text, size_t budget, Workspace* workspace) const {
+void Tokenize<Tokenizer>::ReadText(std::string_view text, size_t budget, Workspace* workspace) const {
   Read(text, stop_early_ ? std::min(budget + 1, max_length_) : budget + 1, workspace, &workspace->text);
 }
 
 template <class Tokenizer>
-void Tokenize<Tokenizer>::ReadRow(std::string_view text, std::string_view pair, size_t budget,
-                                  Workspace* workspace) const {
+void Tokenize<Tokenizer>::ReadPair(std::string_view text, std::string_view pair, size_t budget,
+                                   Workspace* workspace) const {
   constexpr size_t kFurther = 8;  // so that reading again costs little beside reading
   for (size_t enough = stop_early_ ? max_length_ : budget + 1;; enough *= kFurther) {
     Read(text, enough, workspace, &workspace->text);
@@ -170,9 +189,9 @@ void Tokenize<Tokenizer>::ReadRow(std::string_view text, std::string_view pair, 
 
 // Writes what has been read as a row; answers whether it is cut.
 template <class Tokenizer>
-bool Tokenize<Tokenizer>::AddRow(const Template& form, const Workspace& read, Rows* rows) const {
+bool Tokenize<Tokenizer>::AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows) {
   const Lengths all{read.text.ids.size(), read.pair.ids.size()};
-  const Lengths kept = CutLongestFirst(all, max_length_ - form.special_tokens());
+  const Lengths kept = CutLongestFirst(all, budget);
   for (const Template::Piece& piece : form.pieces()) {
     if (piece.id == Template::kText) {
       const auto begin = read.text.ids.begin();

@@ -12,6 +12,8 @@
 
 namespace sparse_ops {
 
+struct Texts;
+
 template <class Tokenizer>
 class Tokenize {
  public:
@@ -38,16 +40,23 @@ class Tokenize {
   struct Rows {
     std::vector<int64_t> ids, type_ids;
   };
-  // What is kept from row to row.
+  // The outputs (rows, 1).
+  struct Columns {
+    int32_t* token_count;
+    uint8_t* truncated;
+    int32_t* invalid_at;
+  };
+  // What is kept from row to row. One text alone has an empty pair.
   struct Workspace {
     typename Tokenizer::Workspace tokenizer;
     Tokens text, pair;
   };
 
+  Rows ReadRows(const Texts& texts, size_t first, size_t last, const Columns& columns) const;
+  void ReadText(std::string_view text, size_t budget, Workspace* workspace) const;
+  void ReadPair(std::string_view text, std::string_view pair, size_t budget, Workspace* workspace) const;
   void Read(std::string_view text, size_t enough, Workspace* workspace, Tokens* tokens) const;
-  void ReadRow(std::string_view text, size_t budget, Workspace* workspace) const;
-  void ReadRow(std::string_view text, std::string_view pair, size_t budget, Workspace* workspace) const;
-  bool AddRow(const Template& form, const Workspace& read, Rows* rows) const;
+  static bool AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows);
 
   Tokenizer tokenizer_;
   Template single_, pair_;

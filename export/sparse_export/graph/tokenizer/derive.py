@@ -28,20 +28,21 @@ def derive_tables(tokenizer: Tokenizer) -> TokenizerTables:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     spec = json.loads(tokenizer.to_str())
+    added = spec["added_tokens"]
     kinds = tuple((spec[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model"))
     if kinds == _BERT:
         op = "WordPieceTokenize"
+        _check_added(added, normalizes=True)
         tables, attributes = wordpiece(tokenizer, spec["model"])
     elif kinds == _ROBERTA:
         op = "ByteLevelBpeTokenize"
+        _check_added(added, normalizes=False)
         tables, attributes = byte_level_bpe(tokenizer, spec["model"], spec["pre_tokenizer"])
     else:
         raise unsupported(
             f"normalizer, pre-tokenizer and model are {_named(kinds)}",
             f"{_named(_BERT)}, or {_named(_ROBERTA)}",
         )
-    added = spec["added_tokens"]
-    _check_added(added, normalizes=spec["normalizer"] is not None)
     info = [(token["id"], token["lstrip"] + 2 * token["rstrip"]) for token in added]
     added_tables: dict[str, Table] = {
         "added": [token["content"] for token in added],
