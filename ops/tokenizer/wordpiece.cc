@@ -108,8 +108,7 @@ std::string_view WordPiece::Pooled(int32_t offset) const {
 void WordPiece::Encode(std::string_view text, Workspace* word, Tokens* tokens) const {
   const char* p = text.data();
   const char* const end = p + text.size();
-  // Where an added token strips spaces there is nothing to do: they would only have ended a word that ends
-  // anyway.
+  // White space that an added token takes with it needs no care: it would have ended a word that ends anyway.
   for (AddedTokens::Match match; added_.Find(p, end, &match); p = match.end) {
     if (!EncodePiece(p, match.begin, word, tokens)) return;
     tokens->ids.push_back(match.id);
@@ -119,8 +118,6 @@ void WordPiece::Encode(std::string_view text, Workspace* word, Tokens* tokens) c
 
 // False once there are enough tokens; so below.
 bool WordPiece::EncodePiece(const char* p, const char* end, Workspace* word, Tokens* tokens) const {
-  *word = Workspace{std::move(word->bytes)};
-  word->bytes.clear();
   while (p < end) {
     const uint8_t action = ByteAt(p) < 0x80 ? short_actions_[ByteAt(p)] : kLongAction;
     if (action < 0x80) {
@@ -187,8 +184,8 @@ bool WordPiece::EndWord(Workspace* word, Tokens* tokens) const {
   return !tokens->full();
 }
 
-// The longest token that the word begins with, then the longest that goes on, to its end. False: there is
-// none.
+// By the longest token that the word begins with, then the longest that goes on, to its end; false if none
+// does.
 bool WordPiece::Cover(std::string_view word, std::vector<int32_t>* ids) const {
   const char* p = word.data();
   const char* const end = p + word.size();
