@@ -71,6 +71,10 @@ def cases(
         yield "dev pairs", max_length, pairs
     yield "every code point", 64, points
     yield "every code point within a word", 64, [f"a{point}b" for point in points]
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if token.lstrip or token.rstrip:
+            beside = [f"a{point}{token.content}{point}b" for point in points]
+            yield f"every code point beside {token.content}", 64, beside
     kinds = random_kinds(tokenizer, singles or ["A text of words, as they come."], points)
     texts = [make() for make in kinds for _ in range(random_texts // len(kinds))]
     random.Random(3).shuffle(texts)

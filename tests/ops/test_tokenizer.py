@@ -115,9 +115,10 @@ def test_pairs(name: str, max_length: int) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_code_point_below_u3000(name: str) -> None:
-    points = [chr(point) for point in range(0x3000)]
-    compare(name, 16, [*points, *(f"a{point}b" for point in points)])
+def test_every_code_point_up_to_u3000(name: str) -> None:
+    points = [chr(point) for point in range(0x3001)]
+    beside_added = (f"a{point}<both>{point}<left>[MASK]{point}" for point in points)
+    compare(name, 16, [*points, *(f"a{point}b" for point in points), *beside_added])
 
 
 def random_text(rng: random.Random) -> str:
