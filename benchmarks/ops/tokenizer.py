@@ -97,7 +97,7 @@ def measure(
 ) -> dict[str, Any]:
     texts = each.texts(data)
     starts = range(0, len(texts), each.batch)
-    batches = [list(texts[start : start + each.batch]) for start in starts]
+    batches: list[Texts] = [texts[start : start + each.batch] for start in starts]
     start = time.perf_counter()
     graph = GraphTokenizer(tables, each.max_length, library, pairs=each.pairs)
     created = time.perf_counter() - start

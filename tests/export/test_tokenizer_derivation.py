@@ -103,7 +103,7 @@ def test_tokens_merges_and_added_tokens() -> None:
     tokenizer = roberta()
     tokenizer.add_special_tokens([AddedToken("<x>", lstrip=True, rstrip=True)])
     tables = derive_tables(tokenizer).tables
-    vocabulary = tables["vocabulary"]
+    vocabulary = list(tables["vocabulary"])
     assert {token: vocabulary.index(token) for token in vocabulary} == tokenizer.get_vocab(False)
     model = json.loads(tokenizer.to_str())["model"]
     expected = [(left, right, left + right) for left, right in model["merges"]]

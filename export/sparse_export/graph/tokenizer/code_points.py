@@ -39,4 +39,5 @@ def ranges(values: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int3
     array = np.asarray(values, np.int32)
     firsts = np.flatnonzero(np.r_[True, array[1:] != array[:-1]])
     points = np.where(firsts < _SURROGATES.start, firsts, firsts + len(_SURROGATES))
-    return np.stack([points, array[firsts]], 1).astype(np.int32)
+    table: npt.NDArray[np.int32] = np.stack([points, array[firsts]], 1).astype(np.int32)
+    return table

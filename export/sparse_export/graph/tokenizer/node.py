@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
@@ -67,6 +68,5 @@ def output_values(prefix: str = "") -> list[ValueInfoProto]:
 
 
 def _constant(name: str, table: Table) -> TensorProto:
-    if isinstance(table, Sequence):
-        return helper.make_tensor(name, TensorProto.STRING, [len(table)], [each.encode() for each in table])
-    return numpy_helper.from_array(table, name)
+    array = np.array(table, dtype=object) if isinstance(table, Sequence) else table
+    return numpy_helper.from_array(array, name)
