@@ -80,8 +80,10 @@ def cases(
     random.Random(3).shuffle(texts)
     for max_length in (16, 128):
         yield "random texts", max_length, texts
+    # The library makes a row of every two parts that it cuts off: gigabytes, where both are long.
+    short = [text[:50] for text in texts]
     for max_length in (9, 16, 17, 128):
-        yield "random pairs", max_length, list(zip(texts[::2], texts[1::2], strict=False))
+        yield "random pairs", max_length, list(zip(short[::2], short[1::2], strict=False))
 
 
 def dev_texts(data: Path) -> tuple[list[str], list[tuple[str, str]]]:
