@@ -25,6 +25,7 @@ PATTERNS = "Attention patterns"
 FROM_PYTHON = "From Python"
 # What makes the way short enough for a test; the commands stay the README's.
 SHORTER = {
+    " --with-baselines": "",
     "--lengths 64,128,256,512": "--lengths 16",
     "--measurement-interval 1000": "--measurement-interval 100",
     "--epochs 5 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",

@@ -83,10 +83,12 @@ def test_quality_is_judged_on_pairs_where_there_are_pairs(options: ExportOptions
 def test_a_plain_checkpoint_can_be_exported_as_ssaf(
     options: ExportOptions, checkpoint: Path, tmp_path: Path
 ) -> None:
-    spec = AttentionSpec(-7.0)
-    exported = export_checkpoint(replace(options, attention=spec, max_length=40, model_version=3))
+    plain = tmp_path / "plain"
+    save_checkpoint(load_checkpoint(checkpoint, AttentionSpec()), load_tokenizer(checkpoint), plain)
+    options = replace(options, checkpoint=str(plain), attention=AttentionSpec(LAMBD))
+    exported = export_checkpoint(replace(options, max_length=40, model_version=3))
     manifest = read_entry(exported.path).manifest
-    assert (manifest.attention.lambd, manifest.max_length, manifest.version) == (-7.0, 40, 3)
+    assert (manifest.attention.lambd, manifest.max_length, manifest.version) == (LAMBD, 40, 3)
 
 
 def test_gate_stops_a_graph_that_differs(options: ExportOptions) -> None:
