@@ -25,7 +25,6 @@ PATTERNS = "Attention patterns"
 FROM_PYTHON = "From Python"
 # What makes the way short enough for a test; the commands stay the README's.
 SHORTER = {
-    " --with-baselines": "",
     "--lengths 64,128,256,512": "--lengths 16",
     "--measurement-interval 1000": "--measurement-interval 100",
     "--epochs 5 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
@@ -66,7 +65,7 @@ class Newcomer:
             "SPARSE_SERVE_MAX_TRAIN_ROWS": "48",
             "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
             "SPARSE_SERVE_MAX_LENGTH": "64",
-            "SPARSE_SERVE_VARIANTS": "model",
+            "SPARSE_SERVE_VARIANTS": "model,padded_eager",
             "SPARSE_SERVE_MAX_TRIALS": "3",
             "SPARSE_SERVE_THREADS": "1",
             "SPARSE_SERVE_HTTP_PORT": str(self.http_port),

@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
 
+import psutil
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -56,11 +58,22 @@ class Forked:
         """The exit status, or a signal's number below 0; None while it runs."""
         return self._process.exitcode
 
-    def communicate(self) -> tuple[str, str]:
-        """Wait for the end; return what it wrote to stdout, and what to stderr since that was read."""
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end; return what it wrote to stdout, and what to stderr since that was read.
+
+        What has not ended after so many seconds is killed, with all that it started.
+        """
+        timer = threading.Timer(timeout, self._kill)
+        timer.start()
         said = self.stderr.read()
         self._process.join()
+        timer.cancel()
         return self._stdout.read().decode(), said
+
+    def _kill(self) -> None:
+        for process in psutil.Process(self.pid).children(recursive=True):
+            process.kill()
+        self._process.kill()
 
 
 def _run(stdout: str, stderr: Connection, function: Callable[..., object], *arguments: object) -> None:

@@ -463,7 +463,7 @@ def interrupted_in_third_epoch(number: signal.Signals, *args: object) -> tuple[i
                 break
         assert process.returncode is None
         os.kill(process.pid, number)
-        _, said = process.communicate()
+        _, said = process.communicate(timeout=60)
         return process.returncode, said
 
 

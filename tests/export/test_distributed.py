@@ -61,7 +61,7 @@ def alone(folder: Path) -> Mapping[str, Any]:
 def outcomes(folder: Path) -> list[Mapping[str, Any]]:
     """What each of two processes made of the same."""
     with Forked(launch, distributed_runs.main, folder) as together:
-        _, said = together.communicate()
+        _, said = together.communicate(timeout=300)
     assert together.returncode == 0, said
     return [json.loads((folder / f"outcomes_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
@@ -194,7 +194,7 @@ def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
             os.kill(launcher.pid, signal.SIGTERM)
         else:
             processes[dies == "second process"].kill()
-        out, said = launcher.communicate()
+        out, said = launcher.communicate(timeout=120)
     assert launcher.returncode != 0
     assert not out
     (error,) = (line for line in said.splitlines() if line.startswith("error: "))
@@ -209,7 +209,7 @@ def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
     assert f"{output}.partial holds the run so far: the same command with --resume continues it" in said
 
     with start(folder, output, "--resume", "--json", by_torchrun=False) as launcher:
-        out, said = launcher.communicate()
+        out, said = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, said
     resumed, whole = json.loads(out), dict(outcomes[0]["records"]["uninterrupted"])  # one process spoke
     assert resumed.pop("seconds") > 0 < whole.pop("seconds")
