@@ -58,13 +58,16 @@ def tokenizer_model(
     max_length: int,
     *,
     pairs: bool = False,
+    singles: bool = False,
     text_shape: Sequence[str | int] | None = ("batch", 1),
     output_shapes: bool = True,
 ) -> onnx.ModelProto:
-    """Return TEXT, and TEXT_PAIR for pairs, to the outputs of the node."""
+    """Return TEXT, for pairs TEXT_PAIR, and for singles among them SINGLE, to the outputs of the node."""
     names = ["TEXT", "TEXT_PAIR"][: 1 + pairs]
-    node, constants = tokenizer_node(tables, max_length, *names)
+    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles))
     inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, text_shape) for name in names]
+    if singles:
+        inputs.append(helper.make_tensor_value_info("SINGLE", TensorProto.BOOL, text_shape))
     outputs = output_values()
     for output in outputs:
         if not output_shapes:

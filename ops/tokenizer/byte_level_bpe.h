@@ -26,6 +26,7 @@ class ByteLevelBpe {
       ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // added
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // added_info
       ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // pair
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,    // single
   };
 
   // Memory that is kept from text to text.

@@ -27,15 +27,17 @@ void CheckTexts(const char* op, const char* name, const Shape& shape) {
 // The texts of a call.
 struct Texts {
   Texts(const char* op, const KernelContext& context, size_t pair_index)
-      : text(context.GetStrings(0)), has_pair(context.HasInput(pair_index)) {
+      : text(context.GetStrings(0)), has_pairs(context.HasInput(pair_index)) {
     CheckTexts(op, "text", text.shape());
-    if (has_pair) {
+    if (has_pairs) {
       pair = context.GetStrings(pair_index);
       CheckTexts(op, "pair", pair.shape());
-      if (pair.size() != text.size()) {
-        throw InvalidArgument(
-            Message(op, ": pair has ", pair.size(), " rows; accepted: ", text.size(), ", as many as text"));
-      }
+      CheckRows(op, "pair", pair.size());
+    }
+    if (context.HasInput(pair_index + 1)) {
+      single = context.GetInput<bool>(pair_index + 1);
+      CheckTexts(op, "single", single.shape);
+      CheckRows(op, "single", static_cast<size_t>(single.shape[0]));
     }
     for (size_t row = 0; row < text.size(); ++row) {
       if (Bytes(row) > kMostInt) {
@@ -45,21 +47,34 @@ struct Texts {
     }
   }
 
+  // Whether the row has a second text that is read.
+  bool HasPair(size_t row) const { return has_pairs && !(single.data != nullptr && single.data[row]); }
+
   // Where the row stops being UTF-8, counted on from the first of its texts to the second; -1: nowhere.
   int32_t InvalidAt(size_t row) const {
     size_t at = ValidBytes(text[row]), bytes = text[row].size();
-    if (at == bytes && has_pair) {
+    if (at == bytes && HasPair(row)) {
       at += ValidBytes(pair[row]);
       bytes += pair[row].size();
     }
     return at == bytes ? -1 : static_cast<int32_t>(at);
   }
 
-  size_t Bytes(size_t row) const { return text[row].size() + (has_pair ? pair[row].size() : 0); }
+  size_t Bytes(size_t row) const { return text[row].size() + (HasPair(row) ? pair[row].size() : 0); }
 
   Strings text;
-  bool has_pair;
+  bool has_pairs;
   Strings pair;
+
+ private:
+  void CheckRows(const char* op, const char* name, size_t rows) const {
+    if (rows != text.size()) {
+      throw InvalidArgument(
+          Message(op, ": ", name, " has ", rows, " rows; accepted: ", text.size(), ", as many as text"));
+    }
+  }
+
+  Input<bool> single{};  // without data where the node leaves it out
 };
 
 namespace {
@@ -139,22 +154,21 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
 template <class Tokenizer>
 typename Tokenize<Tokenizer>::Rows Tokenize<Tokenizer>::ReadRows(const Texts& texts, size_t first,
                                                                  size_t last, const Columns& columns) const {
-  const Template& form = texts.has_pair ? pair_ : single_;
-  const size_t budget = max_length_ - form.special_tokens();
   Rows rows;
   Workspace workspace;
   for (size_t row = first; row < last; ++row) {
+    const Template& form = texts.HasPair(row) ? pair_ : single_;
+    const size_t budget = max_length_ - form.special_tokens();
     const size_t begin = rows.ids.size();
-    columns.truncated[row] = 0;
+    workspace.text.ids.clear();
+    workspace.pair.ids.clear();
     columns.invalid_at[row] = texts.InvalidAt(row);
-    if (columns.invalid_at[row] < 0) {
-      if (texts.has_pair) {
-        ReadPair(texts.text[row], texts.pair[row], budget, &workspace);
-      } else {
-        ReadText(texts.text[row], budget, &workspace);
-      }
-      columns.truncated[row] = AddRow(form, budget, workspace, &rows);
+    if (const bool is_valid = columns.invalid_at[row] < 0; is_valid && texts.HasPair(row)) {
+      ReadPair(texts.text[row], texts.pair[row], budget, &workspace);
+    } else if (is_valid) {
+      ReadText(texts.text[row], budget, &workspace);
     }
+    columns.truncated[row] = AddRow(form, budget, workspace, &rows);
     columns.token_count[row] = static_cast<int32_t>(rows.ids.size() - begin);
   }
   return rows;

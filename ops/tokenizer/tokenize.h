@@ -19,7 +19,7 @@ class Tokenize {
  public:
   static constexpr const char* kName = Tokenizer::kName;
   static constexpr auto& kInputs = Tokenizer::kInputs;
-  static constexpr size_t kRequiredInputs = std::size(Tokenizer::kInputs) - 1;
+  static constexpr size_t kRequiredInputs = std::size(Tokenizer::kInputs) - 2;  // but pair, single
   static constexpr ONNXTensorElementDataType kOutputs[] = {
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,  // input_ids
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,  // token_type_ids

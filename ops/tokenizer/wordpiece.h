@@ -27,6 +27,7 @@ class WordPiece {
       ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // added
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // added_info
       ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // pair
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,    // single
   };
 
   // The word that is being read, normalized. One serves any number of texts.

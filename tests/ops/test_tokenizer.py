@@ -224,7 +224,7 @@ def column(texts: list[bytes]) -> np.ndarray:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("name", ["uncased", "bpe"])
 def test_invalid_utf8(name: str) -> None:
-    """A row that is none has no tokens and says where; those beside it answer as ever."""
+    """A row that is none is an empty text that says where; those beside it answer as ever."""
     graph = GraphTokenizer(known(name)[1], 16, library_under_test())
     good = next(rows_of(graph(["good film"])))
     rows = list(
@@ -232,10 +232,9 @@ def test_invalid_utf8(name: str) -> None:
     )
     assert rows[1::2] == [good] * len(INVALID)
     assert [row["invalid_at"] for row in rows[::2]] == [[as_python(text)] for text in INVALID]
-    assert all(row["token_count"] == [0] and row["truncated"] == [False] for row in rows[::2])
-    alone = graph.run({"TEXT": column([INVALID[0]])})
-    assert alone["input_ids"].shape == (0,)
-    assert alone["cu_seqlens"].tolist() == [0, 0]
+    empty = next(rows_of(graph([""])))
+    assert all(row | {"invalid_at": [-1]} == empty for row in rows[::2])
+    assert next(rows_of(graph.run({"TEXT": column([INVALID[0]])}))) == rows[0]
 
 
 def test_random_bytes() -> None:
@@ -253,6 +252,24 @@ def test_invalid_utf8_in_a_pair_counts_on() -> None:
     graph = GraphTokenizer(known("uncased")[1], 16, library_under_test(), pairs=True)
     columns = {"TEXT": column([b"ab", b"a\xff", b"ab\xe4"]), "TEXT_PAIR": column([b"a\xffb", b"\xff", b"a"])}
     assert graph.run(columns)["invalid_at"].tolist() == [[3], [1], [2]]
+
+
+def test_rows_of_one_text_among_pairs() -> None:
+    """What `single` marks is read as if it had no second text, valid or not."""
+    tables = known("uncased")[1]
+    alone, pairs = (
+        GraphTokenizer(tables, 16, library_under_test(), pairs=has, singles=has) for has in (False, True)
+    )
+    columns = {
+        "TEXT": column([b"good film", b"good film", b"a\xff"]),
+        "TEXT_PAIR": column([b"\xff", b"a b", b"a"]),
+        "SINGLE": np.array([[True], [False], [True]]),
+    }
+    first, second, third = rows_of(pairs.run(columns))
+    assert [first, third] == list(rows_of(alone.run({"TEXT": columns["TEXT"][[0, 2]]})))
+    without = {name: values for name, values in columns.items() if name != "SINGLE"}
+    both = GraphTokenizer(tables, 16, library_under_test(), pairs=True)
+    assert second == list(rows_of(both.run(without)))[1]
 
 
 @pytest.mark.parametrize("pairs", [False, True])

@@ -27,7 +27,13 @@ OUTPUTS = tuple(_VALUES)
 
 
 def tokenizer_node(
-    tables: TokenizerTables, max_length: int, text: str, pair: str | None = None, *, prefix: str = ""
+    tables: TokenizerTables,
+    max_length: int,
+    text: str,
+    pair: str | None = None,
+    single: str | None = None,
+    *,
+    prefix: str = "",
 ) -> tuple[NodeProto, list[TensorProto]]:
     """Return the node from `text`, and `pair` where rows have two, to `OUTPUTS`, and its initializers.
 
@@ -36,6 +42,7 @@ def tokenizer_node(
         max_length: tokens of a row, special ones included, beyond which it is cut.
         text: `(B,)` or `(B, 1)` strings, as is `pair`.
         pair: the second text of each row.
+        single: `(B,)` or `(B, 1)` bool, beside `pair`: rows of which it is not read.
         prefix: of the names of outputs and initializers.
 
     Raises:
@@ -49,7 +56,7 @@ def tokenizer_node(
     names = {name: f"{prefix}{name}" for name in tables.tables}
     node = helper.make_node(
         tables.op,
-        [text, *names.values(), *([] if pair is None else [pair])],
+        [text, *names.values(), *(each for each in (pair, single) if each is not None)],
         [f"{prefix}{name}" for name in OUTPUTS],
         name=f"{prefix}{tables.op}",
         domain=DOMAIN,
