@@ -1,9 +1,9 @@
 """Exits 0 when nothing that Triton would load or open for the model repository is foreign to this image.
 
     every model    names no op library but the image's own
-    every entry    was made for the version of the op library that the image has; its two configurations have
-                   the backends and the parameters that sparse-serve writes, besides what operators tune; no
-                   code lies in it
+    every entry    was made for the version of the op library that the image has; its configurations, of one
+                   model or two, have the backends and the parameters that sparse-serve writes, besides what
+                   operators tune; no code lies in it
 
 Entries of earlier versions have a front of their own, which is one of those that sparse-serve wrote. What
 `serve` holds beyond this, a configuration's values against the manifest, needs the package.
@@ -53,6 +53,8 @@ SESSION_PARAMETERS = {
 FRONT = {"backend": "sparse_serve_text"}
 FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
 PARAMETERS = {"model", "inputs", "max_length", "tasks", "metrics"}
+# Of a graph that takes text: what clients read, besides what operators tune.
+TOLD_PARAMETERS = {"max_length", "tasks"}
 LEGACY_FRONT = {"backend": "python"}
 LEGACY_PARAMETERS = {"model", "inputs", "max_length", "problem_type", "metrics"}
 LEGACY_DIGESTS = {
@@ -119,12 +121,18 @@ def require_entry(manifest: Path, version: int) -> None:
             f"version {version}: export it again, or build the image of its release"
         )
     is_legacy = record.get("schema_version", 1) == 1
-    require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
-    require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)
-    require_parts(graph / "config.pbtxt", GRAPH_PARTS, GRAPH)
-    require_parameters(graph / "config.pbtxt", SESSION_PARAMETERS)
+    takes_text = record.get("tokenizer") == "graph"
+    if takes_text:
+        require_parts(public / "config.pbtxt", GRAPH_PARTS, GRAPH)
+        require_parameters(public / "config.pbtxt", SESSION_PARAMETERS | TOLD_PARAMETERS)
+    else:
+        require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
+        require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)
     require_data(public, is_legacy=is_legacy)
-    require_data(graph, is_legacy=False)
+    if graph.is_dir() or not takes_text:
+        require_parts(graph / "config.pbtxt", GRAPH_PARTS, GRAPH)
+        require_parameters(graph / "config.pbtxt", SESSION_PARAMETERS)
+        require_data(graph, is_legacy=False)
 
 
 def require_parts(path: Path, parts: set[str], values: dict[str, str]) -> None:

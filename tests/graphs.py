@@ -70,7 +70,7 @@ _every_operator = cache(ONNXRegistry.from_torchlib)
 # What saving and loading adds to a config, and how answers are read and called: no graph depends on that.
 _OF_FILES = ("_name_or_path", "architectures", "dtype", "transformers_version")
 _OF_ANSWERS = ("id2label", "label2id", "problem_type")
-_OF_ANSWERS_TO_A_TASK = ("labels", "max_answer_tokens", "no_answer", "stride", "type")
+_OF_ANSWERS_TO_A_TASK = ("labels", "max_answer_tokens", "no_answer", "paired", "stride", "type")
 
 
 def _config(model: PreTrainedModel) -> dict[str, Any]:

@@ -9,8 +9,7 @@ with status 1 where anything differs.
 
 import random
 import sys
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import ne
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer
 from sparse_export.graph.tokenizer.code_points import code_points
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.wordpiece import normalized_points
+from sparse_export.parity.hostile import random_kinds
 from sparse_serve.op_library import library_path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -98,51 +98,6 @@ def dev_texts(data: Path) -> tuple[list[str], list[tuple[str, str]]]:
                 singles.append(row["text_b"])
                 pairs.append((row["text_a"], row["text_b"]))
     return singles, pairs
-
-
-def random_kinds(
-    tokenizer: Tokenizer, texts: Sequence[str], points: Sequence[str]
-) -> list[Callable[[], str]]:
-    """Return functions that make one random text each."""
-    rng = random.Random(7)
-    marks = [point for point in points if unicodedata.category(point)[0] == "M"]
-    letters = [point for point in points[:0x3000] if unicodedata.category(point)[0] == "L"]
-    tokens = [token.removeprefix("##").replace("Ġ", " ") for token in sorted(tokenizer.get_vocab())]
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    controls = [
-        *map(chr, range(33)),
-        *map(chr, range(127, 162)),
-        *"\u200b\u200d\u2028\u2029\u00ad\ufeff\ufffd",
-    ]
-    odd = [
-        *added,
-        *(token[:-1] for token in added),
-        *(token.lower() for token in added),
-        *("[", "]", "<", ">", "[[", "'s", "'ll", " '", "\n", "  ", " ", "a", "é", "\u0301", "中"),
-    ]
-    asian = [*points[0x1100:0x1200], *points[0x3040:0x3100], *points[0xAC00:0xAD00], *points[0x4E00:0x4F00]]
-
-    def of(choices: Sequence[str], most: int = 40) -> Callable[[], str]:
-        return lambda: "".join(rng.choices(choices, k=rng.randrange(most)))
-
-    def odd_case() -> str:
-        text = rng.choice(texts)[:200]
-        return "".join(rng.choice((c, c.upper(), c, c + rng.choice(("\u0301", " ", "")))) for c in text)
-
-    return [
-        of(points),
-        of(points[:0xF800]),
-        of(points[:128], 80),
-        of([*letters, *marks, *marks]),
-        of(marks),
-        of([*controls, "a", "b", "!"]),
-        of([*tokens, *[" "] * (len(tokens) // 2)], 30),
-        of([*odd, *texts[:20]], 12),
-        of([*" \t\n\r\u00a0\u3000\u2003a1'!é٣", "'re", "'VE"], 30),
-        of([*asian, " ", "a"]),
-        of([*"abcdeß", "'", "中", "\u0301"], 300),
-        odd_case,
-    ]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main(
         set_shares(model, documents(tokenizer), rows_on, columns_on)
         save_checkpoint(model, tokenizer, checkpoint)
         place = f"--model-repository={repository}"
-        run("export", str(checkpoint), place, "--with-baselines")
+        run("export", str(checkpoint), place, "--tokenizer", "server", "--with-baselines")
         run(
             *("profile", NAME, place, f"--output-dir={output_dir}", f"--lengths={lengths}"),
             *(f"--batch-size={batch_size}", f"--variants={variants}"),

@@ -119,7 +119,9 @@ def make_entries(encoder: str, attention: AttentionSpec, folder: Path) -> dict[s
             checkpoint = folder / f"{way}_{name}"
             checkpoint.mkdir()
             save_checkpoint(model.eval(), load_tokenizer(encoder), checkpoint)
-            options = ExportOptions(checkpoint=str(checkpoint), repository=folder / way, name=name)
+            options = ExportOptions(
+                checkpoint=str(checkpoint), repository=folder / way, name=name, tokenizer="server"
+            )
             export_checkpoint(options)
     return repositories
 

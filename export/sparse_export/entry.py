@@ -5,8 +5,8 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,25 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.graph.precision import precision_of
+from sparse_export.graph.text import TextReading, obstacle, text_graph
+from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.parity.examples import Examples, builtin_examples, labelled_examples, text_examples
 from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.parity.texts import TextGate, TextParity
+from sparse_export.tasks import model_head
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve import __version__
-from sparse_serve.data import read_data, read_texts
+from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import GateError, OptionError, RepositoryError
+from sparse_serve.errors import GateError, OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION, verify_library
 from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
-from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, Versions
+from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, TokenizerPlace, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 from sparse_serve.tasks import Task, answered
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
+ASKED_FOR = "as asked for"
 _GRAPH_FILE = "model.onnx"
 # Its own module needs what only training needs.
 _TRAINING_RECORD = "finetune.json"
@@ -67,8 +72,11 @@ class ExportOptions:
         eval_file: labelled texts on which the task metrics are compared and recorded.
         columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
+        tokenizer: where texts become tokens, "graph" or "server"; None for the graph where it can be.
+        token_model: write the graph of token ids beside one that takes text.
         with_baselines: write the dense twins too, from the same weights.
-        metrics: have the server publish what the graph measures of its attention on its metrics port.
+        metrics: have the server publish what the graph measures of its attention on its metrics port; that
+            is done by a server-side tokenizer.
         force: replace an existing version.
         command: the command line to be recorded in the manifest.
     """
@@ -88,6 +96,8 @@ class ExportOptions:
     eval_file: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     texts_file: Path | None = None
+    tokenizer: TokenizerPlace | None = None
+    token_model: bool = False
     with_baselines: bool = False
     metrics: bool = False
     force: bool = False
@@ -96,12 +106,25 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote: the public folder, and what its gate saw."""
+    """What an export wrote.
+
+    Attributes:
+        path: the public folder.
+        attention: of the model.
+        tasks: what it answers.
+        parity: what the gate saw of the graph.
+        texts: what it saw of the tokenizer in the graph; None where it is in the server.
+        server_side: why the tokenizer is in the server; None where it is in the graph.
+        quality: what the gate saw on labelled texts.
+        baselines: how far each twin is from torch.
+    """
 
     path: Path
     attention: AttentionSpec
     tasks: Mapping[str, Task]
     parity: ParityReport
+    texts: TextParity | None
+    server_side: str | None
     quality: ParityReport | None
     baselines: dict[str, float]
 
@@ -117,7 +140,7 @@ def export_checkpoint(
         warn: called with what is done as asked, but may not be what is wanted.
 
     Raises:
-        OptionError: an option is out of range.
+        OptionError: an option is out of range, or the tokenizer is asked for in the graph and cannot be.
         CheckpointError: the checkpoint cannot be loaded or exported.
         DataError: the evaluation file is malformed.
         OpLibraryError: the op library is missing or is not the installed one.
@@ -128,16 +151,24 @@ def export_checkpoint(
     _check_destination(options)
     progress("loading the checkpoint")
     tasks = asked_tasks(options.checkpoint, load_config(options.checkpoint), options.task)
-    task = answered(tasks)
     _refuse_of_several(options, tasks)
+    data = _labelled_rows(options, answered(tasks))
+    tasks = _read_as(options, tasks, data)
+    task = answered(tasks)
     model = load_checkpoint(options.checkpoint, options.attention, tasks)
     tokenizer = load_tokenizer(options.checkpoint)
     max_length = _max_length(options, model.config, tokenizer, warn)
-    gate = _Gate.of(options, target, task, _served_tokenizer(tokenizer, model.config), max_length)
+    served = _served_tokenizer(tokenizer, model.config)
+    gate = _Gate.of(options, target, task, served, max_length, data)
+    progress("reading the tokenizer")
+    reading = _reading(options, model, served, max_length)
+    if isinstance(reading, TextReading):
+        gate = gate.of_text(served, reading, target)
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
         progress("tracing the graph")
-        graph = _save_graph(model, "packed", target, folder)
+        kind: GraphKind = "packed" if gate.reader is None else "tokens"
+        graph = _save_graph(export_graph(model, kind, target), folder / kind)
         progress(f"comparing torch and ONNX Runtime on {len(gate.texts.texts)} texts")
         parity = check_parity(model, graph, gate.library, gate.texts, gate.atol)
         parity.require()
@@ -146,23 +177,74 @@ def export_checkpoint(
             progress(f"comparing the task metrics on {len(gate.labelled.texts)} labelled texts")
             quality = check_parity(model, graph, gate.library, gate.labelled, gate.atol)
             quality.require()
+        texts = token_graph = None
+        if gate.reader is not None:
+            progress("comparing the tokenizer in the graph with the checkpoint's own")
+            core, graph = graph, _taking_text(model, graph, gate.reader, folder / "text")
+            texts = gate.reader.check(model, graph, core)
+            if options.token_model:
+                progress("tracing the graph of token ids")
+                token_graph = _save_graph(export_graph(model, "packed", target), folder / "packed")
+                check_parity(model, token_graph, gate.library, gate.padded, gate.atol).require()
         twins = _export_baselines(model, target, gate, options, folder, progress)
         progress("writing the entry")
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
+        figures = parity.to_json() if texts is None else parity.to_json() | {"texts": texts.to_json()}
+        manifest = _manifest(options, model, tasks, target, gate, max_length, figures, quality)
         path = write_entry(
             options.repository,
             EntrySpec(
                 graph=graph,
                 tokenizer=tokenizer_file,
-                manifest=_manifest(options, model, tasks, target, gate, max_length, parity, quality),
+                manifest=manifest,
                 max_batch_size=options.max_batch_size,
                 metrics=options.metrics,
-                baselines={kind: folder / kind / _GRAPH_FILE for kind in twins},
+                baselines={name: twin for name, (twin, _) in twins.items()},
+                token_graph=token_graph,
             ),
             force=options.force,
         )
-    return Exported(path, attention_of(model.config), tasks, parity, quality, twins)
+    return Exported(
+        path,
+        attention_of(model.config),
+        tasks,
+        parity,
+        texts,
+        reading if isinstance(reading, str) else None,
+        quality,
+        {name: difference for name, (_, difference) in twins.items()},
+    )
+
+
+def _reading(
+    options: ExportOptions, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int
+) -> TextReading | str:
+    """Return how the graph reads texts, or why it is the server that does.
+
+    Raises:
+        OptionError: the graph is asked for, and cannot.
+    """
+    if options.tokenizer == "server":
+        return ASKED_FOR
+    reason = "--metrics are published by the server" if options.metrics else None
+    reason = reason or obstacle(model_head(model), options.opset)
+    if reason is None:
+        try:
+            tables = derive_tables(tokenizer)
+        except UnsupportedTokenizerError as error:
+            reason = str(error)
+        else:
+            pad_id = model.config.pad_token_id
+            return TextReading(tables, max_length, 0 if pad_id is None else int(pad_id))
+    if options.tokenizer == "graph":
+        raise OptionError(f"--tokenizer graph is not possible: {reason}; leave it out, or say server")
+    return reason
+
+
+def _taking_text(model: PreTrainedModel, core: Path, reader: TextGate, folder: Path) -> Path:
+    """Write a graph of tokens, or of a padded batch, once more: with the tokenizer in front of it."""
+    return _save_graph(text_graph(onnx.load(core), model_head(model), reader.reading), folder)
 
 
 def _refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None:
@@ -176,31 +258,71 @@ def _refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> Non
             )
 
 
+def _labelled_rows(options: ExportOptions, task: Task) -> TextData | None:
+    if options.eval_file is None:
+        return None
+    return read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
+
+
 @dataclass(frozen=True)
 class _Gate:
-    """What graphs are judged by."""
+    """What graphs are judged by.
+
+    Attributes:
+        library: path of the op library.
+        texts: the rows that the graph that answers is asked.
+        padded: those that one of token ids is asked, padded: some with masked tokens among others.
+        labelled: rows with what they should be answered.
+        atol: accepted difference of a number.
+        output: what the graph answers.
+        reader: what a graph that takes text is judged by; None where it takes token ids.
+    """
 
     library: Path
     texts: Examples
+    padded: Examples
     labelled: Examples | None
     atol: float
     output: str
+    reader: TextGate | None
+    friendly: Sequence[str]
 
     @classmethod
     def of(
-        cls, options: ExportOptions, target: GraphTarget, task: Task, tokenizer: Tokenizer, max_length: int
+        cls,
+        options: ExportOptions,
+        target: GraphTarget,
+        task: Task,
+        tokenizer: Tokenizer,
+        max_length: int,
+        data: TextData | None,
     ) -> "_Gate":
         """Read the texts before anything is traced, so that bad data is refused at once."""
-        labelled = None
-        if options.eval_file is not None:
-            data = read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
-            labelled = labelled_examples(task, tokenizer, max_length, data)
+        labelled = None if data is None else labelled_examples(task, tokenizer, max_length, data)
         texts = read_texts(options.texts_file)
         make = builtin_examples if options.texts_file is None else text_examples
         atol = options.atol or target.precision.atol
-        return cls(
-            verify_library(), make(task, tokenizer, max_length, texts), labelled, atol, task.graph_output
-        )
+        examples = make(task, tokenizer, max_length, texts)
+        return cls(verify_library(), examples, examples, labelled, atol, task.graph_output, None, texts)
+
+    def of_text(self, tokenizer: Tokenizer, reading: TextReading, target: GraphTarget) -> "_Gate":
+        """Return what a graph that takes text is judged by."""
+        reader = TextGate(self.library, tokenizer, reading, target, self.friendly, self.atol)
+        return replace(self, texts=replace(self.texts, others=()), reader=reader)
+
+
+def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | None) -> dict[str, Task]:
+    """Return the tasks as their labelled rows say that they are read: in pairs where those are pairs.
+
+    Raises:
+        OptionError: the command line says otherwise.
+    """
+    task = answered(tasks)
+    if data is None or task.text_pair != "optional" or task.asked(data)[1] is None or task.reads_pairs:
+        return tasks
+    if options.task.paired is False:
+        raise OptionError(f"{options.eval_file} has pairs of texts: leave out --single-text")
+    return {name: replace(each, paired=True) for name, each in tasks.items()}
 
 
 def _max_length(
@@ -271,10 +393,9 @@ def _served_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConf
     return backend
 
 
-def _save_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget, folder: Path) -> Path:
-    graph = folder / kind / _GRAPH_FILE
-    graph.parent.mkdir()
-    proto = export_graph(model, kind, target)
+def _save_graph(proto: onnx.ModelProto, folder: Path) -> Path:
+    graph = folder / _GRAPH_FILE
+    graph.parent.mkdir(parents=True)
     # One file up to protobuf's 2 GiB; weights beside it above that.
     onnx.save(
         proto, graph, save_as_external_data=proto.ByteSize() > 2**31 - 2**20, location=f"{_GRAPH_FILE}.data"
@@ -289,23 +410,27 @@ def _export_baselines(
     options: ExportOptions,
     folder: Path,
     progress: Progress,
-) -> dict[str, float]:
-    """Write the twins below `folder`; return by variant how far each is from torch with softmax."""
+) -> dict[str, tuple[Path, float]]:
+    """Write the twins below `folder`; return each by its variant, and how far it is from torch."""
     if not options.with_baselines:
         return {}
     dense = load_checkpoint(options.checkpoint, AttentionSpec(), ModelSpec.of(model.config).tasks)
-    differences: dict[str, float] = {}
-    for kind in BASELINES:
-        progress(f"tracing the {kind.replace('_', ' ')} twin")
-        graph = _save_graph(dense, kind, target, folder)
-        differences[kind] = twin_difference(dense, graph, gate.library, gate.texts)
-        if not differences[kind] <= gate.atol:
+    twins: dict[str, tuple[Path, float]] = {}
+    for variant in BASELINES:
+        progress(f"tracing the {variant.replace('_', ' ')} twin")
+        kind: GraphKind = "tokens_dense" if gate.reader is not None and variant == "packed_dense" else variant
+        graph = _save_graph(export_graph(dense, kind, target), folder / "twins" / variant)
+        difference = twin_difference(dense, graph, gate.library, gate.texts)
+        if not difference <= gate.atol:
             raise GateError(
-                f"parity not met: the {kind} twin differs from torch with softmax by up to "
-                f"{differences[kind]:.3g} in its {gate.output}, accepted is {gate.atol:g} (--atol); "
+                f"parity not met: the {variant} twin differs from torch with softmax by up to "
+                f"{difference:.3g} in its {gate.output}, accepted is {gate.atol:g} (--atol); "
                 "nothing was written"
             )
-    return differences
+        if gate.reader is not None:
+            graph = _taking_text(dense, graph, gate.reader, folder / "text_twins" / variant)
+        twins[variant] = graph, difference
+    return twins
 
 
 def _manifest(
@@ -315,7 +440,7 @@ def _manifest(
     target: GraphTarget,
     gate: _Gate,
     max_length: int,
-    parity: ParityReport,
+    parity: Mapping[str, Any],
     quality: ParityReport | None,
 ) -> Manifest:
     return Manifest(
@@ -335,9 +460,10 @@ def _manifest(
         attention=_attention(options, model),
         tasks=dict(tasks),
         max_length=max_length,
+        tokenizer="server" if gate.reader is None else "graph",
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),
-        parity=parity.to_json(),
+        parity=dict(parity),
         quality=None if quality is None else quality.to_json(),
         command=options.command or shlex.join(sys.argv),
     )

@@ -1,12 +1,21 @@
 """The serving side of sparse-serve: repository, Triton, client and measurement. Never imports torch."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparse_serve.classifier import Classifier
+
+__all__ = ["Classifier", "__version__"]
 
 __version__: str
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     # Triton's backend has some of this package's modules, where the package is not installed.
     if name == "__version__":
         return version("sparse-serve")
+    if name == "Classifier":
+        return import_module("sparse_serve.classifier").Classifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -22,8 +22,10 @@ Protocol = Literal["http", "grpc"]
 _TIMEOUT_SECONDS = 600.0
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
-_SECOND_TEXT = "TEXT_PAIR"
+_FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
+# What says that the tokenizer is in the graph, where a text that it cannot answer is marked in this output.
+_INVALID_AT = "invalid_at"
 _EVERY_MODEL = ("token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
@@ -38,6 +40,19 @@ Kind = TypeVar("Kind", bound=Reply)
 
 TaskNames = str | Sequence[str] | None
 """The task of all texts, or of each; None on a model that has but one."""
+
+
+class _Described(NamedTuple):
+    """What the metadata of a model say: its kind of replies, its inputs, where its tokenizer is."""
+
+    kind: type[Reply]
+    inputs: frozenset[str]
+    in_graph: bool
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether each text of a request must have a second one beside it."""
+        return self.kind.text_pair == "required" or (self.in_graph and _SECOND_TEXT in self.inputs)
 
 
 class Client:
@@ -57,7 +72,7 @@ class Client:
         self.url = url
         self.protocol = protocol
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
-        self._described: dict[str, tuple[type[Reply], frozenset[str]] | None] = {}
+        self._described: dict[str, _Described | None] = {}
         self._labels: dict[str, list[str | None]] = {}
         self._configs: dict[str, dict[str, Any]] = {}
         self._batch_sizes: dict[str, int] = {}
@@ -162,9 +177,10 @@ class Client:
             raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")
         if tasks is not None and len(tasks) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(tasks)} tasks")
-        self._require(name, kind, pairs=text_pairs is not None)
+        self._require(name, kind)
         self.require_task(name, named=tasks is not None)
-        inputs = {"TEXT": texts, _SECOND_TEXT: text_pairs, _TASK: tasks}
+        pairs = self._pairs(name, len(texts), text_pairs, tasks)
+        inputs = {_FIRST_TEXT: texts, _SECOND_TEXT: pairs, _TASK: tasks}
         replies: list[Kind] = []
         while len(replies) < len(texts):
             start = len(replies)
@@ -181,21 +197,51 @@ class Client:
             replies += kind.read(columns if tasks is None else of_tasks(columns, tasks[rows]))
         return replies
 
-    def _require(self, name: str, kind: type[Reply], *, pairs: bool) -> None:
-        """See that a model gives replies of a kind, and takes what is to be sent, if the server says so."""
+    def _require(self, name: str, kind: type[Reply]) -> None:
+        """See that a model gives replies of a kind, if the server says so."""
+        described = self._describe(name)
+        if described is not None and described.kind is not kind:
+            raise RequestError(f"model '{name}' {described.kind.does}: it is no model that {kind.does}")
+
+    def _pairs(
+        self, name: str, count: int, pairs: Sequence[str] | None, tasks: Sequence[str] | None
+    ) -> Sequence[str] | None:
+        """Return the second texts to be sent: those given, if they are what the model reads.
+
+        A graph with the tokenizer in it takes one with every text, and of tasks that read one text leaves the
+        second unread: those are empty.
+        """
         described = self._describe(name)
         if described is None:
-            return
-        own, inputs = described
-        if own is not kind:
-            raise RequestError(f"model '{name}' {own.does}: it is no model that {kind.does}")
-        if own.text_pair == "required" and not pairs:
-            raise RequestError(
-                f"model '{name}' {own.does}: give each question its context with --text-pair, or a file of "
-                "both"
-            )
-        if pairs and (own.text_pair == "refused" or _SECOND_TEXT not in inputs):
-            raise RequestError(f"model '{name}' {own.does} and takes no second text: leave out --text-pair")
+            return pairs
+        does = described.kind.does
+        if pairs is not None and (
+            described.kind.text_pair == "refused" or _SECOND_TEXT not in described.inputs
+        ):
+            raise RequestError(f"model '{name}' {does} and takes no second text: leave out --text-pair")
+        if not described.in_graph or tasks is None:
+            if described.needs_pairs and pairs is None:
+                texts = (
+                    "question its context"
+                    if described.kind.text_pair == "required"
+                    else "text its second one"
+                )
+                raise RequestError(
+                    f"model '{name}' {does}: give each {texts} with --text-pair, or a file of both"
+                )
+            return pairs
+        if not described.needs_pairs:
+            return None
+        paired = {task for task, each in self._tasks(name).items() if each.get("paired")}
+        for task, pair in zip(tasks, pairs or [""] * count, strict=True):
+            if pair and task not in paired:
+                raise RequestError(f"task '{task}' of model '{name}' reads one text: leave out --text-pair")
+            if pairs is None and task in paired:
+                raise RequestError(
+                    f"task '{task}' of model '{name}' reads pairs: give each text its second one with "
+                    "--text-pair, or a file of both"
+                )
+        return pairs or [""] * count
 
     def require_task(self, name: str, *, named: bool) -> None:
         """See that texts come with the names of their tasks where a model has several, and only there.
@@ -204,7 +250,7 @@ class Client:
             RequestError: the server cannot be reached or does not know the model, or they do not.
         """
         described = self._describe(name)
-        if described is None or (_TASK in described[1]) == named:
+        if described is None or (_TASK in described.inputs) == named:
             return
         if named:
             raise RequestError(f"model '{name}' has one task: leave out --task and --task-column")
@@ -219,11 +265,12 @@ class Client:
         Raises:
             RequestError: the server cannot be reached or does not know the model, or it is none of ours.
         """
+        return {task: tuple(described.get("labels", ())) for task, described in self._tasks(name).items()}
+
+    def _tasks(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return the description of each task by its name, as `Task.to_json` gives it; none as `tasks`."""
         parameter = self._config(name).get("parameters", {}).get("tasks")
-        if parameter is None:
-            return {}
-        tasks = json.loads(parameter["string_value"])
-        return {task: tuple(described.get("labels", ())) for task, described in tasks.items()}
+        return {} if parameter is None else json.loads(parameter["string_value"])
 
     def kind(self, name: str) -> type[Reply]:
         """Return what kind of replies the model gives: predictions, where the server keeps that to itself.
@@ -232,10 +279,10 @@ class Client:
             RequestError: the server cannot be reached or does not know the model, or it is none of ours.
         """
         described = self._describe(name)
-        return Prediction if described is None else described[0]
+        return Prediction if described is None else described.kind
 
-    def _describe(self, name: str) -> tuple[type[Reply], frozenset[str]] | None:
-        """Return the kind of replies and the inputs of a model, None where the server keeps metadata back."""
+    def _describe(self, name: str) -> _Described | None:
+        """Return what the metadata of a model say, None where the server keeps them back."""
         if name not in self._described:
             try:
                 metadata = self._call(name, "get_model_metadata", name, **self._as_json())
@@ -251,7 +298,8 @@ class Client:
                     f"model '{name}' answers with {', '.join(outputs)}, as no model of ours that takes texts "
                     "does: give the name of an entry"
                 )
-            self._described[name] = kind, frozenset(tensor["name"] for tensor in metadata["inputs"])
+            inputs = frozenset(tensor["name"] for tensor in metadata["inputs"])
+            self._described[name] = _Described(kind, inputs, _INVALID_AT in outputs)
         return self._described[name]
 
     def batch_size(self, name: str) -> int:
@@ -274,12 +322,15 @@ class Client:
             RequestError: the server cannot be reached or does not know the model.
         """
         if name not in self._labels:
-            self._require(name, Prediction, pairs=False)
+            self._require(name, Prediction)
             metadata = self._call(name, "get_model_metadata", name, **self._as_json())
             shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]}
             count = int(shapes["scores"][-1])
             scores = self._api.InferRequestedOutput("scores", class_count=count)
-            result = self._call(name, "infer", name, self._inputs({"TEXT": [""]}), outputs=[scores])
+            described = self._describe(name)
+            pair = {_SECOND_TEXT: [""]} if described is not None and described.needs_pairs else {}
+            texts = self._inputs({_FIRST_TEXT: [""], **pair})
+            result = self._call(name, "infer", name, texts, outputs=[scores])
             classes = [value.decode().split(":", 2) for value in result.as_numpy("scores").reshape(-1)]
             found = {int(parts[1]): parts[2] if len(parts) > 2 else None for parts in classes}
             self._labels[name] = [found.get(index) for index in range(count)]
@@ -306,10 +357,38 @@ class Client:
     def _infer(
         self, name: str, kind: type[Reply], batch: Mapping[str, Sequence[str]]
     ) -> dict[str, npt.NDArray[Any]]:
-        names = (*kind.outputs, *_EVERY_MODEL)
+        described = self._describe(name)
+        marks = (_INVALID_AT,) if described is not None and described.in_graph else ()
+        names = (*kind.outputs, *_EVERY_MODEL, *marks)
         outputs = [self._api.InferRequestedOutput(output) for output in names]
         result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
-        return {output: result.as_numpy(output) for output in names}
+        columns = {output: result.as_numpy(output) for output in names}
+        for mark in marks:
+            self._require_answered(name, columns.pop(mark), columns, batch)
+        return columns
+
+    def _require_answered(
+        self,
+        name: str,
+        invalid_at: npt.NDArray[Any],
+        columns: Mapping[str, npt.NDArray[Any]],
+        batch: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Refuse for a graph that answers NaN where it cannot."""
+        for row, place in enumerate(invalid_at[:, 0]):
+            if place >= 0:
+                raise RequestError(
+                    f"the server at {self.url} refused the request to '{name}': text {row + 1} of it is "
+                    f"not UTF-8 at byte {place}"
+                )
+        if _TASK in batch:
+            for row, logits in enumerate(columns["logits"]):
+                if np.isnan(logits).all():
+                    known = ", ".join(self.tasks(name)) or "those of its file"
+                    raise RequestError(
+                        f"the server at {self.url} refused the request to '{name}': there is no task "
+                        f"'{batch[_TASK][row]}'; this model's are {known}"
+                    )
 
     def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
         inputs = []

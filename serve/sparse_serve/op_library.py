@@ -12,6 +12,8 @@ from sparse_serve.errors import OpLibraryError
 DOMAIN = "ai.sparse_serve"
 OPSET_VERSION = 1
 LIBRARY_NAME = "libsparse_ops.so"
+TOKENIZERS = ("WordPieceTokenize", "ByteLevelBpeTokenize")
+"""The ops that no standard operators can take the place of."""
 
 _DISTRIBUTION = "sparse-serve"
 _RECORDED_PATH = f"sparse_serve/lib/{LIBRARY_NAME}"

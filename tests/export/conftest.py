@@ -65,11 +65,25 @@ def model(checkpoint: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """The checkpoint as a repository entry `tiny` with its dense twins."""
+    """The checkpoint as a repository entry `tiny` with its dense twins, its tokenizer in the server."""
     options = ExportOptions(
         checkpoint=str(checkpoint),
         repository=tmp_path_factory.mktemp("repository"),
         name="tiny",
+        tokenizer="server",
+        with_baselines=True,
+    )
+    return export_checkpoint(options)
+
+
+@pytest.fixture(scope="session")
+def text_entry(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The checkpoint as a repository entry `tiny` with its dense twins, its tokenizer in the graph."""
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=tmp_path_factory.mktemp("text_repository"),
+        name="tiny",
+        tokenizer="graph",
         with_baselines=True,
     )
     return export_checkpoint(options)

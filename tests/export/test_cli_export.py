@@ -16,7 +16,7 @@ from sparse_export.cli import app
 from sparse_export.cli.export import _summary
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported
+from sparse_export.entry import ASKED_FOR, Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
 from sparse_serve.cli_options import run
 from sparse_serve.repository.entries import read_entry
@@ -207,7 +207,7 @@ def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:
     agreement = Agreement(1e-6, 1.0, None, MaskFlips(3, 500, 2e-5, 0.25))
     sides = {"library": agreement, "portable": agreement}
     parity = ParityReport(9, 30, 1e-4, "logits", "accuracy", None, sides, [], [], {}, {})
-    exported = Exported(tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, {})
+    exported = Exported(tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, ASKED_FOR, None, {})
     _, line = _summary(exported).splitlines()
     for part in ("mask flips", "3 of 500", "2.0e-05", "2.5e-01"):
         assert part in line

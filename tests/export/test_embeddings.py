@@ -43,6 +43,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
             repository=tmp_path_factory.mktemp("repository"),
             name="minilm",
             task=TaskOptions(task="embedding"),
+            tokenizer="server",
             texts_file=folder / "texts.txt",  # long ones are compared below
             eval_file=folder / "some.tsv" if STS.exists() else None,
         )

@@ -24,7 +24,9 @@ from tiny_models import CLASSES, LABELS, LAMBD, LAYERS, POSITIONS
 
 @pytest.fixture
 def options(checkpoint: Path, tmp_path: Path) -> ExportOptions:
-    return ExportOptions(checkpoint=str(checkpoint), repository=tmp_path / "repository", name="tiny")
+    return ExportOptions(
+        checkpoint=str(checkpoint), repository=tmp_path / "repository", name="tiny", tokenizer="server"
+    )
 
 
 def is_unwritten(options: ExportOptions) -> bool:

@@ -27,7 +27,7 @@ from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget
-from sparse_export.graph.packed import PackedModel
+from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.tasks import head_of
 from sparse_export.training.freezing import freeze
 from sparse_export.training.groups import group_of, set_apart
@@ -123,7 +123,7 @@ def test_packed_it_is_the_same(trained: Path) -> None:
     if "token_type_ids" in model.forward.__code__.co_varnames and model.config.type_vocab_size > 1:
         inputs["token_type_ids"] = segments
     expected = model(**inputs).logits
-    packed = PackedModel(load_checkpoint(trained), head_of(ModelSpec.of(model.config).task)).eval()
+    packed = PaddedTokensModel(load_checkpoint(trained), head_of(ModelSpec.of(model.config).task)).eval()
     torch.testing.assert_close(packed(**inputs)[0], expected, rtol=0, atol=1e-4)
 
 

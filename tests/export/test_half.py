@@ -48,6 +48,7 @@ def half(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported
         name="half",
         dtype="fp16",
         atol=ATOL,
+        tokenizer="server",
         with_baselines=True,
     )
     return export_checkpoint(options)

@@ -20,8 +20,8 @@ from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
 from sparse_export.graph.export import GraphTarget
-from sparse_export.graph.packed import PackedModel
-from sparse_export.graph.packing import Packing
+from sparse_export.graph.packed import PaddedTokensModel
+from sparse_export.graph.packing import PaddedPacking
 from sparse_export.tasks import model_head
 from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
@@ -115,7 +115,7 @@ def test_every_way_to_embed(layers: str, pooling: str, normalize: bool) -> None:
 
 @torch.no_grad()
 def assert_packed_equals_transformers(model: PreTrainedModel, task: Task) -> None:
-    packed = PackedModel(copy.deepcopy(model), model_head(model)).eval()
+    packed = PaddedTokensModel(copy.deepcopy(model), model_head(model)).eval()
     for mask in masks().values():
         batch = batch_of(model, mask)
         answer, *_ = packed(**batch)
@@ -215,7 +215,7 @@ def test_means_are_the_same_to_the_bit_in_any_company(length: int) -> None:
 
     class Means(torch.nn.Module):
         def forward(self, values: Tensor, attention_mask: Tensor) -> Tensor:
-            return Packing.of(attention_mask).means(values.reshape(-1, values.shape[-1]))
+            return PaddedPacking.of(attention_mask).means(values.reshape(-1, values.shape[-1]))
 
     program = _means_graph(Means().eval())
     generator = np.random.default_rng(length)

@@ -20,13 +20,13 @@ from sparse_export.encoders.families import input_names
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.nodes import HeadSettings
-from sparse_export.graph.packed import PackedModel
+from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.graph.packed_attention import packed_attention
-from sparse_export.graph.packing import Packing
+from sparse_export.graph.packing import PaddedPacking
 from sparse_export.tasks import model_head
 from tiny_models import FAMILIES, LAMBD, LAYERS, make_model, masks, token_ids
 
-Pair = tuple[PreTrainedModel, PackedModel]
+Pair = tuple[PreTrainedModel, PaddedTokensModel]
 
 KINDS = {
     "sparsegen": AttentionSpec(LAMBD),
@@ -40,7 +40,7 @@ def make_pair(attention: AttentionSpec, family: str) -> Pair:
     """A padded model and the packed one on the same weights, both in float64."""
     model = make_model(attention, family).eval().double()
     model.set_attn_implementation("eager" if attention.is_dense else attention.implementation)
-    return model, PackedModel(copy.deepcopy(model), model_head(model)).eval()
+    return model, PaddedTokensModel(copy.deepcopy(model), model_head(model)).eval()
 
 
 @pytest.fixture(scope="module", params=product(FAMILIES, KINDS), ids=lambda param: f"{param[0]}-{param[1]}")
@@ -161,7 +161,7 @@ def test_hidden_ids_need_not_exist(pair: Pair) -> None:
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=5))
 def test_packing_finds_every_token_once(rows: list[list[bool]]) -> None:
     mask = torch.tensor(rows, dtype=torch.int64)
-    packing = Packing.of(mask)
+    packing = PaddedPacking.of(mask)
     lengths = mask.sum(1)
     real = packing.tokens[: int(lengths.sum())]
     assert real.tolist() == mask.reshape(-1).nonzero().squeeze(1).tolist()

@@ -75,6 +75,7 @@ def entries(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
                 repository=repository,
                 name=name,
                 attention=each.instead,
+                tokenizer="server",
                 metrics=name == "aaa",
             )
         )

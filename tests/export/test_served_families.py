@@ -70,7 +70,9 @@ def entries(
     repository = tmp_path_factory.mktemp("repository")
     return {
         family: export_checkpoint(
-            ExportOptions(checkpoint=model.name_or_path, repository=repository, name=family)
+            ExportOptions(
+                checkpoint=model.name_or_path, repository=repository, name=family, tokenizer="server"
+            )
         )
         for family, model in models.items()
     }

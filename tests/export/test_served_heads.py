@@ -118,6 +118,7 @@ def exported(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
                 name=name,
                 attention=None if entry.lambd is None else AttentionSpec(entry.lambd),
                 task=entry.options,
+                tokenizer="server",
             )
         )
         for name, entry in ENTRIES.items()

@@ -38,7 +38,9 @@ def checkpoint(several_tasks: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("repository")
-    export_checkpoint(ExportOptions(checkpoint=str(checkpoint), repository=repository, name="several"))
+    export_checkpoint(
+        ExportOptions(checkpoint=str(checkpoint), repository=repository, name="several", tokenizer="server")
+    )
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
 

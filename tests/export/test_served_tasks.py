@@ -103,7 +103,13 @@ def repository(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """An entry for each checkpoint, its metrics on pairs recorded."""
     path = tmp_path_factory.mktemp("repository")
     for name in TASKS:
-        options = ExportOptions(checkpoint=str(checkpoints / name), repository=path, name=name, columns=NAMES)
+        options = ExportOptions(
+            checkpoint=str(checkpoints / name),
+            repository=path,
+            name=name,
+            columns=NAMES,
+            tokenizer="server",
+        )
         if name in LABELS:
             file = write_rows(path.parent / f"{name}.jsonl", LABELS[name])
             options = replace(options, eval_file=file)
@@ -195,7 +201,7 @@ def test_both_answers_of_a_multi_label_model_occur(checkpoints: Path) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_the_entry_says_what_it_answers(repository: Path, name: str) -> None:
     manifest = read_entry(repository / name).manifest
-    assert manifest.task == TASKS[name]
+    assert manifest.task == replace(TASKS[name], paired=name in LABELS)  # whose labelled rows are pairs
     assert (repository / name / "labels.txt").read_text("utf-8").splitlines() == list(TASKS[name].labels)
     assert manifest.parity is not None
     agreement = manifest.parity["library"]["label_agreement"]  # type: ignore[index,call-overload]

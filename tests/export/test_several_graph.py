@@ -133,7 +133,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, repository: Path) -> Exported:
-    return export_checkpoint(ExportOptions(checkpoint=str(checkpoint), repository=repository, name="several"))
+    return export_checkpoint(
+        ExportOptions(checkpoint=str(checkpoint), repository=repository, name="several", tokenizer="server")
+    )
 
 
 def test_the_gate_sees_every_text_as_every_task(exported: Exported) -> None:
@@ -159,6 +161,7 @@ def test_one_task_alone_has_nothing_of_the_others(checkpoint: Path, repository: 
         repository=repository,
         name="alone",
         task=TaskOptions(single_task="paraphrase"),
+        tokenizer="server",
     )
     exported = export_checkpoint(options)
     assert dict(exported.tasks) == {"paraphrase": TASKS["paraphrase"]}

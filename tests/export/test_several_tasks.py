@@ -17,7 +17,7 @@ from sparse_export.encoders.families import attention_norm, input_names, layers_
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
 from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.graph.packed import PackedModel
+from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
 from sparse_export.tasks import model_head
 from sparse_serve.errors import CheckpointError, OptionError
@@ -127,7 +127,7 @@ def inputs_of(model: PreTrainedModel, mask: Tensor) -> dict[str, Tensor]:
 def test_equals_a_loop_of_single_models(family: str, trunk: str, extensions: Mapping[str, Any]) -> None:
     """Alone, mixed in any order, padded and packed, by masks of every kind; in float64."""
     model = make_several(family, trunk, extensions).double()
-    packed = PackedModel(make_several(family, trunk, extensions).double(), model_head(model)).eval()
+    packed = PaddedTokensModel(make_several(family, trunk, extensions).double(), model_head(model)).eval()
     alone = {name: single(model, name, family, trunk).double() for name in NAMES}
     kinds = masks()
     # Every kind of mask on one model; on the others those that hide first tokens, and rows.
@@ -174,7 +174,7 @@ def test_adapters_have_a_part_in_the_answer() -> None:
 @torch.no_grad()
 def test_rows_of_no_task_are_answered_by_nothing_and_touch_no_other() -> None:
     model = make_several()
-    packed = PackedModel(make_several(), model_head(model)).eval()
+    packed = PaddedTokensModel(make_several(), model_head(model)).eval()
     inputs = inputs_of(model, masks()["right_padded"])
     good, *_ = packed(**inputs, task_ids=OF_ROWS[:, None])
     wrong = OF_ROWS.clone()
@@ -324,7 +324,7 @@ def test_the_relational_layer_stands_before_the_heads_of_its_tasks_alone() -> No
     changed = (model(**inputs, task_ids=OF_ROWS).logits - expected).nan_to_num().abs().amax(1) > 1e-4
     assert changed.tolist() == (OF_ROWS > 0).tolist()
     mixed = model(**inputs, task_ids=OF_ROWS).logits
-    packed = PackedModel(model, model_head(model)).eval()
+    packed = PaddedTokensModel(model, model_head(model)).eval()
     answers, *_ = packed(**inputs, task_ids=OF_ROWS[:, None])
     finite = mixed.isfinite()
     torch.testing.assert_close(answers[finite], mixed[finite], rtol=0, atol=1e-5)

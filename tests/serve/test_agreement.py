@@ -7,18 +7,30 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tiny_entry import AAA, CLASSES, DOCKER, LEGACY, SEVERAL, SPANS, TAGS, VECTORS, tiny_graph
+from tiny_entry import (
+    AAA,
+    CLASSES,
+    DOCKER,
+    LEGACY,
+    SEVERAL,
+    SPANS,
+    TAGS,
+    VECTORS,
+    tiny_graph,
+    tiny_text_graph,
+)
 
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository import agreement, legacy
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.config import CONFIG_NAME, Signature, text_graph_config
 from sparse_serve.repository.entries import EntrySpec, find_entries, read_entry, write_entry
 from sparse_serve.tasks import Classification
 from sparse_serve.triton.container import ContainerServer
@@ -57,6 +69,9 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Pa
     write_entry(folder, make_spec(VECTORS, name="vectors", metrics=True))
     axes = tiny_graph(folder.parent / "axes.onnx", axes=True)
     write_entry(folder, make_spec(name="patterned", graph=axes, attention=AAA, metrics=True))
+    spec = make_spec(name="reading", graph=tiny_text_graph(folder.parent / "text.onnx"))
+    manifest = spec.manifest.model_copy(update={"tokenizer": "graph"})
+    write_entry(folder, replace(spec, manifest=manifest))
     shutil.copytree(LEGACY, folder, dirs_exist_ok=True)
     return folder
 
@@ -93,12 +108,12 @@ def check_in_image(image: Path, repository: Path) -> str:
 
 def test_every_entry_that_was_written_is_fit(repository: Path, image: Path) -> None:
     names = [entry.name for entry in find_entries(repository)]
-    assert names == ["patterned", "sample", "several", "spans", "tags", "tiny", "vectors"]
-    assert len(servable_models(repository, verify=True)) == 2 * len(names)
+    assert names == ["patterned", "reading", "sample", "several", "spans", "tags", "tiny", "vectors"]
+    assert len(servable_models(repository, verify=True)) == 2 * len(names) - 1  # "reading" is one model
     assert check_in_image(image, repository) == ""
 
 
-@pytest.mark.parametrize("where", ["tiny_model", "tiny", "sample_model", "another"])
+@pytest.mark.parametrize("where", ["tiny_model", "tiny", "reading", "sample_model", "another"])
 @pytest.mark.parametrize("kind", [TritonServer, ContainerServer])
 def test_a_foreign_library_never_runs(
     repository: Path, image: Path, foreign: tuple[Path, Path], where: str, kind: type[Server]
@@ -195,6 +210,10 @@ def test_what_no_export_writes_is_refused(repository: Path, image: Path, name: s
         ("several", 'name: "TASK"', 'name: "JOB"', False),
         ("several_model", 'name: "task_ids"\n  data_type: TYPE_INT64', 'name: "task_ids"', False),
         ("spans", "max_batch_size: 64", "max_batch_size: 65", False),
+        ("reading", 'backend: "onnxruntime"', 'backend: "sparse_serve_text"', True),
+        ("reading", 'name: "TEXT"', 'name: "input_ids"', False),
+        ("reading", 'name: "TEXT"\n  data_type: TYPE_STRING', 'name: "TEXT"\n  data_type: TYPE_INT64', False),
+        ("reading", "negative", "other", False),
     ],
 )
 def test_what_an_export_writes_otherwise_is_refused(
@@ -222,6 +241,12 @@ def test_what_an_export_writes_otherwise_is_refused(
             '{ name: "cuda" parameters { key: "gpu_mem_limit" value: "1" } } } }',
         ),
         ("sample", "count: 1", "count: 2"),
+        ("reading", "count: 1", "count: 2"),
+        (
+            "reading",
+            "dynamic_batching {\n}",
+            'parameters { key: "intra_op_thread_count" value { string_value: "2" } }',
+        ),
         (
             "tiny_model",
             "dynamic_batching {\n}",
@@ -243,6 +268,7 @@ def test_what_operators_tune_is_theirs(repository: Path, image: Path, model: str
         "tiny/libtriton_sparse_serve_text.so",
         "tiny_model/1/libx.so.1",
         "sample_model/model.py",
+        "reading/1/model.py",
     ],
 )
 def test_code_in_an_entry_is_refused(repository: Path, image: Path, name: str) -> None:
@@ -301,7 +327,7 @@ def test_an_earlier_attention_is_a_normalizer_and_a_pattern(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "is of schema version 3, known here are up to 2: upgrade sparse-serve"),
+        ({"schema_version": 4}, "is of schema version 4, known here are up to 3: upgrade sparse-serve"),
         (
             {"tasks": {"default": {"type": "translation"}}},
             "task 'translation' is not known here, .*: upgrade",
@@ -346,6 +372,8 @@ def test_the_image_knows_what_the_package_knows(image_check: ModuleType) -> None
     assert image_check.SESSION_PARAMETERS == agreement.SESSION_PARAMETERS
     assert image_check.LEGACY_DIGESTS == legacy.FRONT_DIGESTS
     assert image_check.LIBRARY.name == LIBRARY_NAME
+    written = text_graph_config("name", Signature((), ()), tasks={"default": CLASSES}, max_length=8)
+    assert set(written.parameters) == image_check.TOLD_PARAMETERS
 
 
 @pytest.mark.parametrize(

@@ -241,5 +241,5 @@ def test_a_manifest_cannot_name_baselines_elsewhere(entry: Path, name: str) -> N
 )
 def test_a_malformed_manifest_is_refused(entry: Path, content: str) -> None:
     (entry / "manifest.json").write_text(content)
-    with pytest.raises(RepositoryError, match=r"manifest\.json is (not )?of schema version (2|99)"):
+    with pytest.raises(RepositoryError, match=r"manifest\.json is (not )?of schema version (3|99)"):
         check_entry(entry)

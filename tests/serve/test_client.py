@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_every_task_has_its_reply() -> None:
     }
     assert made.keys() == TASKS.keys()
     for name, task in TASKS.items():
-        settings: dict[str, object] = {"size": 3} if name == "embedding" else {}
+        settings: dict[str, Any] = {"size": 3} if name == "embedding" else {}
         labels = ("a", "b") if task.fewest_labels else ()
         outputs = [tensor.name for tensor in task(labels=labels, **settings).outputs]
         assert reply_of(["token_count", "truncated", "rho", *outputs]) is made[name]

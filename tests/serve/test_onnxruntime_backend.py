@@ -1,17 +1,24 @@
 """The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import triton_stub as stub
+from onnx import TensorProto, helper
+from tokenizers import normalizers
 
-from sparse_serve.repository.config import CONFIG_NAME, read_config, to_text
+from sparse_export.graph.tokenizer.derive import derive_tables
+from sparse_serve.op_library import library_path
+from sparse_serve.repository.config import CONFIG_NAME, graph_config, graph_signature, read_config, to_text
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from tokenizing import tokenizer_model, word_piece
 
 SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
 MakeSpec = Callable[..., EntrySpec]
@@ -98,6 +105,50 @@ def test_only_requested_outputs_are_fetched(load: Callable[..., Any]) -> None:
     assert list(backend.execute([logits_only])[0].arrays()) == ["logits"]
     backend.execute([logits_only, both])
     assert fetched == [["logits"], ["logits", "rho"]]
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The backend on a tokenizer in the graph: what it says of each text."""
+    folder = tmp_path_factory.mktemp("models") / "reading"
+    (folder / "1").mkdir(parents=True)
+    tokenizer = word_piece("[UNK] [CLS] [SEP] [MASK] a b é", normalizers.BertNormalizer(lowercase=False))
+    graph = tokenizer_model(derive_tables(tokenizer), 8, pairs=True)
+    graph.graph.node.append(helper.make_node("Identity", ["TEXT"], ["echo"]))
+    graph.graph.output.append(helper.make_tensor_value_info("echo", TensorProto.STRING, ["batch", 1]))
+    onnx.save(graph, folder / "1" / "model.onnx")
+    signature = graph_signature(graph)
+    rows = [tensor for tensor in signature.outputs if tensor.dims == (1,)]
+    config = graph_config("reading", replace(signature, outputs=tuple(rows)))
+    config.model_operations.op_library_filename[:] = [str(library_path())]
+    (folder / CONFIG_NAME).write_text(to_text(config))
+    return stub.load_model(SOURCE, folder)
+
+
+def asking(
+    *rows: tuple[bytes, bytes], names: tuple[str, ...] = ("token_count", "invalid_at")
+) -> stub.Request:
+    columns = (np.array(column, object)[:, None] for column in zip(*rows, strict=True))
+    pairs = zip(("TEXT", "TEXT_PAIR"), columns, strict=True)
+    return stub.Request([stub.Tensor(name, column) for name, column in pairs], names)
+
+
+def test_bytes_that_are_no_text_reach_the_graph_as_they_are(reading: Any) -> None:
+    """Up to the first that is none, where a NUL before it ends nothing; in requests among others."""
+    requests = [
+        asking((b"a b", b"a")),
+        asking((b"a", b""), (b"a\x00\xff b", b"b"), ("é".encode(), b"a b")),
+        asking((b"", b"b\x00\xe4\xb8"), (b"\xed\xa0\x80", b"\xff")),
+    ]
+    answers = [response.arrays() for response in reading.execute(requests)]
+    assert [each["invalid_at"][:, 0].tolist() for each in answers] == [[-1], [-1, 2, -1], [2, 0]]
+    assert [each["token_count"][:, 0].tolist() for each in answers] == [[6], [4, 3, 6], [3, 3]]
+
+
+def test_text_comes_back_as_bytes(reading: Any) -> None:
+    rows = [("é 中 😀".encode(), b""), (b"a\x00b", b""), (b"", b"")]
+    (response,) = reading.execute([asking(*rows, names=("echo",))])
+    assert response.arrays()["echo"][:, 0].tolist() == [text for text, _ in rows]
 
 
 @pytest.mark.parametrize(

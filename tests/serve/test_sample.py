@@ -8,7 +8,13 @@ import onnxruntime
 from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME, graph_signature, load_graph, public_config, to_text
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    graph_signature,
+    load_graph,
+    text_graph_config,
+    to_text,
+)
 from sparse_serve.repository.entries import overlay_repository, read_entry
 from sparse_serve.repository.manifest import SCHEMA_VERSION
 from sparse_serve.triton.launcher import TritonServer
@@ -25,9 +31,9 @@ def test_the_sample_is_up_to_date() -> None:
     manifest = read_entry(SAMPLE).manifest
     assert manifest.schema_version == SCHEMA_VERSION
     assert manifest.attention.normalizer == "sparsegen"
-    config = public_config(
+    config = text_graph_config(
         "sample",
-        graph_signature(load_graph(REPOSITORY / "sample_model" / "1" / "model.onnx")),
+        graph_signature(load_graph(SAMPLE / "1" / "model.onnx")),
         tasks=manifest.tasks,
         max_length=manifest.max_length,
     )
@@ -35,21 +41,19 @@ def test_the_sample_is_up_to_date() -> None:
 
 
 def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:
-    view = overlay_repository(REPOSITORY, tmp_path, lambda config: None, ["sample", "sample_model"])
+    view = overlay_repository(REPOSITORY, tmp_path, lambda config: None, ["sample"])
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(library_path()))
     session = onnxruntime.InferenceSession(
-        REPOSITORY / "sample_model" / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
+        SAMPLE / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
     )
     with (
         TritonServer(ServerOptions(view, http_port=0, grpc_port=0, metrics_port=0)) as server,
         Client(server.grpc_url, "grpc") as client,
     ):
         (empty, text) = client.classify("sample", ["", "a fine film"])
-    ids = np.array([[2, 3]], np.int64)  # [CLS] [SEP]
-    (expected,) = session.run(
-        ["logits"], {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    expected, counts = session.run(
+        ["logits", "token_count"], {"TEXT": np.array([[""], ["a fine film"]], object)}
     )
-    np.testing.assert_allclose(empty.logits, expected[0], atol=1e-6)
-    assert text.token_count > 2
-    assert text.logits != empty.logits
+    np.testing.assert_allclose([empty.logits, text.logits], expected, atol=1e-6)
+    assert [empty.token_count, text.token_count] == counts[:, 0].tolist() == [2, 11]

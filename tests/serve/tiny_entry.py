@@ -127,6 +127,50 @@ def tiny_graph(
     return path
 
 
+def tiny_text_graph(path: Path) -> Path:
+    """Write a graph with the signature of one that takes text: "w1" is positive."""
+    constants: dict[str, npt.NDArray[Any]] = {
+        "w1": np.array("w1", object),
+        "labels": np.array(CLASSES.labels, object),
+        "one": np.array(1, np.float32),
+        "minus_one": np.array(-1, np.int32),
+    }
+    nodes = [
+        helper.make_node("Equal", ["TEXT", "w1"], ["is_w1"]),
+        helper.make_node("Cast", ["is_w1"], ["positive"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["one", "positive"], ["negative"]),
+        helper.make_node("Concat", ["negative", "positive"], ["logits"], axis=1),
+        helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
+        helper.make_node("ArgMax", ["logits"], ["best"], axis=1, keepdims=1),
+        helper.make_node("Gather", ["labels", "best"], ["label"]),
+        helper.make_node("Cast", ["positive"], ["token_count"], to=TensorProto.INT32),
+        helper.make_node("Identity", ["is_w1"], ["truncated"]),
+        helper.make_node("Add", ["token_count", "minus_one"], ["invalid_at"]),
+        helper.make_node("Identity", ["scores"], ["rho"]),
+    ]
+    kinds = {
+        "scores": (TensorProto.FLOAT, 2),
+        "label": (TensorProto.STRING, 1),
+        "logits": (TensorProto.FLOAT, 2),
+        "token_count": (TensorProto.INT32, 1),
+        "truncated": (TensorProto.BOOL, 1),
+        "invalid_at": (TensorProto.INT32, 1),
+        "rho": (TensorProto.FLOAT, LAYERS),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "tiny_text",
+        [helper.make_tensor_value_info("TEXT", TensorProto.STRING, ["batch", 1])],
+        [
+            helper.make_tensor_value_info(name, kind, ["batch", width])
+            for name, (kind, width) in kinds.items()
+        ],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    return path
+
+
 def _numbers_of_tasks(task: Several, rng: np.random.Generator) -> npt.NDArray[np.float32]:
     """Numbers `(tasks, width)`, -inf where a task has no label."""
     numbers = rng.standard_normal((len(task.tasks), task.width)).astype(np.float32)

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from sparse_export.attention.spec import AttentionSpec
     from sparse_export.entry import Exported
     from sparse_export.parity.gate import MaskFlips, ParityReport
+
+
+class TokenizerOption(StrEnum):
+    """Where texts become tokens."""
+
+    graph = "graph"
+    server = "server"
 
 
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
@@ -108,6 +116,31 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             show_default="what a sentence-transformers folder says, else not",
         ),
     ] = None,
+    paired: Annotated[
+        bool | None,
+        typer.Option(
+            "--text-pair/--single-text",
+            envvar="SPARSE_SERVE_TEXT_PAIR",
+            help="What a tokenizer in the graph reads: pairs of texts, TEXT and TEXT_PAIR, or TEXT alone.",
+            show_default="what the checkpoint was trained on, else single texts",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        TokenizerOption | None,
+        typer.Option(
+            help="Where texts become tokens: in the graph, one file from text to label, or in the server, in "
+            "front of NAME_model.",
+            show_default="the graph, where it can be",
+        ),
+    ] = None,
+    token_model: Annotated[
+        bool,
+        typer.Option(
+            "--token-model",
+            help="Write NAME_model, the graph of token ids that runs on a stock ONNX Runtime, beside a graph "
+            "that takes text.",
+        ),
+    ] = False,
     triton: Annotated[str, typer.Option(help="Triton release that is to serve it.")] = DEFAULT_RELEASE,
     opset: Annotated[int, typer.Option(help="Version of the ONNX operators.")] = 20,
     dtype: Annotated[
@@ -204,6 +237,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             layers=layers,
             pooling=pooling,
             normalize=normalize,
+            paired=paired,
         ),
         model_version=model_version,
         triton=triton,
@@ -215,6 +249,8 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         eval_file=evaluation,
         columns={name: column for name, column in columns.items() if column is not None},
         texts_file=texts,
+        tokenizer=None if tokenizer is None else tokenizer.value,
+        token_model=token_model,
         with_baselines=with_baselines,
         metrics=metrics,
         force=force,
@@ -248,12 +284,16 @@ def _figures(exported: "Exported") -> dict[str, object]:
         "attention": exported.attention.to_json(),
         "tasks": {name: task.to_json() for name, task in exported.tasks.items()},
         "parity": exported.parity.to_json(),
+        "tokenizer": "graph" if exported.server_side is None else "server",
+        "texts": None if exported.texts is None else exported.texts.to_json(),
         "quality": None if quality is None else quality.to_json(),
         "baselines": exported.baselines,
     }
 
 
 def _summary(exported: "Exported") -> str:
+    from sparse_export.entry import ASKED_FOR  # noqa: PLC0415
+
     parity = exported.parity
     lines = [
         f"{exported.path}: largest difference from torch's {parity.output} over {parity.rows} texts of up to "
@@ -262,6 +302,13 @@ def _summary(exported: "Exported") -> str:
     ]
     if parity.library.flips is not None and parity.portable.flips is not None:
         lines.append(_flips_line(parity.library.flips, parity.portable.flips))
+    if exported.texts is not None:
+        lines.append(
+            f"tokenizer in the graph: {exported.texts.tokenized} texts and random strings read as by the "
+            f"checkpoint's own, {exported.texts.answered} answered"
+        )
+    elif exported.server_side != ASKED_FOR:
+        lines.append(f"tokenizer in the server: {exported.server_side}")
     if exported.quality is not None:
         lines += _metric_lines(exported.quality)
     return "\n".join(lines)

@@ -108,6 +108,18 @@ def position_ids(config: PreTrainedConfig, input_ids: Tensor) -> Tensor:
     return counted.cumsum(1) * counted + pad_id
 
 
+def packed_position_ids(config: PreTrainedConfig, input_ids: Tensor, ranks: Tensor) -> Tensor:
+    """Return the positions `(T,)` int64 of packed ids `(T,)`, whose numbers within their rows are `ranks`."""
+    if not family_of(config).counts_ids:
+        return ranks
+    pad_id = int(config.pad_token_id)
+    counted = (input_ids != pad_id).to(torch.int64)
+    running = counted.cumsum(0)
+    first = torch.arange(ranks.shape[0], device=ranks.device) - ranks
+    before = (running - counted).index_select(0, first)
+    return (running - before) * counted + pad_id
+
+
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """Return the encoder's layers, whose forward passes take the hidden states `(B, L, M)` first."""
     return cast(nn.ModuleList, model.base_model.get_submodule(family_of(model.config).layers))

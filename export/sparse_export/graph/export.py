@@ -15,13 +15,23 @@ from transformers import PreTrainedModel
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.spec import store_attention
 from sparse_export.graph.functions import attach_functions
-from sparse_export.graph.inputs import BATCH, SEQUENCE, GraphInput, graph_inputs
-from sparse_export.graph.packed import PackedModel
+from sparse_export.graph.inputs import (
+    BATCH,
+    BORDERS,
+    SEQUENCE,
+    TOKENS,
+    GraphInput,
+    graph_inputs,
+    token_inputs,
+)
+from sparse_export.graph.packed import PackedModel, PackedTokensModel, PaddedTokensModel
 from sparse_export.graph.padded import PaddedModel
 from sparse_export.graph.precision import FP32, Precision
 from sparse_export.tasks import model_head
 
-GraphKind = Literal["packed", "packed_dense", "padded_fused", "padded_eager", "unfused"]
+GraphKind = Literal[
+    "tokens", "tokens_dense", "packed", "packed_dense", "padded_fused", "padded_eager", "unfused"
+]
 MIN_OPSET, DEFAULT_OPSET = 18, 20
 # Function attributes with defaults came with IR 9.
 _MIN_IR = 9
@@ -50,21 +60,22 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
 
     Args:
         model: as `checkpoint.load_checkpoint` gives it, with a task; it is not changed.
-        kind: "packed" is the model itself on packed rows; "packed_dense" the same graph with softmax;
-            "padded_fused" and "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention
-            and with N² scores; "unfused" the padded model with its own normalizer.
+        kind: "tokens" is the model itself on packed tokens; "packed" takes a padded batch, and drops the
+            padding; "tokens_dense" and "packed_dense" are the same graphs with softmax; "padded_fused" and
+            "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention and with N² scores;
+            "unfused" the padded model with its own normalizer.
         target: opset, file format and precision.
 
     Returns:
-        Inputs `inputs.graph_inputs`, int64 each; the task's `graph_output`, `(batch, width)` float32 or by
-        token `(batch, sequence, width)`, and, of packed graphs, measures of the attention, `(batch, layers)`
-        float32 (see `packed.PackedModel`).
+        Inputs `inputs.token_inputs` or `inputs.graph_inputs`; the task's `graph_output`, `(batch, width)`
+        float32 or by token `(batch, sequence, width)`, and, of packed graphs, measures of the attention,
+        `(batch, layers)` float32 (see `packed.PackedModel.answers`).
 
     Raises:
         ValueError: the model has no task; "unfused" of a model that has no sparsegen-lin over all keys to
             show.
     """
-    inputs = graph_inputs(model.config)
+    inputs = (token_inputs if kind.startswith("tokens") else graph_inputs)(model.config)
     wrapped = _wrap(model, kind, target.precision)
     with warnings.catch_warnings(), _quiet("torch.onnx", "torch.export", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
@@ -92,7 +103,11 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
 
 
 def _example(graph_input: GraphInput) -> torch.Tensor:
-    """Return what is traced with: two rows of five tokens, the second of which is padded."""
+    """Return what is traced with: rows of five tokens and of three, side by side or packed."""
+    if TOKENS in graph_input.axes or BORDERS in graph_input.axes:
+        packed = {"input_ids": [1, 2, 3, 4, 5, 1, 2, 3], "positions": [0, 1, 2, 3, 4, 0, 1, 2]}
+        values = {**packed, "cu_seqlens": [0, 5, 8]}.get(graph_input.name, [0] * 8)
+        return torch.tensor(values, dtype=graph_input.dtype)
     example = graph_input.example({BATCH: 2, SEQUENCE: 5})
     ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
     if graph_input.name == "input_ids":
@@ -103,10 +118,13 @@ def _example(graph_input: GraphInput) -> torch.Tensor:
 def _wrap(model: PreTrainedModel, kind: GraphKind, precision: Precision) -> PackedModel | PaddedModel:
     head = model_head(model)
     twin = precision.copy_of(model)
-    if kind not in ("packed", "unfused"):
+    if kind not in ("tokens", "packed", "unfused"):
         store_attention(twin.config, AttentionSpec())
-    if kind.startswith("packed"):
-        wrapped: PackedModel | PaddedModel = PackedModel(twin, head)
+    wrapped: PackedModel | PaddedModel
+    if kind in ("tokens", "tokens_dense"):
+        wrapped = PackedTokensModel(twin, head)
+    elif kind in ("packed", "packed_dense"):
+        wrapped = PaddedTokensModel(twin, head)
     else:
         wrapped = PaddedModel(twin, head, kind.removeprefix("padded_"))  # type: ignore[arg-type]
     return wrapped.eval()

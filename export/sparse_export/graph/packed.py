@@ -1,11 +1,13 @@
-"""The packed forward pass: `[B, L]` ids and mask in, computation on the real tokens only.
+"""The packed forward pass: computation on the real tokens only.
 
-Padding is dropped inside the graph: ids, segment ids and positions are gathered to T tokens, the unchanged
-Transformers encoder runs once on `(1, T)`, attention stays within each sequence by its borders `cu_seqlens`,
-and the task's head reads what it needs of the hidden states (see `packing` for the layout).
+Tokens come packed from a tokenizer, or padded, `[B, L]` ids and mask: then padding is dropped inside the
+graph, and ids, segment ids and positions are gathered to T tokens. The unchanged Transformers encoder runs
+once on `(1, T)`, attention stays within each sequence by its borders `cu_seqlens`, and the task's head reads
+what it needs of the hidden states (see `packing` for the layout).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import rho
 from sparse_export.attention.spec import attention_of
-from sparse_export.encoders.families import joins_neighbours, position_ids
+from sparse_export.encoders.families import joins_neighbours, packed_position_ids, position_ids
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.routing import Partition
 from sparse_export.graph.nodes import (
@@ -26,7 +28,7 @@ from sparse_export.graph.nodes import (
 )
 from sparse_export.graph.packed_attention import attend_all
 from sparse_export.graph.packed_axis import attend_axis_hidden_first, packed_axis_attention
-from sparse_export.graph.packing import PackedPass, Packing
+from sparse_export.graph.packing import PackedPass, Packing, PaddedPacking, TokenPacking
 from sparse_export.graph.routing import routing_of
 from sparse_export.tasks import Head
 from sparse_export.tasks.several import SeveralHeads
@@ -80,18 +82,35 @@ def _attend_allowed(
     )
     output, support = attend(*qkv, axes, packed.packing.cu_seqlens, settings)
     packed.supports.append(support)
-    return replace(output, *qkv, packed.packing.hidden, axes, settings)
+    hidden = packed.packing.hidden
+    return output if hidden is None else replace(output, *qkv, hidden, axes, settings)
 
 
 AttentionInterface.register("sparse_serve_packed", _attend)
 AttentionMaskInterface.register("sparse_serve_packed", lambda *_, **__: None)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """What the embeddings read of packed tokens, `(1, T + R)` int64 each.
+
+    Attributes:
+        ids: of the tokens.
+        positions: as the family counts them.
+        segments: token types; None for families without.
+        neighbours: ids of the tokens right and left of each, for families that join them; else None.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    segments: Tensor | None
+    neighbours: tuple[Tensor, Tensor] | None
+
+
 class PackedModel(nn.Module):
     """A Transformers model of a supported family with the head of a task, computed on packed tokens.
 
-    The answers equal the wrapped model's own on every mask, padded on either side or with holes; a row whose
-    mask is zero throughout is answered by zeros.
+    A subclass says how tokens come.
     """
 
     def __init__(self, model: PreTrainedModel, head: Head) -> None:
@@ -114,19 +133,12 @@ class PackedModel(nn.Module):
         """The names of what `forward` returns."""
         return [self.head.task.graph_output, RHO, *(AXES if self.patterns else ())]
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
-        task_ids: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Answer a padded batch.
+    def answers(self, tokens: Tokens, packing: Packing, task_ids: Tensor | None) -> tuple[Tensor, ...]:
+        """Answer packed tokens.
 
         Args:
-            input_ids: `(B, L)` int64.
-            attention_mask: `(B, L)` int64, nonzero for tokens.
-            token_type_ids: `(B, L)` int64, for families with segments.
+            tokens: what the embeddings read.
+            packing: how they lie.
             task_ids: `(B, 1)` int64, of a model of several tasks: each row's number among them. A row with
                 another number is answered by −inf.
 
@@ -137,27 +149,31 @@ class PackedModel(nn.Module):
             pattern, the shares of the row's tokens whose rows are on and whose columns are. All are 0 for a
             row without tokens.
         """
-        packing = Packing.of(attention_mask, self._by_task(task_ids))
-        positions = position_ids(self.model.config, input_ids)
-        inputs = {"position_ids": packing.pack(positions)}
-        if token_type_ids is not None:
-            inputs["token_type_ids"] = packing.pack(token_type_ids)
-        if self.joins_neighbours:
-            inputs["inputs_embeds"] = self._joined_embeddings(input_ids, packing)
-        else:
-            inputs["input_ids"] = packing.pack(input_ids)
         packed = PackedPass.of(packing, self.patterns)
-        states = self._states(inputs, packed)
+        states = self._states(self._embedded(tokens), packed)
         answer = self.head.answer_packed(self.model, states, packing)
         if task_ids is not None:
             answer = torch.where(_is_task(task_ids, len(self.tasks)), answer, -torch.inf)
         return answer, self._rho(packed), *_shares_on(packed)
 
-    def _by_task(self, task_ids: Tensor | None) -> Partition | None:
+    def by_task(self, task_ids: Tensor | None) -> Partition | None:
+        """Return the rows by their tasks; None where all are of one."""
         if task_ids is None:
             return None
         # A number that is none must not take another row's answer along: it goes the way of a task.
         return Partition.of(task_ids[:, 0].clamp(0, len(self.tasks) - 1), len(self.tasks))
+
+    def _embedded(self, tokens: Tokens) -> dict[str, Tensor]:
+        """Return what the encoder is given."""
+        inputs = {"position_ids": tokens.positions}
+        if tokens.segments is not None:
+            inputs["token_type_ids"] = tokens.segments
+        if tokens.neighbours is None:
+            return inputs | {"input_ids": tokens.ids}
+        # (1, T + R, 3·E): the embeddings of each token's right neighbour, itself and its left one.
+        right, left = tokens.neighbours
+        embed = self.model.get_input_embeddings()
+        return inputs | {"inputs_embeds": torch.cat([embed(each) for each in (right, tokens.ids, left)], -1)}
 
     def _states(self, inputs: dict[str, Tensor], packed: PackedPass) -> Sequence[Tensor]:
         """Run the encoder; return hidden states `(T + R, M)`: the last, or all where the head reads more."""
@@ -167,27 +183,96 @@ class PackedModel(nn.Module):
         outputs = self.model.base_model(**inputs, packed=packed, output_hidden_states=True, **routed)
         return [state[0] for state in outputs.hidden_states]
 
-    def _joined_embeddings(self, input_ids: Tensor, packing: Packing) -> Tensor:
-        """Return `(1, T + R, 3·E)`: the embeddings of each token's right neighbour, itself and its left one.
-
-        Neighbours are those of the padded row, hidden ones too. Beyond its ends there is padding, whose
-        embedding is zero (see `families.silence_padding`).
-        """
-        pad_id = self.model.config.pad_token_id
-        embed = self.model.get_input_embeddings()
-        # Where the mask hides it, a client may have sent any number: one that is no id counts as padding.
-        is_id = (input_ids >= 0) & (input_ids < self.model.config.vocab_size)
-        ids = torch.where(is_id, input_ids, pad_id)
-        right = nn.functional.pad(ids[:, 1:], (0, 1), value=pad_id)
-        left = nn.functional.pad(ids[:, :-1], (1, 0), value=pad_id)
-        return torch.cat([embed(packing.pack(each)) for each in (right, input_ids, left)], dim=-1)
-
     def _rho(self, packed: PackedPass) -> Tensor:
         if not packed.supports:
             layers = int(self.model.config.num_hidden_layers)
             return torch.zeros_like(packed.packing.has_token, dtype=torch.float32).expand(-1, layers)
         kept = packed.packing.sums([support.sum(1, dtype=torch.int64) for support in packed.supports])
         return rho(kept, packed.packing.lengths(), packed.supports[0].shape[1])
+
+
+class PaddedTokensModel(PackedModel):
+    """Takes a padded batch of token ids, as every client of Transformers models sends it.
+
+    The answers equal the wrapped model's own on every mask, padded on either side or with holes; a row whose
+    mask is zero throughout is answered by zeros.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        task_ids: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Answer a padded batch (see `answers`).
+
+        Args:
+            input_ids: `(B, L)` int64.
+            attention_mask: `(B, L)` int64, nonzero for tokens.
+            token_type_ids: `(B, L)` int64, for families with segments.
+            task_ids: `(B, 1)` int64, of a model of several tasks.
+        """
+        packing = PaddedPacking.of(attention_mask, self.by_task(task_ids))
+        positions = packing.pack(position_ids(self.model.config, input_ids))
+        segments = None if token_type_ids is None else packing.pack(token_type_ids)
+        neighbours = self._neighbours(input_ids, packing) if self.joins_neighbours else None
+        return self.answers(
+            Tokens(packing.pack(input_ids), positions, segments, neighbours), packing, task_ids
+        )
+
+    def _neighbours(self, input_ids: Tensor, packing: PaddedPacking) -> tuple[Tensor, Tensor]:
+        """Return the ids right and left of each token, `(1, T + R)` each.
+
+        Neighbours are those of the padded row, hidden ones too. Beyond its ends there is padding, whose
+        embedding is zero (see `families.silence_padding`).
+        """
+        pad_id = self.model.config.pad_token_id
+        # Where the mask hides it, a client may have sent any number: one that is no id counts as padding.
+        is_id = (input_ids >= 0) & (input_ids < self.model.config.vocab_size)
+        ids = torch.where(is_id, input_ids, pad_id)
+        right = nn.functional.pad(ids[:, 1:], (0, 1), value=pad_id)
+        left = nn.functional.pad(ids[:, :-1], (1, 0), value=pad_id)
+        return packing.pack(right), packing.pack(left)
+
+
+class PackedTokensModel(PackedModel):
+    """Takes tokens packed, as a tokenizer in the graph gives them."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        token_type_ids: Tensor | None = None,
+        task_ids: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Answer rows of one or more tokens each (see `answers`).
+
+        Args:
+            input_ids: `(T,)` int64.
+            positions: `(T,)` int64, each token's number within its row.
+            cu_seqlens: `(B + 1,)` int32, the borders of the rows.
+            token_type_ids: `(T,)` int64, for families with segments.
+            task_ids: `(B, 1)` int64, of a model of several tasks.
+        """
+        packing = TokenPacking.of(positions, cu_seqlens, self.by_task(task_ids))
+        tokens = Tokens(
+            ids=input_ids[None],
+            positions=packed_position_ids(self.model.config, input_ids, positions)[None],
+            segments=None if token_type_ids is None else token_type_ids[None],
+            neighbours=self._neighbours(input_ids, positions) if self.joins_neighbours else None,
+        )
+        return self.answers(tokens, packing, task_ids)
+
+    def _neighbours(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids right and left of each token in its row, padding beyond its ends: `(1, T)` each."""
+        pad_id = self.model.config.pad_token_id
+        is_first = positions == 0
+        is_last = nn.functional.pad(is_first[1:], (0, 1), value=True)
+        right = nn.functional.pad(input_ids[1:], (0, 1), value=pad_id)
+        left = nn.functional.pad(input_ids[:-1], (1, 0), value=pad_id)
+        return torch.where(is_last, pad_id, right)[None], torch.where(is_first, pad_id, left)[None]
 
 
 def _shares_on(packed: PackedPass) -> tuple[Tensor, ...]:

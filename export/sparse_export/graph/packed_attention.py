@@ -11,14 +11,14 @@ from sparse_export.graph.packing import HiddenFirst
 
 
 def attend_all(
-    qkv: tuple[Tensor, Tensor, Tensor], cu_seqlens: Tensor, hidden: HiddenFirst, heads: HeadSettings
+    qkv: tuple[Tensor, Tensor, Tensor], cu_seqlens: Tensor, hidden: HiddenFirst | None, heads: HeadSettings
 ) -> tuple[Tensor, Tensor | None]:
     """Attend over all keys: in an exported graph by the ops, elsewhere by their reference.
 
     Args:
         qkv: queries, keys and values, `(T + R, H·D)` each.
         cu_seqlens: sequence borders, as `Packing` has them.
-        hidden: first tokens that are queries and no keys.
+        hidden: first tokens that are queries and no keys; None where none can be.
         heads: H, scale and λ.
 
     Returns:
@@ -31,7 +31,7 @@ def attend_all(
         else (packed_attention, attend_hidden_first)
     )
     output, support = attend(*qkv, cu_seqlens, heads)
-    return replace(output, *qkv, hidden, heads), support
+    return output if hidden is None else replace(output, *qkv, hidden, heads), support
 
 
 def packed_attention(

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from sparse_export.encoders.routing import Part, Partition, Routing
 from sparse_export.graph.nodes import HeadSettings
 from sparse_export.graph.packed_attention import attend_all
-from sparse_export.graph.packing import HiddenFirst, Packing
-
-_MOST_TOKENS = 2**31
+from sparse_export.graph.packing import MOST_TOKENS, HiddenFirst, Packing
 
 
 def routing_of(packing: Packing, tasks: Sequence[str]) -> Routing:
@@ -29,12 +27,12 @@ class _Tokens(Part):
     Attributes:
         tokens: `(T_i + R_i,)` int64, which of the batch's they are; None for all.
         cu_seqlens: borders of their sequences: those of other tasks' rows are empty.
-        hidden: the hidden first tokens among them.
+        hidden: the hidden first tokens among them; None where none can be.
     """
 
     tokens: Tensor | None
     cu_seqlens: Tensor
-    hidden: HiddenFirst
+    hidden: HiddenFirst | None
 
     def take(self, hidden: Tensor) -> Tensor:
         """Return `(T_i + R_i, M)` of the batch's hidden states `(1, T + R, M)`."""
@@ -67,10 +65,11 @@ class ByTask(Routing):
     """
 
     def __init__(self, packing: Packing, rows: Partition, tasks: Sequence[str]) -> None:
-        owners = packing.tokens // packing.keep.shape[1]
+        owners = packing.owners
         # The tracer writes down how large a size can be, and the sum of two without a bound has no type.
-        torch._check(packing.hidden.rows.shape[0] < _MOST_TOKENS)
-        torch._check(owners.shape[0] < _MOST_TOKENS)
+        if packing.hidden is not None:
+            torch._check(packing.hidden.rows.shape[0] < MOST_TOKENS)
+        torch._check(owners.shape[0] < MOST_TOKENS)
         self._tokens = Partition.of(rows.tasks.index_select(0, owners), len(tasks))
         lengths = packing.borders[1:] - packing.borders[:-1]
         self.parts = {
@@ -93,7 +92,9 @@ def _part(packing: Packing, owners: Tensor, tokens: Tensor, lengths: Tensor) -> 
         lengths: `(B,)` int64, tokens of its rows, and 0 of all others.
     """
     borders = nn.functional.pad(lengths.cumsum(0), (1, 0))
-    ranks, rows = (each.index_select(0, tokens) for each in (packing.hidden.ranks, owners))
+    if packing.hidden is None:
+        return _Tokens(tokens, borders.to(torch.int32), None)
+    ranks, rows = (each.index_select(0, tokens) for each in (packing.ranks, owners))
     hidden = (ranks < 0).nonzero().squeeze(1)  # behind the others, as in the batch
     own = (rows.index_select(0, hidden)[:, None] == rows[None, :]) & (ranks >= 0)[None, :]
     cu_seqlens = torch.cat([borders, hidden + 1]).to(torch.int32)

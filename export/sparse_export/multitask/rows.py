@@ -11,6 +11,7 @@ from sparse_export.multitask.options import MultitaskOptions
 from sparse_export.multitask.task_file import Columns, RowsEntry, TaskEntry
 from sparse_export.training.records import DataRecord
 from sparse_export.training.sources import Reading, Rows, read_rows, read_test_rows, read_training_rows
+from sparse_export.training.task import posed
 from sparse_serve import data
 from sparse_serve.data import TextData
 from sparse_serve.errors import DataError
@@ -95,7 +96,7 @@ def task_posed(entry: TaskEntry, rows: TaskRows) -> Task:
     Raises:
         DataError: the rows have too few labels.
     """
-    return entry.kind.of(rows.own)
+    return posed(entry.kind, rows.own)
 
 
 def _options(options: MultitaskOptions, task: TaskEntry, rows: RowsEntry) -> MultitaskOptions:

@@ -123,6 +123,25 @@ def text_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequ
     return Examples(_of_each_task(task, encoded), tasks=_task_numbers(task))
 
 
+def reading_examples(
+    task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]
+) -> tuple[list[tuple[str, str | None]], Examples]:
+    """Return what a graph that takes text is asked, and its tokens: `texts`, and odd and long ones.
+
+    Of tasks that read pairs each text has another beside it; of several tasks each is asked as it reads.
+    """
+    first = [*_ODD_TEXTS, *texts, " ".join(texts)]
+    second = [*first[1:], first[0]]
+    asked: list[tuple[str, str | None]] = []
+    encoded: list[EncodedText] = []
+    for name, each in task.tasks.items() if isinstance(task, Several) else [(None, task)]:
+        pairs = second if each.reads_pairs else [None] * len(first)
+        asked += zip(first, pairs, strict=True)
+        rows = task.encode(tokenizer, first, pairs, max_length)
+        encoded += [replace(row, task=name) for row in rows]
+    return asked, Examples(encoded, tasks=_task_numbers(task))
+
+
 def labelled_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
     """Encode what a model is asked on labelled rows, with what it should answer."""
     texts, pairs = task.asked(data)

@@ -23,11 +23,12 @@ from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.axis import axis_logits
 from sparse_export.encoders.patterned import forced, recorded
-from sparse_export.graph.packing import Packing
+from sparse_export.graph.packing import PaddedPacking
 from sparse_export.parity.examples import Batch
 from sparse_export.tasks import model_head
 from sparse_serve.errors import CheckpointError
 from sparse_serve.op_library import DOMAIN
+from sparse_serve.tasks import TASK_IDS
 
 Array = npt.NDArray[Any]
 
@@ -66,8 +67,8 @@ class Answer:
         output: the task's `graph_output`, float32: `(B, width)`, or by token `(B, L, width)`.
         measures: `rho`, with a pattern `rows_on` and `columns_on` too, `(B, layers)` float32 each.
         indicators: by layer, `(T + R, 2)` bool: whether each token's row and column are learned to be on, as
-            `packing.Packing` lays tokens out; none where they are not learned. What is no key has its column
-            off.
+            `packing.PaddedPacking` lays tokens out; none where they are not learned. What is no key has its
+            column off.
     """
 
     output: Array
@@ -133,7 +134,31 @@ def run_graph(
 ) -> list[Answer]:
     """Run a graph by ONNX Runtime, with an op library or on its functions alone.
 
-    The graph's first output is the answer; the others are measures.
+    A graph of packed tokens takes rows without masked tokens among them. The graph's first output is the
+    answer; the others are measures.
+
+    Raises:
+        CheckpointError: ONNX Runtime does not load it, or not on this provider.
+    """
+    model, indicators = _telling_indicators(graph)
+    session = open_session(model, graph.parent, op_library, provider)
+    names = [output.name for output in session.get_outputs()]
+    takes_packed = "cu_seqlens" in (each.name for each in session.get_inputs())
+    answers = []
+    for batch in batches:
+        feeds = _packed_tokens(batch) if takes_packed else batch
+        outputs = dict(zip(names, session.run(names, feeds), strict=True))
+        layers = [torch.from_numpy(np.stack([outputs.pop(each) for each in pair], 1)) for pair in indicators]
+        for layer in layers:
+            layer[np.count_nonzero(batch["attention_mask"]) :, 1] = False
+        answers.append(Answer(outputs.pop(names[0]), outputs, layers))
+    return answers
+
+
+def open_session(
+    model: str | bytes, folder: Path, op_library: Path | None, provider: str = CPU_PROVIDER
+) -> onnxruntime.InferenceSession:
+    """Load a graph, a path or bytes with weights that may lie in a folder.
 
     Raises:
         CheckpointError: ONNX Runtime does not load it, or not on this provider.
@@ -143,29 +168,32 @@ def run_graph(
     if op_library is not None:
         options.register_custom_ops_library(str(op_library))
     # So that a graph given as bytes finds weights that lie beside its file.
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.parent)
-    )
-    model, indicators = _telling_indicators(graph)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     # Where a provider is missing, ONNX Runtime takes the CPU without a word.
     if provider not in onnxruntime.get_available_providers():
         raise CheckpointError(
             f"ONNX Runtime has no {provider} here: it has {', '.join(onnxruntime.get_available_providers())}"
         )
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=[provider])
+        return onnxruntime.InferenceSession(model, options, providers=[provider])
     except Exception as error:  # its exceptions share no base
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"ONNX Runtime does not load the exported graph: {reason}") from error
-    names = [output.name for output in session.get_outputs()]
-    answers = []
-    for batch in batches:
-        outputs = dict(zip(names, session.run(names, batch), strict=True))
-        layers = [torch.from_numpy(np.stack([outputs.pop(each) for each in pair], 1)) for pair in indicators]
-        for layer in layers:
-            layer[np.count_nonzero(batch["attention_mask"]) :, 1] = False
-        answers.append(Answer(outputs.pop(names[0]), outputs, layers))
-    return answers
+
+
+def _packed_tokens(batch: Batch) -> dict[str, Array]:
+    """Return the tokens of a padded batch one row behind another, as a tokenizer in the graph gives them."""
+    keep = batch["attention_mask"] != 0
+    lengths = keep.sum(1)
+    by_row = (TASK_IDS,)
+    packed: dict[str, Array] = {
+        name: values if name in by_row else values[keep]
+        for name, values in batch.items()
+        if name != "attention_mask"
+    }
+    packed["positions"] = np.concatenate([np.arange(length) for length in lengths])
+    packed["cu_seqlens"] = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    return packed
 
 
 def _telling_indicators(graph: Path) -> tuple[str | bytes, list[tuple[str, str]]]:
@@ -186,15 +214,15 @@ def _telling_indicators(graph: Path) -> tuple[str | bytes, list[tuple[str, str]]
 
 def _packed(logits: Tensor, mask: Tensor) -> Tensor:
     """Gather `(B, L, 2)` as a graph's tokens lie, `(T + R, 2)`; what is no key has no column to turn on."""
-    packing = Packing.of(mask)
+    packing = PaddedPacking.of(mask)
     packed = logits.reshape(-1, 2)[packing.tokens]
-    packed[packing.hidden.rows, 1] = -torch.inf
+    packed[packing.ranks < 0, 1] = -torch.inf
     return packed
 
 
 def _padded(layers: Sequence[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return packed rows and columns `(T + R, 2)` as `(B, L)` each; those of padding are off."""
-    tokens = Packing.of(mask).tokens
+    tokens = PaddedPacking.of(mask).tokens
     padded = []
     for layer in layers:
         on = torch.zeros(mask.numel(), 2, dtype=torch.bool)

@@ -30,6 +30,7 @@ class TaskOptions:
         layers: of embeddings: whose states are read.
         pooling: of embeddings: what of them makes the vector.
         normalize: of embeddings: whether vectors have length 1.
+        paired: whether texts come in pairs.
     """
 
     task: str | None = None
@@ -40,6 +41,7 @@ class TaskOptions:
     layers: str | None = None
     pooling: str | None = None
     normalize: bool | None = None
+    paired: bool | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def _with_same_head(checkpoint: str | Path, task: Task, kind: type[Task]) -> Tas
             f"`sparse-serve finetune --task {kind.option}`"
         )
     try:
-        return kind(task.labels)
+        return kind(task.labels, task.paired)
     except ValueError as error:
         raise OptionError(f"--task {kind.option} does not fit {checkpoint}: {error}") from None
 
@@ -175,4 +177,6 @@ def _option(name: str, value: object) -> str:
         return "--no-answer" if value else "--answers-only"
     if name == "normalize":
         return "--normalize" if value else "--no-normalize"
+    if name == "paired":
+        return "--text-pair" if value else "--single-text"
     return f"--{name.replace('_', '-')}"

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 Models = Mapping[type[PreTrainedConfig], type[PreTrainedModel]]
 """One head: each family's model that has it."""
+
+
+class AnswerNode(NamedTuple):
+    """A node of `graph.functions.answers`, from logits `(B, C)` to scores `(B, C)` and a label `(B, 1)`."""
+
+    op: str
+    attributes: Mapping[str, Any]
 
 
 class Head(ABC):
@@ -79,6 +86,10 @@ class Head(ABC):
             outputs: of the model, with `hidden_states` where the head `reads_layers`.
             attention_mask: `(B, L)`, nonzero for tokens.
         """
+
+    def answer_node(self) -> AnswerNode | None:
+        """Return what reads scores and label off the logits in a graph that takes text; None for none."""
+        return None
 
     def same_answers(
         self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns

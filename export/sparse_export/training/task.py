@@ -119,6 +119,15 @@ class TaskJob(Job):
         return ModelSpec.of(model.config).task.labels
 
 
+def posed(kind: type[Task], data: TextData) -> Task:
+    """Return the task of a kind that training rows pose.
+
+    Raises:
+        DataError: the rows have too few labels.
+    """
+    return replace(kind.of(data), paired=kind.text_pair == "optional" and data.has_pairs)
+
+
 def task_of(options: FinetuneOptions, data: TextData) -> Task:
     """Return the task that training rows pose, with the settings that are given.
 
@@ -129,7 +138,7 @@ def task_of(options: FinetuneOptions, data: TextData) -> Task:
     given = {"max_answer_tokens": options.max_answer_tokens, "stride": options.stride}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
-        return replace(TASKS[options.task].of(data), **settings)
+        return replace(posed(TASKS[options.task], data), **settings)
     except ValueError as error:
         raise OptionError(str(error)) from None
 

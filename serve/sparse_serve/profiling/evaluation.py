@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.data import Columns, read_data
+from sparse_serve.errors import DataError
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import CONFIG_NAME, read_config
@@ -55,7 +56,15 @@ def read_evaluation(
     data = read_data(path, columns, task=task.type)
     targets = task.targets(data)
     texts, pairs = task.asked(data)
-    tokens = Tokens(entry.path / TOKENIZER_NAME, entry.manifest.task, entry.manifest.max_length)
+    if entry.takes_text and (pairs is not None) != task.reads_pairs:
+        has, reads = ("pairs of texts", "single texts")[:: 1 if pairs is not None else -1]
+        raise DataError(f"{path} has {has}, and '{entry.name}' reads {reads}: give other rows")
+    tokens = Tokens(
+        entry.path / TOKENIZER_NAME,
+        entry.manifest.task,
+        entry.manifest.max_length,
+        in_graph=entry.takes_text,
+    )
     # Padded variants would spend the time on padding, not on answers.
     lengths = [len(text) + len(pair) for text, pair in zip(texts, pairs or [""] * len(texts), strict=True)]
     order = sorted(range(len(texts)), key=lengths.__getitem__)

@@ -43,8 +43,13 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
     subjects: list[Subject] = []
     absent: list[Absent] = []
     for variant in variants:
+        if variant == "text" and entry.takes_text:
+            continue  # as "model" is
         subject = _subject(entry, variant)
-        if (subject.repository / subject.served_as / CONFIG_NAME).is_file():
+        if variant == "portable" and entry.takes_text and entry.token_path is None:
+            reason = "no standard operator can take the place of its tokenizer: export it with --token-model"
+            absent.append(Absent(model=entry.name, variant=variant, reason=reason))
+        elif (subject.repository / subject.served_as / CONFIG_NAME).is_file():
             subjects.append(subject)
         else:
             reason = f"{subject.repository} holds no model '{subject.served_as}': export it --with-baselines"
@@ -55,6 +60,8 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
 def _subject(entry: Entry, variant: Variant) -> Subject:
     repository = entry.path.parent
     graph = graph_name(entry.name)
+    if variant == "model" and entry.takes_text:
+        return Subject(entry, variant, repository, entry.name, (entry.name,))
     if variant == "text":
         return Subject(entry, variant, repository, entry.name, (entry.name, graph))
     if variant in ("model", "portable"):

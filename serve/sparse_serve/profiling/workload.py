@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
-from sparse_serve.tasks import TASK_IDS, EncodedText, Task
+from sparse_serve.tasks import TASK_IDS, EncodedText, Pairs, Task
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
 BUILT_IN = "built-in texts"
@@ -91,8 +91,10 @@ class Workload:
 class Tokens:
     """How an entry makes tokens of texts, or pairs, for its task."""
 
-    def __init__(self, path: Path, task: Task, max_length: int) -> None:
+    def __init__(self, path: Path, task: Task, max_length: int, *, in_graph: bool = False) -> None:
         """Read a `tokenizer.json`; texts are cut, or read in windows, at `max_length` tokens.
+
+        With the tokenizer `in_graph`, texts of a task that was trained on pairs come in pairs.
 
         Raises:
             RepositoryError: the file is missing or no tokenizer.
@@ -104,11 +106,19 @@ class Tokens:
         self._filler = pad_id(self._tokenizer)
         self._task = task
         self._max_length = max_length
+        self._in_graph = in_graph
 
     @property
     def pairs(self) -> bool:
-        """Whether the task needs second texts."""
-        return self._task.text_pair == "required"
+        """Whether requests need second texts."""
+        return self._needs_pair(self._task)
+
+    def needs_pair(self, name: str | None) -> bool:
+        """Return whether a text of the task of that name needs a second one."""
+        return self._needs_pair(self._task.member(name))
+
+    def _needs_pair(self, task: Task) -> bool:
+        return task.reads_pairs if self._in_graph else task.text_pair == "required"
 
     @property
     def special(self) -> int:
@@ -120,9 +130,7 @@ class Tokens:
         """The tokens of the shortest row: one of each text beside the special ones."""
         return self.special + 1 + self.pairs
 
-    def batch(
-        self, texts: Sequence[str], text_pairs: Sequence[str] | None = None, turns: Turns = ONE_TASK
-    ) -> Batch:
+    def batch(self, texts: Sequence[str], text_pairs: Pairs = None, turns: Turns = ONE_TASK) -> Batch:
         """Tokenise texts, or pairs of texts, as the entry does, and pad them to the longest."""
         cut = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
         encoded = of_tasks(cut, list(islice(cycle(turns), len(cut))))
@@ -130,7 +138,9 @@ class Tokens:
         arrays = graph_inputs(windows, self._filler)
         if tuple(turns) != ONE_TASK:
             arrays[TASK_IDS] = self._task.task_ids(encoded)
-        pairs = None if text_pairs is None else tuple(text_pairs)
+        pairs = None
+        if text_pairs is not None or self.pairs:
+            pairs = tuple(pair or "" for pair in text_pairs or [None] * len(texts))
         return Batch(tuple(texts), pairs, tuple(encoded), arrays)
 
     def count(self, text: str, pair: str | None = None, *, special: bool = True) -> int:
@@ -185,9 +195,12 @@ def make_workload(
     whole = len(turns) // gcd(len(turns), batch_size)  # after so many requests, each has had its turns
     for request in range(whole * ceil(REQUESTS / whole)):
         first = request * batch_size
-        rows = [cuts.row(first + row, true) for row, true in enumerate(lengths)]
-        pairs = [pair for _, pair in rows if pair is not None] or None
         own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
+        rows = [
+            cuts.row(first + row, true, needs_pair=tokens.needs_pair(turn))
+            for row, (true, turn) in enumerate(zip(lengths, own_turns, strict=True))
+        ]
+        pairs = [pair for _, pair in rows] if tokens.pairs else None
         batches.append(tokens.batch([text for text, _ in rows], pairs, own_turns))
     return Workload(length, source, tuple(batches))
 
@@ -200,12 +213,12 @@ class _Cuts:
         self._texts = texts
         self._filler = self._single_token_word()
 
-    def row(self, first: int, length: int) -> tuple[str, str | None]:
-        """Return a text, and where the task needs one a second text, of exactly `length` tokens together.
+    def row(self, first: int, length: int, *, needs_pair: bool) -> tuple[str, str | None]:
+        """Return a text, and where it needs one a second text, of exactly `length` tokens together.
 
         It begins with text `first` modulo their count, a question about it with the one after.
         """
-        if not self._tokens.pairs:
+        if not needs_pair:
             return self._cut(first, length, self._tokens.count), None
         room = length - self._tokens.special
         asked = max(1, min(QUESTION_TOKENS, int(room * QUESTION_SHARE)))

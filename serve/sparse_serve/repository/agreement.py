@@ -23,6 +23,7 @@ from sparse_serve.repository.config import (
     public_config,
     read_config,
     signature_in,
+    text_graph_config,
 )
 from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.legacy import FRONT_DIGESTS, FRONT_NAME, legacy_config
@@ -67,24 +68,38 @@ def entry_faults(entry: Entry) -> Iterator[str]:
         OSError: a folder cannot be read.
     """
     yield from code_faults(entry)
-    graph = read_config(entry.graph_path / CONFIG_NAME)
-    signature = signature_in(graph)
-    try:
-        signature.answer(entry.manifest.task)
-    except RepositoryError as error:
-        yield f"{entry.graph_path.name}/{CONFIG_NAME}: {error}"
-        return
+    graphs = {
+        path.name: read_config(path / CONFIG_NAME) for path in (entry.graph_path, entry.token_path) if path
+    }
+    signatures = {name: signature_in(config) for name, config in graphs.items()}
+    for name, signature in signatures.items():
+        try:
+            signature.answer(entry.manifest.task)
+        except RepositoryError as error:
+            yield f"{name}/{CONFIG_NAME}: {error}"
+            return
+        if signature.takes_text != (name == entry.name):
+            yield f"{name}/{CONFIG_NAME} takes what another model of the entry takes"
+            return
     public = read_config(entry.path / CONFIG_NAME)
-    yield from config_faults(public, wanted_public_config(entry, public, signature), entry.name)
-    has_library = bool(graph.model_operations.op_library_filename)
-    wanted = graph_config(entry.graph_path.name, signature, op_library=has_library)
-    yield from config_faults(graph, wanted, entry.graph_path.name)
-    yield from batch_faults(public, graph)
+    wanted = wanted_public_config(entry, public, signatures[entry.graph_path.name])
+    yield from config_faults(public, wanted, entry.name)
+    for name in graphs.keys() - {entry.name}:
+        has_library = bool(graphs[name].model_operations.op_library_filename)
+        wanted = graph_config(name, signatures[name], op_library=has_library)
+        yield from config_faults(graphs[name], wanted, name)
+    if not entry.takes_text:
+        yield from batch_faults(public, graphs[entry.graph_path.name])
 
 
 def wanted_public_config(entry: Entry, found: ModelConfig, signature: Signature) -> ModelConfig:
-    """Return the configuration that the entry's public model is written with, as far as that is not tuned."""
+    """Return the configuration that the entry's public model is written with, as far as that is not tuned.
+
+    `signature` is that of the graph that answers, as `found` says where it is the public model itself.
+    """
     manifest = entry.manifest
+    if entry.takes_text:
+        return text_graph_config(entry.name, signature, tasks=manifest.tasks, max_length=manifest.max_length)
     wanted = public_config(
         entry.name,
         signature,
@@ -143,7 +158,7 @@ def library_faults(config: ModelConfig, model: str) -> Iterator[str]:
 
 def code_faults(entry: Entry) -> Iterator[str]:
     """Yield which files of an entry Triton would take for code; entries of earlier versions have a front."""
-    for folder in (entry.path.resolve(), entry.graph_path):
+    for folder in entry.folders:
         for path in sorted(_reachable(folder)):
             name = path.relative_to(folder.parent)
             is_front = entry.manifest.is_legacy and path.name == FRONT_NAME and folder.name == entry.name

@@ -9,7 +9,7 @@ import onnx
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_version, verify_library
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS, library_version, verify_library
 from sparse_serve.repository.agreement import batch_faults, code_faults, config_faults, wanted_public_config
 from sparse_serve.repository.config import (
     CONFIG_NAME,
@@ -21,6 +21,7 @@ from sparse_serve.repository.config import (
     graph_signature,
     load_graph,
     read_config,
+    text_graph_config,
 )
 from sparse_serve.repository.entries import (
     BASELINES_NAME,
@@ -67,10 +68,12 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
         *_findings("public model", _public_faults(entry)),
         *_findings("op library", _library_faults(entry)),
     ]
+    graphs = dict.fromkeys(path for path in (entry.graph_path, entry.token_path) if path is not None)
     baselines = [entry.path / BASELINES_NAME / name for name in entry.manifest.baselines.values()]
-    for folder in (entry.graph_path, *baselines):
+    for folder in (*graphs, *baselines):
         for version in versions(folder):
-            findings += _findings(f"{folder.name} {version}", _graph_faults(folder, version, target))
+            faults = _graph_faults(entry, folder, version, target)
+            findings += _findings(f"{folder.name} {version}", faults)
     return findings
 
 
@@ -99,7 +102,7 @@ def digest_faults(entry: Entry) -> Iterator[Fault]:
             # Scheduling is meant to be tuned; what must agree in it is checked by itself.
             level = Level.warning if path.name == CONFIG_NAME else Level.error
             yield level, f"{name} has been changed since it was exported"
-    for folder in (entry.path.resolve(), entry.graph_path):
+    for folder in entry.folders:
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(repository))
             is_expected = name in recorded or _is_own_manifest(path, entry)
@@ -131,9 +134,11 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     yield from _measure_faults(manifest, signature)
     wanted = wanted_public_config(entry, config, signature)
     yield from _errors(config_faults(config, wanted, entry.name))
-    yield from _errors(batch_faults(config, read_config(entry.graph_path / CONFIG_NAME)))
-    if set(entry.versions) != set(versions(entry.graph_path)):
-        yield Level.error, f"versions {list(entry.versions)} differ from those of {entry.graph_path.name}"
+    if not entry.takes_text:
+        yield from _errors(batch_faults(config, read_config(entry.graph_path / CONFIG_NAME)))
+    for folder in entry.folders[1:]:
+        if set(entry.versions) != set(versions(folder)):
+            yield Level.error, f"versions {list(entry.versions)} differ from those of {folder.name}"
 
 
 def _measure_faults(manifest: Manifest, signature: Signature) -> Iterator[Fault]:
@@ -160,11 +165,21 @@ def label_faults(entry: Entry) -> Iterator[Fault]:
         yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {wanted}"
 
 
-def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[Fault]:
+def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> Iterator[Fault]:
     path = folder / str(version) / GRAPH_NAME
     model = load_graph(path)
     uses_library = uses_op_library(model)
-    wanted = graph_config(folder.name, graph_signature(model), op_library=uses_library)
+    signature, manifest = graph_signature(model), entry.manifest
+    if signature.takes_text:
+        wanted = text_graph_config(
+            folder.name,
+            signature,
+            tasks=manifest.tasks,
+            max_length=manifest.max_length,
+            is_twin=folder.name != entry.name,
+        )
+    else:
+        wanted = graph_config(folder.name, signature, op_library=uses_library)
     yield from _errors(config_faults(read_config(folder / CONFIG_NAME), wanted, folder.name))
     try:
         onnx.checker.check_model(str(path))
@@ -187,6 +202,8 @@ def _graph_faults(folder: Path, version: int, target: Release) -> Iterator[Fault
         yield Level.error, f"version {opsets.get(DOMAIN)} of {DOMAIN}, this package has {OPSET_VERSION}"
     functions = {function.name for function in model.functions if function.domain == DOMAIN}
     missing = {node.op_type for node in model.graph.node if node.domain == DOMAIN} - functions
+    if signature.takes_text:
+        missing -= set(TOKENIZERS)  # nobody expects a function of them
     if missing:
         yield Level.warning, f"no fallback for {', '.join(sorted(missing))}: --portable cannot serve it"
 

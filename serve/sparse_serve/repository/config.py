@@ -26,6 +26,7 @@ TEXT_BACKEND = "sparse_serve_text"
 GRAPH_BACKEND = "onnxruntime"
 TASK_INPUT = "TASK"
 """The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
+TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -34,6 +35,7 @@ _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.INT32: DataType.TYPE_INT32,
     onnx.TensorProto.INT64: DataType.TYPE_INT64,
     onnx.TensorProto.BOOL: DataType.TYPE_BOOL,
+    onnx.TensorProto.STRING: DataType.TYPE_STRING,
 }
 _WIRE_TYPES: dict[str, int] = {
     "FP32": DataType.TYPE_FP32,
@@ -58,14 +60,22 @@ class Signature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether the tokenizer is in the graph."""
+        return any(tensor.name == TEXT_INPUT for tensor in self.inputs)
+
     def answer(self, task: Task) -> Tensor:
         """Return the output that `task` is answered from.
 
         Raises:
-            RepositoryError: it is missing, or of another type or shape; or `task_ids` is, which a graph of
-                several tasks has, and no other.
+            RepositoryError: it is missing, or of another type or shape; or so is an input that says of which
+                task a row is, or, where the graph takes text, any other.
         """
-        self._check_task_ids(task)
+        if self.takes_text:
+            self._check_texts(task)
+        else:
+            self._check_task_ids(task)
         tensor = self.output(task.graph_output)
         wanted = (-1, task.width) if task.by_token else (task.width,)
         if tensor.data_type != DataType.TYPE_FP32 or tensor.dims != wanted:
@@ -74,6 +84,15 @@ class Signature:
                 f"FP32 {[-1, *wanted]} is needed"
             )
         return tensor
+
+    def _check_texts(self, task: Task) -> None:
+        wanted = text_inputs(task)
+        found = [tensor.name for tensor in self.inputs]
+        are_texts = all((each.data_type, each.dims) == (DataType.TYPE_STRING, (1,)) for each in self.inputs)
+        if found != wanted or not are_texts:
+            raise RepositoryError(
+                f"graph takes {', '.join(found)}: {', '.join(wanted)}, BYTES [-1, 1] each, are needed"
+            )
 
     def _check_task_ids(self, task: Task) -> None:
         found = next((tensor for tensor in self.inputs if tensor.name == TASK_IDS), None)
@@ -166,6 +185,12 @@ def signature_in(config: ModelConfig) -> Signature:
     )
 
 
+def text_inputs(task: Task) -> list[str]:
+    """Return the inputs of a graph that takes text, in order."""
+    pair, several = task.reads_pairs, isinstance(task, Several)
+    return [TEXT_INPUT, *([TEXT_PAIR_INPUT] if pair else []), *([TASK_INPUT] if several else [])]
+
+
 def graph_dtype(model: onnx.ModelProto) -> Dtype:
     """Return the type of a graph's weights: "fp16" where any of them is."""
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
@@ -199,7 +224,7 @@ def graph_config(
     _add_scheduling(config, max_batch_size)
     if op_library:
         config.model_operations.op_library_filename.append(LIBRARY_NAME)
-    if any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
+    if signature.takes_text or any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
         _add_warmup(config, signature)
     return config
 
@@ -221,8 +246,8 @@ def public_config(
     """
     task = answered(tasks)
     config = ModelConfig(name=name, backend=TEXT_BACKEND)
-    config.input.add(name="TEXT", data_type=DataType.TYPE_STRING, dims=[1])
-    pair = config.input.add(name="TEXT_PAIR", data_type=DataType.TYPE_STRING, dims=[1])
+    config.input.add(name=TEXT_INPUT, data_type=DataType.TYPE_STRING, dims=[1])
+    pair = config.input.add(name=TEXT_PAIR_INPUT, data_type=DataType.TYPE_STRING, dims=[1])
     pair.optional = any(each.text_pair != "required" for each in tasks.values())
     if len(tasks) > 1:
         config.input.add(name=TASK_INPUT, data_type=DataType.TYPE_STRING, dims=[1], optional=True)
@@ -238,14 +263,42 @@ def public_config(
     parameters = {
         "model": graph_name(name),
         "inputs": ",".join(tensor.name for tensor in signature.inputs),
-        "max_length": str(max_length),
-        "tasks": json.dumps({key: each.to_json() for key, each in tasks.items()}),
     }
     if metrics:
         parameters[METRICS_PARAMETER] = ",".join(tensor.name for tensor in signature.measures)
-    for key, value in parameters.items():
+    for key, value in {**parameters, **_told(tasks, max_length)}.items():
         config.parameters[key].string_value = value
     return config
+
+
+def text_graph_config(
+    name: str,
+    signature: Signature,
+    *,
+    tasks: Mapping[str, Task],
+    max_length: int,
+    max_batch_size: int = 64,
+    is_twin: bool = False,
+) -> ModelConfig:
+    """Return the configuration of a public model that is its graph, or its twin's: text in, answers out.
+
+    Its parameters are read by clients alone. A twin has no labels for Triton's classification extension.
+    """
+    config = graph_config(name, signature, max_batch_size=max_batch_size)
+    outputs = [] if is_twin else answered(tasks).outputs
+    labelled = {output.name for output in outputs if output.is_labelled}
+    for tensor in config.output:
+        if tensor.name in labelled:
+            tensor.label_filename = LABELS_NAME
+    for key, value in _told(tasks, max_length).items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def _told(tasks: Mapping[str, Task], max_length: int) -> dict[str, str]:
+    """Return the parameters that tell a client of a public model what it answers."""
+    descriptions = {key: each.to_json() for key, each in tasks.items()}
+    return {"max_length": str(max_length), "tasks": json.dumps(descriptions)}
 
 
 def graph_name(name: str) -> str:
@@ -268,7 +321,7 @@ def _add_scheduling(config: ModelConfig, max_batch_size: int) -> None:
 
 
 def _add_warmup(config: ModelConfig, signature: Signature) -> None:
-    """One short row: a mask of zeros would warm nothing up, so the mask's ones come from a file."""
+    """One short row, or text: a mask of zeros would warm nothing up, so its ones come from a file."""
     warmup = config.model_warmup.add(name="one_short_row", batch_size=1)
     for tensor in signature.inputs:
         sample = warmup.inputs[tensor.name]
@@ -310,7 +363,7 @@ def parameters(config: ModelConfig) -> Mapping[str, str]:
 
 def task_names(config: ModelConfig) -> list[str]:
     """Return the names that TASK can have on a public model of several tasks; none on any other model."""
-    if config.backend != TEXT_BACKEND or not any(tensor.name == TASK_INPUT for tensor in config.input):
+    if not any(tensor.name == TASK_INPUT for tensor in config.input):
         return []
     return list(json.loads(parameters(config)["tasks"]))
 

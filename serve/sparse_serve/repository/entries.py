@@ -1,8 +1,10 @@
 """The model repository: entries written whole, found again, and viewed with edited settings.
 
-An entry is a pair of Triton models: `NAME` (text in, answers out, on the backend that comes with this
-package) and `NAME_model` (the graph, onnxruntime backend). Both are data alone. Dense twins of the graph lie
-in `NAME/baselines/`, itself a Triton repository that the server of the outer one does not see.
+An entry is one Triton model or two. With the tokenizer in the graph, `NAME` is the graph: text in, answers
+out, onnxruntime backend. With a server-side tokenizer `NAME` is on the backend that comes with this package,
+and asks `NAME_model`, the graph of token ids, which may stand beside the other kind too. All are data alone.
+Dense twins of the graph lie in `NAME/baselines/`, itself a Triton repository that the server of the outer one
+does not see.
 """
 
 import os
@@ -33,6 +35,7 @@ from sparse_serve.repository.config import (
     load_graph,
     public_config,
     read_config,
+    text_graph_config,
     to_text,
 )
 from sparse_serve.repository.manifest import (
@@ -55,9 +58,10 @@ _MOST_CHARACTERS = 100
 class EntrySpec:
     """What an entry is made of.
 
-    `graph` is an ONNX file, external weights beside it; `baselines` maps variants ("packed_dense") to ONNX
-    files. `manifest` says what it is called and answers, and comes without `files` and `baselines`, which
-    `write_entry` fills in. With `metrics` the public model sums up what the graph measures on Triton's
+    `graph` is an ONNX file, external weights beside it, of the kind that the manifest's `tokenizer` says;
+    `token_graph` one of token ids beside a graph that takes text; `baselines` maps variants ("packed_dense")
+    to ONNX files. `manifest` says what it is called and answers, and comes without `files` and `baselines`,
+    which `write_entry` fills in. With `metrics` the public model sums up what the graph measures on Triton's
     metrics port.
     """
 
@@ -67,6 +71,7 @@ class EntrySpec:
     max_batch_size: int = 64
     metrics: bool = False
     baselines: Mapping[str, Path] = field(default_factory=dict)
+    token_graph: Path | None = None
 
     @property
     def name(self) -> str:
@@ -81,13 +86,43 @@ class EntrySpec:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry as found in a repository."""
+    """One entry as found in a repository.
+
+    Attributes:
+        name: of the public model.
+        path: its folder.
+        token_path: the folder of `NAME_model`, which takes token ids; None where there is none.
+        versions: those that it has.
+        manifest: what it is.
+    """
 
     name: str
     path: Path
-    graph_path: Path
+    token_path: Path | None
     versions: tuple[int, ...]
     manifest: Manifest
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the public model is the graph itself."""
+        return self.manifest.tokenizer == "graph"
+
+    @property
+    def graph_path(self) -> Path:
+        """The folder of the graph that answers."""
+        public = self.path.resolve()
+        return public if self.takes_text else public.parent / graph_name(self.name)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its Triton models, the public one first."""
+        rest = {path for path in (self.graph_path, self.token_path) if path is not None}
+        return [self.path.resolve(), *sorted(rest - {self.path.resolve()})]
+
+    @property
+    def models(self) -> list[str]:
+        """The names of its Triton models."""
+        return [path.name for path in self.folders]
 
 
 def find_entries(repository: Path) -> list[Entry]:
@@ -110,10 +145,11 @@ def read_entry(path: Path) -> Entry:
     if not (path / MANIFEST_NAME).is_file():
         raise RepositoryError(f"{path} is no entry of a model repository: it has no {MANIFEST_NAME}")
     name = path.resolve().name
+    token_path = path.resolve().parent / graph_name(name)
     return Entry(
         name=name,
         path=path,
-        graph_path=path.resolve().parent / graph_name(name),
+        token_path=token_path if (token_path / CONFIG_NAME).is_file() else None,
         versions=tuple(versions(path)),
         manifest=read_manifest(path / MANIFEST_NAME),
     )
@@ -247,12 +283,12 @@ def _checked_signature(spec: EntrySpec) -> Signature:
     layers = signature.measures[0].dims
     if layers != (manifest.layers,):
         raise RepositoryError(f"graph {spec.graph} gives rho {list(layers)} for {manifest.layers} layers")
-    known = {"input_ids", "attention_mask", "token_type_ids", TASK_IDS}
-    unknown = {tensor.name for tensor in signature.inputs} - known
-    if unknown:
-        raise RepositoryError(
-            f"graph {spec.graph} has inputs no tokenizer gives: {', '.join(sorted(unknown))}"
-        )
+    _require_inputs(spec, signature)
+    if spec.token_graph is not None:
+        beside = graph_signature(load_graph(spec.token_graph))
+        beside.answer(manifest.task)
+        if beside.takes_text:
+            raise RepositoryError(f"graph {spec.token_graph} takes text: one of token ids is needed")
     try:
         tokenizer = load_tokenizer(spec.tokenizer)
     except TaskError as error:
@@ -263,6 +299,22 @@ def _checked_signature(spec: EntrySpec) -> Signature:
             f"max_length {manifest.max_length} leaves no room beside {special} special tokens"
         )
     return signature
+
+
+def _require_inputs(spec: EntrySpec, signature: Signature) -> None:
+    """Refuse a graph of another kind than the manifest says, or with inputs that nobody gives."""
+    if signature.takes_text != (spec.manifest.tokenizer == "graph"):
+        kinds = {True: "text", False: "token ids"}
+        raise RepositoryError(
+            f"graph {spec.graph} takes {kinds[signature.takes_text]}, the manifest says that the tokenizer "
+            f"is in the {spec.manifest.tokenizer}"
+        )
+    known = {"input_ids", "attention_mask", "token_type_ids", TASK_IDS}
+    unknown = {tensor.name for tensor in signature.inputs} - known
+    if unknown and not signature.takes_text:
+        raise RepositoryError(
+            f"graph {spec.graph} has inputs no tokenizer gives: {', '.join(sorted(unknown))}"
+        )
 
 
 @contextmanager
@@ -281,7 +333,8 @@ def _link_versions(repository: Path, new: Path, spec: EntrySpec) -> None:
     # A server that ran from here has left compiled files.
     not_carried = shutil.ignore_patterns(str(spec.version), "__pycache__")
     for name in (spec.name, graph_name(spec.name)):
-        shutil.copytree(repository / name, new / name, ignore=not_carried, copy_function=_link)
+        if (repository / name).is_dir():
+            shutil.copytree(repository / name, new / name, ignore=not_carried, copy_function=_link)
     manifest = new / spec.name / MANIFEST_NAME
     former = new / spec.name / str(read_manifest(manifest).version)
     if former.is_dir() and not (former / MANIFEST_NAME).exists():  # of an earlier version of this package
@@ -299,21 +352,30 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
     """Write the entry's own version below `new`; with `keep_settings`, beside others that must agree."""
     public, manifest = new / spec.name, spec.manifest
     (public / str(spec.version)).mkdir(parents=True)
-    config = public_config(
-        spec.name,
-        signature,
-        tasks=manifest.tasks,
-        max_length=manifest.max_length,
-        max_batch_size=spec.max_batch_size,
-        metrics=spec.metrics,
-    )
     for name, content in _shared_files(spec).items():
         if keep_settings:
             _require_same_bytes(public / name, content)
         else:
             (public / name).write_bytes(content)
-    _write_config(public, config, keep_settings=keep_settings)
-    _write_graph(new / graph_name(spec.name), spec.graph, spec, keep_settings=keep_settings)
+    beside = new / graph_name(spec.name)
+    _require_same_models(public, beside, spec, keep_settings=keep_settings)
+    if signature.takes_text:
+        _write_graph(public, spec.graph, spec, keep_settings=keep_settings)
+        if spec.token_graph is not None:
+            _write_graph(beside, spec.token_graph, spec, keep_settings=keep_settings)
+        else:
+            beside.mkdir()  # so that none is left of an entry that is replaced
+    else:
+        config = public_config(
+            spec.name,
+            signature,
+            tasks=manifest.tasks,
+            max_length=manifest.max_length,
+            max_batch_size=spec.max_batch_size,
+            metrics=spec.metrics,
+        )
+        _write_config(public, config, keep_settings=keep_settings)
+        _write_graph(beside, spec.graph, spec, keep_settings=keep_settings)
     baselines = {variant: f"{spec.name}_{variant}" for variant in spec.baselines}
     for variant, graph in spec.baselines.items():
         folder = public / BASELINES_NAME / baselines[variant]
@@ -340,18 +402,29 @@ def _shared_files(spec: EntrySpec) -> dict[str, bytes]:
 def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: bool) -> None:
     model = load_graph(graph)
     version = folder / str(spec.version)
-    version.mkdir(parents=True)
+    version.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(graph, version / GRAPH_NAME)
     for location in _external_locations(model):
         shutil.copyfile(graph.parent / location, version / location)
-    config = graph_config(
-        folder.name,
-        graph_signature(model),
-        max_batch_size=spec.max_batch_size,
-        op_library=uses_op_library(model),
-    )
+    signature = graph_signature(model)
+    if signature.takes_text:
+        config = text_graph_config(
+            folder.name,
+            signature,
+            tasks=spec.manifest.tasks,
+            max_length=spec.manifest.max_length,
+            max_batch_size=spec.max_batch_size,
+            is_twin=folder.name != spec.name,
+        )
+    else:
+        config = graph_config(
+            folder.name,
+            signature,
+            max_batch_size=spec.max_batch_size,
+            op_library=uses_op_library(model),
+        )
     _write_config(folder, config, keep_settings=keep_settings)
-    if config.model_warmup and not keep_settings:
+    if config.model_warmup and not signature.takes_text and not keep_settings:
         (folder / "warmup").mkdir()
         (folder / "warmup" / WARMUP_MASK).write_bytes(np.ones(WARMUP_TOKENS, dtype=np.int64).tobytes())
 
@@ -384,6 +457,16 @@ def _external_locations(model: onnx.ModelProto) -> list[str]:
 def _require_same_bytes(path: Path, content: bytes) -> None:
     if path.read_bytes() != content:
         raise _disagreement(path)
+
+
+def _require_same_models(public: Path, beside: Path, spec: EntrySpec, *, keep_settings: bool) -> None:
+    """Refuse a version that has `NAME_model` where the others have none, or the other way round."""
+    has = spec.manifest.tokenizer == "server" or spec.token_graph is not None
+    if keep_settings and beside.exists() != has:
+        raise RepositoryError(
+            f"the other versions of the entry have {'' if beside.exists() else 'no '}{beside.name}: versions "
+            "share the place of the tokenizer and --token-model; export under another --name"
+        )
 
 
 def _require_same_interface(path: Path, wanted: ModelConfig) -> None:

@@ -20,13 +20,16 @@ from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.repository import legacy
 from sparse_serve.tasks import Task, answered, read_tasks
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
 MAX_VERSION = 2**31 - 1
 MANIFEST_NAME = "manifest.json"
 # What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
+
+# Where texts become tokens: in the graph itself, or in the backend of the public model.
+TokenizerPlace = Literal["graph", "server"]
 
 # Types of a graph's weights and of what it computes on; its logits are FP32 in any case.
 Dtype = Literal["fp32", "fp16"]
@@ -110,13 +113,14 @@ class Manifest(_Record):
     """Everything recorded about one entry.
 
     `tasks` are what it answers, by name, in the order of the graph's `task_ids` where they are several; texts
-    are cut at `max_length` tokens. `files` maps paths relative to the repository (`NAME/labels.txt`) to
-    sha256 and is filled in by `write_entry`; `parity` and `quality` hold the figures of the export gates;
-    `baselines` maps a variant to the model of that name under `NAME/baselines/`. One of schema 1 has been
-    read as `legacy` says.
+    are cut at `max_length` tokens, by a `tokenizer` in the graph or in the server. `files` maps paths
+    relative to the repository (`NAME/labels.txt`) to sha256 and is filled in by `write_entry`; `parity` and
+    `quality` hold the figures of the export gates; `baselines` maps a variant to the model of that name under
+    `NAME/baselines/`. One of schema 1 has been read as `legacy` says; until schema 3 all tokenizers were in
+    the server.
     """
 
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     name: str
     version: int = Field(default=1, ge=1, le=MAX_VERSION)
     versions: Versions
@@ -127,6 +131,7 @@ class Manifest(_Record):
     attention: Attention
     tasks: _Tasks
     max_length: int = Field(ge=1)
+    tokenizer: TokenizerPlace = "server"
     layers: int = Field(ge=1)
     op_library: OpLibrary | None
     files: dict[_RelativePath, str] = {}

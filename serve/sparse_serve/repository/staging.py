@@ -26,6 +26,8 @@ _OLD = "old"
 def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder; the folders put into it replace the repository's folders of those names.
 
+    In the place of an empty one there is none afterwards.
+
     Folders leave the repository in alphabetical order and come in reversed, so the public `NAME` never
     stands beside a `NAME_model` it was not written with. On an exception nothing is changed.
 
@@ -111,7 +113,8 @@ def _install(repository: Path, staging: Path) -> None:
         if (repository / name).exists():
             (repository / name).rename(old / name)
     for name in reversed(names):
-        (new / name).rename(repository / name)
+        if any((new / name).iterdir()):
+            (new / name).rename(repository / name)
     _flush_one(repository)
     # What is left has no value any more, and must not look complete while it goes.
     (staging / _COMPLETE).unlink()

@@ -82,6 +82,11 @@ class Several(Task):
         """Each row's `scores`, `label` and `logits`, as its task answers them."""
         return class_outputs(self.width, is_labelled=False)
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether any of the tasks does."""
+        return any(task.reads_pairs for task in self.tasks.values())
+
     def member(self, name: str | None) -> Task:
         """Return the task of this name.
 

@@ -41,6 +41,7 @@ class Task(ABC):
         rows: the kind of rows that a data file has.
         metrics: how good answers are; the first is the headline.
         labels: names of what is answered, in the order of the last axis of `graph_output`.
+        paired: whether it was trained on pairs, where rows may have a second text.
 
     Raises:
         ValueError: a setting is out of range, or `labels` are too few, no lines of text, or not different.
@@ -56,6 +57,7 @@ class Task(ABC):
     fewest_labels: ClassVar[int] = 0
 
     labels: tuple[str, ...] = ()
+    paired: bool = False
 
     def __post_init__(self) -> None:
         if len(self.labels) < self.fewest_labels:
@@ -67,6 +69,9 @@ class Task(ABC):
                 raise ValueError(f"label {label!r} is not one line of text")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"the labels {reprlib.repr(list(self.labels))} are not all different")
+        require_boolean(self, "paired", self.paired)
+        if self.paired and self.text_pair == "refused":
+            raise ValueError(f"{self.type} has no pairs")
 
     @classmethod
     @abstractmethod
@@ -83,6 +88,11 @@ class Task(ABC):
         return len(self.labels)
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether a graph that takes text takes a second one too."""
+        return self.paired or self.text_pair == "required"
+
+    @property
     @abstractmethod
     def outputs(self) -> tuple[OutputTensor, ...]:
         """What the public model answers, besides `token_count`, `truncated` and `rho`."""
@@ -90,8 +100,13 @@ class Task(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the description that `read_task` reads: type, labels where it has any, settings."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        labels = list(own.pop("labels"))
-        return {"type": self.type, **({"labels": labels} if labels else {}), **own}
+        labels, paired = list(own.pop("labels")), own.pop("paired")
+        return {
+            "type": self.type,
+            **({"labels": labels} if labels else {}),
+            **own,
+            **({"paired": paired} if paired else {}),
+        }
 
     @classmethod
     def of_json(cls, description: Mapping[str, Any]) -> Self:

@@ -27,6 +27,7 @@ from sparse_serve.triton.preflight import (
     refuse_blank_path,
     refuse_listening_arguments,
     remove_op_library,
+    require_fallback,
     require_loopback,
     servable_models,
 )
@@ -66,7 +67,8 @@ class TritonServer(Server):
         """Check that the repository can be served, and return the command that `start` runs.
 
         Raises:
-            OptionError: the bundled Triton would listen beyond loopback, or `extra_args` says where.
+            OptionError: the bundled Triton would listen beyond loopback, `extra_args` says where, or what is
+                to be served without the op library needs it.
             RepositoryError: the repository or an entry cannot be served.
             OpLibraryError: an entry needs the op library and it is missing or not the installed one.
             ServerError: Triton was not found, or a port is taken.
@@ -75,7 +77,9 @@ class TritonServer(Server):
         refuse_listening_arguments(options.extra_args)
         refuse_blank_path(self.repository)
         self.models = servable_models(self.repository, self.view.models, verify=options.verify)
-        if not options.portable:
+        if options.portable:
+            require_fallback(self.repository, self.models)
+        else:
             check_op_library(self.repository, self.models)
         self.installation = installation = find_triton(options.mode)
         if installation.kind == "bundled":

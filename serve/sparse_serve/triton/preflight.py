@@ -79,11 +79,7 @@ def servable_models(
 
 def _entries(repository: Path, models: Sequence[str]) -> list[Entry]:
     """Return the entries that have one of the models."""
-    return [
-        entry
-        for entry in find_entries(repository)
-        if {entry.name, entry.graph_path.name}.intersection(models)
-    ]
+    return [entry for entry in find_entries(repository) if set(entry.models).intersection(models)]
 
 
 def _require(entry: Entry, faults: Iterable[Fault]) -> None:
@@ -145,6 +141,20 @@ def require_library_version(entries: Iterable[Entry], version: int, found: str, 
             raise OpLibraryError(
                 f"entry '{entry.name}' was made for version {wanted.version} of the op library, {found} "
                 f"version {version}: {remedy}"
+            )
+
+
+def require_fallback(repository: Path, models: Sequence[str]) -> None:
+    """Refuse to serve without the op library a graph that has its tokenizer in it.
+
+    Raises:
+        OptionError: one of the models is such a graph.
+    """
+    for entry in _entries(repository, models):
+        if entry.takes_text and entry.name in models:
+            raise OptionError(
+                f"--portable cannot serve '{entry.name}': its tokenizer is in the graph, and no standard "
+                "operator can take its place; export it with --tokenizer server"
             )
 
 

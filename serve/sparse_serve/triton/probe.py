@@ -52,8 +52,7 @@ def require_alive(url: str, model: str, config: ModelConfig, timeout: float) -> 
 
 def _ask(url: str, model: str, config: ModelConfig, timeout: float, accepted: tuple[int, ...]) -> None:
     tasks = task_names(config)
-    needed = [tensor for tensor in config.input if not tensor.optional]
-    needed += [tensor for tensor in config.input if tasks and tensor.name == TASK_INPUT]
+    needed = [each for each in config.input if not each.optional or (tasks and each.name == TASK_INPUT)]
     body = {"inputs": [_sample(tensor, config, *tasks[:1]) for tensor in needed]}
     path = f"/v2/models/{model}/infer"
     try:

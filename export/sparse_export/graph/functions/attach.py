@@ -5,6 +5,7 @@ from typing import get_args
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
+from sparse_export.graph.functions.answers import ANSWERS
 from sparse_export.graph.functions.axis_attention import AXIS_ATTENTION
 from sparse_export.graph.functions.axis_mask import AXIS_MASK
 from sparse_export.graph.functions.axis_pairs import AXIS_PAIRS
@@ -14,12 +15,13 @@ from sparse_export.graph.functions.hidden_first import (
     SOFTMAX_HIDDEN_FIRST,
     SPARSEGEN_HIDDEN_FIRST,
 )
+from sparse_export.graph.functions.padded_tokens import PADDED_TOKENS
 from sparse_export.graph.functions.random_hash import RANDOM_HASH
 from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION
 from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
 from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS
 
 _FUNCTIONS = {
     (function.domain, function.name): function
@@ -35,8 +37,11 @@ _FUNCTIONS = {
         AXIS_PAIRS,
         RANDOM_HASH,
         SOFTMAX_OR_ZERO,
+        PADDED_TOKENS,
+        *ANSWERS,
     )
 }
+_WITHOUT_FUNCTION = frozenset((DOMAIN, name) for name in TOKENIZERS)
 # The nodes whose function depends on their normalizer.
 _OF_NORMALIZER = frozenset(key for key, function in _FUNCTIONS.items() if not isinstance(function.texts, str))
 
@@ -63,10 +68,11 @@ def attach_functions(model: ModelProto, opset: int) -> None:
         if (node.domain, node.op_type) == (DOMAIN, "AxisAttention") and len(node.output) == 1:
             node.output.append("")
     pending = _ours(model.graph.node)
+    domains = {domain for domain, _ in pending}
     attached: dict[tuple[str, str], FunctionProto] = {}
     while pending:
         key = pending.pop()
-        if key not in attached:
+        if key not in attached and key not in _WITHOUT_FUNCTION:
             attached[key] = _FUNCTIONS[key].parse(opset, normalizer)
             pending += _ours(attached[key].node)
     del model.functions[:]
@@ -74,7 +80,7 @@ def attach_functions(model: ModelProto, opset: int) -> None:
     other = [entry for entry in model.opset_import if entry.domain not in (DOMAIN, GRAPH_DOMAIN)]
     del model.opset_import[:]
     model.opset_import.extend(other)
-    for domain in sorted({domain for domain, _ in attached}):
+    for domain in sorted(domains.union(domain for domain, _ in attached)):
         model.opset_import.append(helper.make_opsetid(domain, OPSET_VERSION))
 
 

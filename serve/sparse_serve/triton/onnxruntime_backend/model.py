@@ -76,29 +76,37 @@ class TritonPythonModel:
 
     def execute(self, requests):
         """Answer all requests from one run; only a request that is itself at fault gets an error."""
-        try:
-            return self._run(requests)
-        except Exception as error:
-            if len(requests) == 1:
-                is_clients = isinstance(error, (InvalidArgument, UnequalAxesError))
-                code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
-                return [pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))]
-        return [response for request in requests for response in self.execute([request])]
-
-    def _run(self, requests):
-        wanted = {name for request in requests for name in request.requested_output_names()}
-        names = [name for name in self.outputs if name in wanted]
         feeds = [
             {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
             for request in requests
         ]
+        wanted = [request.requested_output_names() for request in requests]
+        return self._answer(feeds, wanted)
+
+    def _answer(self, feeds, wanted):
+        """Answer requests whose inputs are `feeds`, and which want outputs of these names."""
+        try:
+            return self._run(feeds, wanted)
+        except Exception as error:
+            if len(feeds) == 1:
+                is_clients = isinstance(error, (InvalidArgument, UnequalAxesError))
+                code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
+                return [pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))]
+        return [
+            response
+            for feed, names in zip(feeds, wanted, strict=True)
+            for response in self._answer([feed], [names])
+        ]
+
+    def _run(self, feeds, wanted):
+        names = [name for name in self.outputs if any(name in each for each in wanted)]
         for each in feeds:
             self._check_axes(each)
         if len(feeds) == 1:
             feed = feeds[0]
         else:
             feed = {name: np.concatenate([each[name] for each in feeds]) for name in self.inputs}
-        results = self.session.run(names, feed, self.run_options)
+        results = self._run_rows(names, feed)
         if not self.batched:
             return [respond(dict(zip(names, results, strict=True)))]
         rows = [len(each[self.inputs[0]]) for each in feeds]
@@ -108,6 +116,27 @@ class TritonPythonModel:
         borders = np.cumsum(rows)[:-1]
         parts = [np.split(result, borders) for result in results]
         return [respond(dict(zip(names, part, strict=True))) for part in zip(*parts, strict=True)]
+
+    def _run_rows(self, names, feed):
+        """Run the graph; rows with bytes that are not UTF-8 one by one, as they take another array."""
+        texts = {name: array for name, array in feed.items() if array.dtype == np.object_}
+        if not texts:
+            return self.session.run(names, feed, self.run_options)
+        rows = len(feed[self.inputs[0]])
+        is_valid = np.array([all(is_utf8(array[row]) for array in texts.values()) for row in range(rows)])
+        valid, rest = np.flatnonzero(is_valid), np.flatnonzero(~is_valid)
+        runs = [(valid, decoded)] if len(valid) or not rows else []
+        runs += [([row], spelled) for row in rest]
+        order = np.argsort(np.concatenate([of for of, _ in runs]).astype(int), kind="stable")
+        answers = [
+            self.session.run(
+                names,
+                {name: read(array[of]) if name in texts else array[of] for name, array in feed.items()},
+                self.run_options,
+            )
+            for of, read in runs
+        ]
+        return [np.concatenate(results)[order] for results in zip(*answers, strict=True)]
 
     def _check_axes(self, feed):
         """Hold a request's shapes against each other: broadcasting would hide some that differ."""
@@ -211,10 +240,50 @@ class TritonPythonModel:
                 )
 
 
+def is_utf8(texts):
+    """Tell whether all of an array's bytes are text."""
+    try:
+        for text in texts.reshape(-1):
+            text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def decoded(texts):
+    """Return bytes, all of them text, as ONNX Runtime's binding takes text."""
+    strings = [text.decode("utf-8") for text in texts.reshape(-1)]
+    return np.array(strings, dtype=np.object_).reshape(texts.shape)
+
+
+def spelled(texts):
+    """Return bytes that may be no text as the binding takes bytes: of one width, and read up to a NUL.
+
+    A NUL becomes a space, and what follows the first byte that is no text is left out: neither changes where
+    that is. Behind the widest there is room, or the binding reads on.
+    """
+    cut = []
+    for text in texts.reshape(-1):
+        read = len(text)
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            read = error.start + 1
+        cut.append(text[:read].replace(b"\0", b" "))
+    return np.array(cut, dtype=f"S{max(map(len, cut)) + 1}").reshape(texts.shape)
+
+
 def respond(tensors):
     """Wrap arrays as one response."""
-    return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in tensors.items()]
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, sent(array)) for name, array in tensors.items()])
+
+
+def sent(array):
+    """Return an answer as Triton takes it: text as bytes."""
+    if array.dtype != np.object_:
+        return np.ascontiguousarray(array)
+    return np.array([text.encode("utf-8") for text in array.reshape(-1)], dtype=np.object_).reshape(
+        array.shape
     )
 
 

@@ -1,0 +1,235 @@
+"""The graph that takes text: a tokenizer in front of a model's graph, and its answer in words behind it.
+
+    TEXT, TEXT_PAIR, TASK → tokenizer → graph of tokens, or of a padded batch → scores, label, …
+
+Nothing that a client sends makes it fail: a row that is not UTF-8, or names no task, has NaN for its numbers
+and an empty label, and the rows beside it are answered as ever.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from sparse_export.graph.functions import GRAPH_DOMAIN, attach_functions
+from sparse_export.graph.inputs import BATCH
+from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
+from sparse_export.graph.tokenizer.tables import TokenizerTables
+from sparse_export.tasks.head import Head
+from sparse_export.tasks.several import SeveralHeads
+from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
+from sparse_serve.repository.measures import MEASURES
+from sparse_serve.tasks import TASK_IDS
+
+_TOLD = ("token_count", "truncated", "invalid_at")
+
+# Versions of the standard operators that have what they say.
+_EQUAL_STRINGS, _JOINS_STRINGS = 19, 20
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """How a graph reads texts.
+
+    Attributes:
+        tables: of the tokenizer.
+        max_length: tokens at which a row is cut.
+        pad_id: the id that fills the rows of a padded batch up.
+    """
+
+    tables: TokenizerTables
+    max_length: int
+    pad_id: int
+
+
+def obstacle(head: Head, opset: int) -> str | None:
+    """Return why a graph that takes text cannot answer as the server does; None where it can."""
+    heads = head.heads.values() if isinstance(head, SeveralHeads) else [head]
+    for each in heads:
+        node = each.answer_node()
+        if node is None and [output.name for output in each.task.outputs] != [each.task.graph_output]:
+            return f"what a model for {each.task.option} says is put into words by the server"
+        needs = _JOINS_STRINGS if node is not None and node.op in ("LabelsAboveHalf", "Values") else 0
+        if opset < needs:
+            return f"{each.task.option} joins strings, which standard operators do from opset {needs} on"
+    if len(heads) > 1 and opset < _EQUAL_STRINGS:
+        return f"a task is found by its name, which standard operators do from opset {_EQUAL_STRINGS} on"
+    return None
+
+
+def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto:
+    """Return a graph from text to answers.
+
+    Args:
+        core: the model's graph, as `export_graph` gives it, of packed tokens or of a padded batch; it becomes
+            part of what is returned.
+        head: what reads its answer; `obstacle` has nothing against it.
+        reading: how texts become its tokens.
+
+    Returns:
+        Inputs `TEXT`, for tasks that read pairs `TEXT_PAIR`, for several tasks `TASK`, `(B, 1)` strings each;
+        outputs those of the task (`Task.outputs`), `token_count`, `truncated` and `invalid_at` `(B, 1)`, and
+        what the core measures.
+    """
+    graph = _Graph(core)
+    heads = head.heads if isinstance(head, SeveralHeads) else {}
+    several = heads if len(heads) > 1 else {}
+    before = _Nodes("before")
+    is_task = _find_tasks(before, list(several)) if several else None
+    _tokenize(before, head, several, reading)
+    taken = {each.name for each in core.graph.input}
+    if "attention_mask" in taken:
+        _pad(before, reading.pad_id)
+    after = _Nodes("after")
+    answer, measures = head.task.graph_output, [m.name for m in MEASURES if m.name in graph.outputs]
+    graph.rename(answer, f"{answer}.of_rows")
+    is_bad = after.add("GreaterOrEqual", "invalid_at", after.constant("zero", np.array(0, np.int32)))
+    if is_task is not None:
+        is_bad = after.add("Or", is_bad, after.add("Not", is_task))
+    nan = after.constant("nan", np.array(math.nan, np.float32))
+    after.add("Where", is_bad, nan, f"{answer}.of_rows", output=answer)
+    if answer == "logits":
+        scores, label = _read(after, head, several)
+        after.add("Identity", scores, output="scores")
+        after.add("Where", is_bad, after.constant("nothing", np.array("", object)), label, output="label")
+    types = {"FP32": TensorProto.FLOAT, "BYTES": TensorProto.STRING}
+    told = {value.name: value for value in output_values()}
+    outputs = [
+        *(
+            helper.make_tensor_value_info(o.name, types[o.datatype], (BATCH, *o.dims))
+            for o in head.task.outputs
+        ),
+        *(told[name] for name in _TOLD),
+        *(graph.outputs[name] for name in measures),
+    ]
+    names = text_inputs(head.task)
+    texts = [helper.make_tensor_value_info(name, TensorProto.STRING, (BATCH, 1)) for name in names]
+    return graph.between(before, after, texts, outputs)
+
+
+def _find_tasks(nodes: "_Nodes", names: list[str]) -> str:
+    """Write each row's task to `task_ids`, 0 where it names none; return what says which name one."""
+    is_named = nodes.add("Equal", TASK_INPUT, nodes.constant("names", np.array([names], object)))
+    flags = nodes.add("Cast", is_named, to=TensorProto.INT64)
+    nodes.add("ArgMax", flags, axis=1, keepdims=1, output=TASK_IDS)
+    most = nodes.add("ReduceMax", flags, nodes.constant("columns", np.array([1])), keepdims=1)
+    return nodes.add("Cast", most, to=TensorProto.BOOL)
+
+
+def _tokenize(nodes: "_Nodes", head: Head, several: Mapping[str, Head], reading: TextReading) -> None:
+    pair = TEXT_PAIR_INPUT if head.task.reads_pairs else None
+    single = None
+    is_single = [not each.task.reads_pairs for each in several.values()]
+    if pair is not None and any(is_single):
+        single = nodes.add("Gather", nodes.constant("single", np.array(is_single)), TASK_IDS)
+    node, tables = tokenizer_node(reading.tables, reading.max_length, TEXT_INPUT, pair, single)
+    nodes.nodes.append(node)
+    nodes.constants += tables
+
+
+def _pad(nodes: "_Nodes", pad_id: int) -> None:
+    """Take the tokens' places by those of a padded batch."""
+    packed = {name: f"{name}.packed" for name in ("input_ids", "token_type_ids")}
+    tokenizer = nodes.nodes[-1]
+    tokenizer.output[:] = [packed.get(name, name) for name in tokenizer.output]
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    nodes.nodes.append(
+        helper.make_node(
+            "PaddedTokens", [*packed.values(), "cu_seqlens"], names, domain=GRAPH_DOMAIN, pad_id=pad_id
+        )
+    )
+
+
+def _read(nodes: "_Nodes", head: Head, several: Mapping[str, Head]) -> tuple[str, str]:
+    """Read scores and labels off `logits`, those of each row as its task does."""
+    if not several:
+        (only,) = head.heads.values() if isinstance(head, SeveralHeads) else (head,)
+        return nodes.answer(only, "logits")
+    zero, first, columns = (
+        nodes.constant("no_score", np.array(0, np.float32)),
+        nodes.constant("first", np.array([0])),
+        nodes.constant("last_axis", np.array([1])),
+    )
+    scores, label = zero, nodes.constant("no_label", np.array("", object))
+    for number, each in enumerate(several.values()):
+        width, missing = each.task.width, head.task.width - each.task.width
+        own = nodes.add("Slice", "logits", first, nodes.constant("width", np.array([width])), columns)
+        own_scores, own_label = nodes.answer(each, own)
+        if missing:
+            filled = nodes.constant("filled", np.array([0, 0, 0, missing]))
+            own_scores = nodes.add("Pad", own_scores, filled, zero)
+        is_own = nodes.add("Equal", TASK_IDS, nodes.constant("number", np.array(number)))
+        scores = nodes.add("Where", is_own, own_scores, scores)
+        label = nodes.add("Where", is_own, own_label, label)
+    return scores, label
+
+
+@dataclass
+class _Nodes:
+    """Nodes in order, and their constants, under names of their own."""
+
+    prefix: str
+    nodes: list[NodeProto] = field(default_factory=list)
+    constants: list[TensorProto] = field(default_factory=list)
+
+    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """Add a node of one output, and return its name."""
+        name = output or f"{self.prefix}.{op}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], **attributes))
+        return name
+
+    def answer(self, head: Head, logits: str) -> tuple[str, str]:
+        """Add what reads a head's logits, and return the names of scores and label."""
+        node = head.answer_node()
+        assert node is not None  # an obstacle
+        names = tuple(f"{self.prefix}.{each}.{len(self.nodes)}" for each in ("scores", "label"))
+        made = helper.make_node(node.op, [logits], names, domain=GRAPH_DOMAIN, **node.attributes)
+        self.nodes.append(made)
+        return names[0], names[1]
+
+    def constant(self, name: str, value: npt.NDArray[Any]) -> str:
+        """Add a constant, and return its name."""
+        unique = f"{self.prefix}.{name}.{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(value, unique))
+        return unique
+
+
+class _Graph:
+    """A model whose graph becomes the middle of a longer one."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self.outputs: dict[str, ValueInfoProto] = {each.name: each for each in model.graph.output}
+
+    def rename(self, name: str, other: str) -> None:
+        """Call a value otherwise."""
+        for node in self.model.graph.node:
+            node.input[:] = [other if each == name else each for each in node.input]
+            node.output[:] = [other if each == name else each for each in node.output]
+
+    def between(
+        self,
+        before: _Nodes,
+        after: _Nodes,
+        inputs: Iterable[ValueInfoProto],
+        outputs: Iterable[ValueInfoProto],
+    ) -> ModelProto:
+        """Return the model with nodes before and behind its own, and their inputs and outputs."""
+        graph = self.model.graph
+        own = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+        told = [ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
+        for name in ("node", "input", "output"):
+            graph.ClearField(name)
+        graph.node.extend([*before.nodes, *own, *after.nodes])
+        graph.initializer.extend([*before.constants, *after.constants])
+        graph.input.extend(inputs)
+        graph.output.extend(told)
+        (opset,) = (entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
+        attach_functions(self.model, opset)
+        onnx.checker.check_model(self.model)
+        return self.model

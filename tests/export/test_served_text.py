@@ -1,0 +1,164 @@
+"""Entries whose graph takes text behind a real Triton: torch's answers, and no harm from what is no text."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import PreTrainedModel
+from tritonclient.utils import InferenceServerException
+
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_serve.client import Client
+from sparse_serve.errors import RequestError
+from sparse_serve.tasks.encoding import encode_cut
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import ServerOptions
+from stock_client import MODULES, infer, texts_of, url_of
+from tiny_models import ADAPTERS, LABELS, LAMBD, LAYERS, POSITIONS, TASKS, make_model, make_tokenizer
+
+TEXTS = ["", "a", "it isn't", "the film is 100 % good?", "very " * 90, "naïve café\x00 after", "[SEP] x1-y2"]
+BROKEN = [b"\xff", b"good \xe4\xb8", b"a\x00\xf0\x9f"]
+PAIRED = {name: replace(task, paired=name != "sentiment") for name, task in TASKS.items()}
+Array = npt.NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of three tasks, two of which read pairs."""
+    folder = tmp_path_factory.mktemp("paired") / "checkpoint"
+    folder.mkdir()
+    model = make_model(AttentionSpec(LAMBD), "bert", PAIRED, ADAPTERS)
+    save_checkpoint(model, make_tokenizer(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(text_entry: Exported, several: Path) -> Iterator[TritonServer]:
+    repository = several.parent / "repository"
+    shutil.copytree(text_entry.path, repository / "tiny")
+    export_checkpoint(ExportOptions(checkpoint=str(several), repository=repository, name="several"))
+    with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with Client(url_of(server, request.param), request.param) as made:
+        yield made
+
+
+def column(values: list[Any]) -> Array:
+    return np.array([[each.encode() if isinstance(each, str) else each] for each in values], dtype=object)
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+def test_text_in_answers_out(
+    server: TritonServer, model: PreTrainedModel, checkpoint: Path, protocol: str
+) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    names = ("logits", "scores", "label", "token_count", "truncated", "invalid_at", "rho")
+    answer = dict(zip(names, infer(server, protocol, "tiny", texts_of(*TEXTS), *names), strict=True))
+    for row, text in enumerate(TEXTS):
+        batch = tokenizer(text, truncation=True, max_length=POSITIONS, return_tensors="pt")
+        with torch.no_grad():
+            expected = model(**batch).logits[0]
+        np.testing.assert_allclose(answer["logits"][row], expected.numpy(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(answer["scores"][row], expected.softmax(0).numpy(), rtol=0, atol=1e-4)
+        assert answer["label"][row, 0].decode() == LABELS[int(expected.argmax())]
+        assert answer["token_count"][row, 0] == batch["input_ids"].shape[1]
+        assert answer["truncated"][row, 0] == (len(text) > 300)
+    assert (answer["invalid_at"] == -1).all()
+    assert answer["rho"].shape == (len(TEXTS), LAYERS)
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+def test_what_is_no_text_is_marked_and_harms_nobody(server: TritonServer, protocol: str) -> None:
+    """In one request, and in requests that share a batch."""
+    names = ("logits", "label", "invalid_at")
+    good = dict(zip(names, infer(server, protocol, "tiny", {"TEXT": column(TEXTS)}, *names), strict=True))
+    mixed = [each for pair in zip(TEXTS, BROKEN * 3, strict=False) for each in pair]
+    found = dict(zip(names, infer(server, protocol, "tiny", {"TEXT": column(mixed)}, *names), strict=True))
+    np.testing.assert_allclose(found["logits"][::2], good["logits"], rtol=0, atol=1e-5)
+    assert (found["label"][::2] == good["label"]).all()
+    assert np.isnan(found["logits"][1::2]).all()
+    assert (found["label"][1::2] == b"").all()
+    assert found["invalid_at"][1::2, 0].tolist() == [0, 5, 2, 0, 5, 2, 0]
+
+    def ask(number: int) -> Array:
+        rows = BROKEN[number % 3 :][:1] if number % 2 else [TEXTS[number // 2 % len(TEXTS)]]
+        (logits,) = infer(server, protocol, "tiny", {"TEXT": column(rows)}, "logits")
+        return logits
+
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(ask, range(56)))
+    for number, logits in enumerate(together):
+        if number % 2:
+            assert np.isnan(logits).all()
+        else:
+            np.testing.assert_allclose(logits[0], good["logits"][number // 2 % len(TEXTS)], rtol=0, atol=1e-5)
+
+
+def test_client_and_classification_extension(client: Client) -> None:
+    predictions = client.classify("tiny", TEXTS, top_k=2)
+    assert [each.top[0].label for each in predictions] == [each.label for each in predictions]
+    assert client.labels("tiny") == list(LABELS)
+    with pytest.raises(RequestError, match="takes no second text: leave out --text-pair"):
+        client.classify("tiny", ["a"], ["b"])
+
+
+def test_each_text_of_several_tasks_is_read_as_its_task_does(client: Client, several: Path) -> None:
+    model, tokenizer = load_checkpoint(several), load_tokenizer(several)
+    assert isinstance(model, SeveralTasksModel)
+    tasks = ["sentiment", "similarity", "paraphrase", "similarity", "sentiment"]
+    pairs = ["", "x y", "long " * 60, "", ""]
+    replies = client.classify("several", TEXTS[:5], pairs, task=tasks)
+    for text, pair, task, reply in zip(TEXTS, pairs, tasks, replies, strict=False):
+        second = pair if PAIRED[task].reads_pairs else None
+        (encoded,) = encode_cut(tokenizer.backend_tokenizer, [text], [second], POSITIONS)
+        (window,) = encoded.windows
+        ids, types = torch.tensor([window.ids]), torch.tensor([window.type_ids])
+        with torch.no_grad():
+            expected = model.of(task)(ids, token_type_ids=types).logits[0].numpy()
+        np.testing.assert_allclose(reply.logits, expected, rtol=0, atol=1e-4)
+        assert reply.token_count == len(window)
+    alone = client.classify("several", TEXTS[:1], task="sentiment")
+    np.testing.assert_allclose(alone[0].logits, replies[0].logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "task", "message"),
+    [
+        (None, "mood", "there is no task 'mood'; this model's are sentiment, paraphrase, similarity"),
+        (
+            None,
+            "paraphrase",
+            "task 'paraphrase' of model 'several' reads pairs: give each text its second one",
+        ),
+        (["b"], "sentiment", "task 'sentiment' of model 'several' reads one text: leave out --text-pair"),
+        (None, None, "model 'several' has more than one task"),
+    ],
+)
+def test_what_several_tasks_are_not_asked(
+    client: Client, pairs: list[str] | None, task: str | None, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        client.classify("several", ["a"], pairs, task=task)
+
+
+def test_inputs_that_a_graph_does_not_have_are_the_clients_mistake(server: TritonServer) -> None:
+    for inputs in ({"TEXT": column(["a"]), "TEXT_PAIR": column(["b"])}, {"TEXT_PAIR": column(["b"])}):
+        with pytest.raises(
+            InferenceServerException, match=r"unexpected inference input|expected 1 inputs|missing"
+        ):
+            infer(server, "http", "tiny", inputs, "label")
