@@ -21,6 +21,8 @@ Texts = Sequence[str] | Sequence[tuple[str, str]]
 
 OPSET, IR_VERSION = 17, 9
 
+PACKED = ("input_ids", "token_type_ids", "positions", "offsets")
+
 
 def word_piece(tokens: str, normalizer: normalizers.BertNormalizer) -> Tokenizer:
     """Return a BERT tokenizer of these tokens, among them [UNK], [CLS], [SEP] and [MASK]."""
@@ -61,14 +63,15 @@ def tokenizer_model(
     singles: bool = False,
     text_shape: Sequence[str | int] | None = ("batch", 1),
     output_shapes: bool = True,
+    offsets: bool = False,
 ) -> onnx.ModelProto:
     """Return TEXT, for pairs TEXT_PAIR, and for singles among them SINGLE, to the outputs of the node."""
     names = ["TEXT", "TEXT_PAIR"][: 1 + pairs]
-    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles))
+    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles), offsets=offsets)
     inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, text_shape) for name in names]
     if singles:
         inputs.append(helper.make_tensor_value_info("SINGLE", TensorProto.BOOL, text_shape))
-    outputs = output_values()
+    outputs = output_values(offsets=offsets)
     for output in outputs:
         if not output_shapes:
             output.type.tensor_type.ClearField("shape")
@@ -117,30 +120,34 @@ def cutting(tokenizer: Tokenizer, max_length: int) -> Tokenizer:
 
 
 def differing(graph: GraphTokenizer, tokenizer: Tokenizer, texts: Texts, size: int = 128) -> list[Any]:
-    """Return the texts that the node does not answer as the library does, `tokenizer` from `cutting`."""
+    """Return the texts that the node does not answer as the library does, `tokenizer` from `cutting`.
+
+    The library is asked without offsets where the node has none.
+    """
     found: list[Any] = []
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
-        encodings = tokenizer.encode_batch_fast(list(batch))
-        for text, encoding, row in zip(batch, encodings, rows_of(graph(batch)), strict=True):
+        answers = graph(batch)
+        encode = tokenizer.encode_batch if "offsets" in answers else tokenizer.encode_batch_fast
+        for text, encoding, row in zip(batch, encode(list(batch)), rows_of(answers), strict=True):
             if not is_same(row, encoding):
                 found.append(text)
     return found
 
 
-def rows_of(answers: dict[str, Array]) -> Iterator[dict[str, list[int]]]:
+def rows_of(answers: dict[str, Array]) -> Iterator[dict[str, list[Any]]]:
     """Cut packed answers into those of each row."""
     borders = answers["cu_seqlens"].tolist()
     assert borders[0] == 0
     assert borders[-1] == len(answers["input_ids"])
     for row, (begin, end) in enumerate(pairwise(borders)):
-        packed = {name: answers[name][begin:end] for name in ("input_ids", "token_type_ids", "positions")}
+        packed = {name: answers[name][begin:end] for name in PACKED if name in answers}
         columns = {name: answers[name][row] for name in ("token_count", "truncated", "invalid_at")}
         yield {name: array.tolist() for name, array in (packed | columns).items()}
 
 
-def is_same(row: dict[str, list[int]], encoding: Encoding) -> bool:
-    return row == {
+def is_same(row: dict[str, list[Any]], encoding: Encoding) -> bool:
+    expected: dict[str, list[Any]] = {
         "input_ids": encoding.ids,
         "token_type_ids": encoding.type_ids,
         "positions": list(range(len(encoding))),
@@ -148,3 +155,6 @@ def is_same(row: dict[str, list[int]], encoding: Encoding) -> bool:
         "truncated": [bool(encoding.overflowing)],
         "invalid_at": [-1],
     }
+    if "offsets" in row:
+        expected["offsets"] = list(map(list, encoding.offsets))
+    return row == expected

@@ -1,10 +1,10 @@
 """The tokenizer ops beside the `tokenizers` library, one process and one thread.
 
-    python benchmarks/ops/tokenizer.py TOKENIZER_JSON... --data DIRECTORY [--output tokenizer.csv]
+    python benchmarks/ops/tokenizer.py TOKENIZER_JSON... --data DIRECTORY [--output tokenizer.csv] [--offsets]
 
 DIRECTORY has the sets of `SETS`, a `dev.tsv` of `text_a`, `text_b` in each. The library encodes a batch as a
-Python server asks it to (`encode_batch_fast`), the op runs in an ONNX Runtime session that is asked from
-Python. The two take turns and the best time of each counts: read the ratio.
+Python server asks it to (`encode_batch_fast`, with `--offsets` `encode_batch`), the op runs in a session of
+ONNX Runtime that is asked from Python. The two take turns and the best time of each counts: read the ratio.
 """
 
 import csv
@@ -65,6 +65,7 @@ def main(
     output: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path(__file__).parent
     / "results"
     / "tokenizer.csv",
+    offsets: Annotated[bool, typer.Option("--offsets", help="Both answer offsets, too.")] = False,
     seconds: Annotated[float, typer.Option(help="For each variant of each case.")] = 2.0,
     library: Annotated[Path | None, typer.Option(help="Another op library than the installed one.")] = None,
 ) -> None:
@@ -77,7 +78,8 @@ def main(
         tables = derive_tables(tokenizer)
         derived = time.perf_counter() - start
         for each in SETS:
-            line = measure(tokenizer, tables, each, data, library or library_path(), seconds)
+            ops = library or library_path()
+            line = measure(tokenizer, tables, each, data, ops, seconds, offsets=offsets)
             lines.append(line | {"derive_s": round(derived, 2)} | environment())
             print(*(f"{name}={value}" for name, value in line.items()), flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,17 +96,20 @@ def measure(
     data: Path,
     library: Path,
     seconds: float,
+    *,
+    offsets: bool,
 ) -> dict[str, Any]:
     texts = each.texts(data)
     starts = range(0, len(texts), each.batch)
     batches: list[Texts] = [texts[start : start + each.batch] for start in starts]
     start = time.perf_counter()
-    graph = GraphTokenizer(tables, each.max_length, library, pairs=each.pairs)
+    graph = GraphTokenizer(tables, each.max_length, library, pairs=each.pairs, offsets=offsets)
     created = time.perf_counter() - start
     cut = cutting(tokenizer, each.max_length)
+    encode = cut.encode_batch if offsets else cut.encode_batch_fast
     columns = [feeds(batch) for batch in batches]
     variants: dict[str, Run] = {
-        "tokenizers": lambda: [cut.encode_batch_fast(batch) for batch in batches],
+        "tokenizers": lambda: [encode(batch) for batch in batches],
         "op": lambda: [graph.session.run(None, column) for column in columns],
     }
     best, rounds = time_in_turns(variants, seconds)
@@ -112,6 +117,7 @@ def measure(
     return {
         "op": tables.op,
         "set": each.name,
+        "offsets": offsets,
         "texts": len(texts),
         "mean_bytes": round(float(np.mean(sizes)), 1),
         "batch": each.batch,

@@ -1,10 +1,10 @@
 """Hold the tokenizer ops against the `tokenizers` library, id for id, on every code point and many texts.
 
-    python benchmarks/ops/tokenizer_equality.py TOKENIZER_JSON [--data DIRECTORY] [--random 50000]
+    python benchmarks/ops/tokenizer_equality.py TOKENIZER_JSON [--data DIRECTORY] [--random 50000] [--offsets]
 
-Compared are ids, type ids, positions, counts and truncation, and what the tables are made of with what the
-normalizer says of each code point alone. DIRECTORY has folders with a `dev.tsv` of `text_a`, `text_b`. Ends
-with status 1 where anything differs.
+Compared are ids, type ids, positions, counts and truncation, with `--offsets` those of a node that answers
+offsets too, and what the tables are made of with what the normalizer says of each code point alone. DIRECTORY
+has folders with a `dev.tsv` of `text_a`, `text_b`. Ends with status 1 where anything differs.
 """
 
 import random
@@ -36,6 +36,7 @@ def main(
     tokenizer: Annotated[Path, typer.Argument(help="A tokenizer.json.", exists=True)],
     data: Annotated[Path | None, typer.Option(help="Folders with a dev.tsv each.")] = None,
     random_texts: Annotated[int, typer.Option("--random", help="Random texts, of every kind.")] = 50_000,
+    offsets: Annotated[bool, typer.Option("--offsets", help="Compare offsets too.")] = False,
     library: Annotated[Path | None, typer.Option(help="Another op library than the installed one.")] = None,
 ) -> None:
     """Compare, print what was tried and what differs."""
@@ -49,7 +50,7 @@ def main(
     tables = derive_tables(reference)
     for name, max_length, texts in cases(reference, points, data, random_texts):
         pairs = bool(texts) and not isinstance(texts[0], str)
-        graph = GraphTokenizer(tables, max_length, library or library_path(), pairs=pairs)
+        graph = GraphTokenizer(tables, max_length, library or library_path(), pairs=pairs, offsets=offsets)
         found = differing(graph, cutting(reference, max_length), texts)
         wrong += report(f"{name}, cut at {max_length}", len(texts), len(found))
         for text in found[:3]:

@@ -221,6 +221,15 @@ std::vector<int64_t> KernelInfo::Ints(const char* name, const char* accepted) co
   return {};
 }
 
+bool KernelInfo::HasOutput(size_t index) const {
+  size_t count = 0;
+  Check(api_, api_.KernelInfo_GetOutputCount(info_, &count));
+  if (index >= count) return false;
+  size_t size = 0;  // with the terminator
+  Check(api_, api_.KernelInfo_GetOutputName(info_, index, nullptr, &size));
+  return size > 1;
+}
+
 const OrtValue* KernelInfo::ConstantValue(size_t index, const char* name) const {
   int is_constant = 0;
   const OrtValue* value = nullptr;

@@ -81,6 +81,9 @@ class KernelInfo {
   }
   Strings ConstantStrings(size_t index, const char* name) const;
 
+  // Whether the node has this optional output.
+  bool HasOutput(size_t index) const;
+
  private:
   const OrtValue* ConstantValue(size_t index, const char* name) const;
   const void* ConstantData(size_t index, const char* name, Shape* shape) const;

@@ -97,7 +97,11 @@ struct OrtApi {
                                                   size_t* size);
   OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out,
                                                   size_t* size);
-  OrtUnusedSlot unused_164[85];
+  OrtUnusedSlot unused_164[67];
+  OrtStatus* (*KernelInfo_GetOutputCount)(const OrtKernelInfo* info, size_t* out);
+  OrtUnusedSlot unused_232[1];
+  OrtStatus* (*KernelInfo_GetOutputName)(const OrtKernelInfo* info, size_t index, char* out, size_t* size);
+  OrtUnusedSlot unused_234[15];
   OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index, int* is_constant,
                                                   const OrtValue** out);
   OrtUnusedSlot unused_250[3];
@@ -185,6 +189,8 @@ SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_float, 162);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_int64, 163);
+SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputCount, 231);
+SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputName, 233);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetConstantInput_tensor, 249);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetAllocator, 253);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetInputTypeShape, 268);

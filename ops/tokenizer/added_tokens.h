@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/kernel_context.h"
+#include "tokenizer/tokens.h"
 #include "tokenizer/trie.h"
 
 namespace sparse_ops {
@@ -17,6 +18,17 @@ class AddedTokens {
     const char* end;
     int32_t id;
     bool strips_left, strips_right;  // the token takes the white space on that side with it
+  };
+
+  // A match with the white space that it takes with it, and how many code points that is on either side.
+  struct Stripped {
+    const char* begin;
+    const char* end;
+    int32_t leading, trailing;
+
+    Span SpanIn(const char* text) const {
+      return {{static_cast<int32_t>(begin - text), static_cast<int32_t>(end - text)}, leading, trailing};
+    }
   };
 
   // From two constant inputs: the tokens (N,), and id and stripping (1 left, 2 right) of each, (N, 2).
@@ -40,6 +52,21 @@ class AddedTokens {
       return true;
     }
     return false;
+  }
+
+  // `begin` and `end` bound what it may take.
+  template <class IsSpace>
+  static Stripped Strip(const Match& match, const char* begin, const char* end, IsSpace is_space) {
+    Stripped stripped{match.begin, match.end, 0, 0};
+    for (; match.strips_left && stripped.begin > begin; ++stripped.leading) {
+      const char* const previous = Previous(stripped.begin);
+      if (!is_space(previous)) break;
+      stripped.begin = previous;
+    }
+    for (; match.strips_right && stripped.end < end && is_space(stripped.end); ++stripped.trailing) {
+      stripped.end += SequenceAt(stripped.end, end);
+    }
+    return stripped;
   }
 
  private:

@@ -1,5 +1,6 @@
 #include "tokenizer/byte_level_bpe.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "runtime/status.h"
@@ -28,6 +29,16 @@ std::string BytesOf(std::string_view token) {
     }
   }
   return bytes;
+}
+
+// The bytes of the character that a token of the vocabulary has for a byte.
+size_t CharacterBytes(char byte) { return byte >= 0x21 && byte <= 0x7E ? 1 : 2; }
+
+// Of a token of these bytes.
+Span SpanOf(Extent extent, std::string_view bytes) {
+  const size_t first = std::min(bytes.find_first_not_of(' '), bytes.size());
+  const size_t behind = bytes.find_last_not_of(' ') + 1;  // 0 where all are spaces
+  return {extent, static_cast<int32_t>(first), static_cast<int32_t>(bytes.size() - behind)};
 }
 
 std::array<int32_t, 256> ByteIds(const Strings& vocabulary) {
@@ -80,38 +91,39 @@ ByteLevelBpe::ByteLevelBpe(const KernelInfo& info, const Strings& vocabulary)
       added_(info, 4, 5) {}
 
 void ByteLevelBpe::Encode(std::string_view text, Workspace* workspace, Tokens* tokens) const {
+  return tokens->has_spans ? EncodeText<true>(text, workspace, tokens)
+                           : EncodeText<false>(text, workspace, tokens);
+}
+
+template <bool kSpans>
+void ByteLevelBpe::EncodeText(std::string_view text, Workspace* workspace, Tokens* tokens) const {
   const char* p = text.data();
   const char* const end = p + text.size();
-  const char* search = p;
-  for (AddedTokens::Match match; added_.Find(search, end, &match); search = match.end) {
-    const char* const stop = match.strips_left ? SpacesBegin(p, match.begin) : match.begin;
-    if (!EncodePiece(p, stop, workspace, tokens)) return;
+  for (AddedTokens::Match match; added_.Find(p, end, &match);) {
+    const auto stripped = AddedTokens::Strip(match, p, end, [this](const char* at) { return IsSpace(at); });
+    if (!EncodePiece<kSpans>(text, p, stripped.begin, workspace, tokens)) return;
     tokens->ids.push_back(match.id);
-    p = match.strips_right ? SpacesEnd(match.end, end) : match.end;
+    if constexpr (kSpans) tokens->spans.push_back(stripped.SpanIn(text.data()));
+    p = stripped.end;
   }
-  EncodePiece(p, end, workspace, tokens);
+  EncodePiece<kSpans>(text, p, end, workspace, tokens);
 }
 
 bool ByteLevelBpe::IsSpace(const char* p) const { return classes_[Decode(p)] == kSpace; }
 
-const char* ByteLevelBpe::SpacesBegin(const char* begin, const char* p) const {
-  while (p > begin && IsSpace(Previous(p))) p = Previous(p);
-  return p;
-}
-
-const char* ByteLevelBpe::SpacesEnd(const char* p, const char* end) const {
-  while (p < end && IsSpace(p)) p += SequenceAt(p, end);
-  return p;
-}
-
 // What lies between two added tokens, which may be nothing. False once there are enough tokens.
-bool ByteLevelBpe::EncodePiece(const char* p, const char* end, Workspace* workspace, Tokens* tokens) const {
+template <bool kSpans>
+bool ByteLevelBpe::EncodePiece(std::string_view text, const char* p, const char* end, Workspace* workspace,
+                               Tokens* tokens) const {
   if (p >= end) return true;
+  Piece piece{text, static_cast<size_t>(p - text.data()), 0};
   if (add_prefix_space_ && *p != ' ') {
     workspace->spaced.assign(1, ' ').append(p, end);
     p = workspace->spaced.data();
     end = p + workspace->spaced.size();
+    piece.prefix_space = 1;
   }
+  [[maybe_unused]] const char* const first = p;
   while (p < end) {
     const char* const begin = p;
     p = WordEnd(p, end);
@@ -119,12 +131,52 @@ bool ByteLevelBpe::EncodePiece(const char* p, const char* end, Workspace* worksp
     const int32_t id = whole_.Find(word);
     if (id != Trie::kNone) {
       tokens->ids.push_back(id);
+      if constexpr (kSpans) {
+        const auto at = static_cast<size_t>(begin - first);
+        tokens->spans.push_back(SpanOf(piece.ExtentOf(at, at + word.size() - 1), word));
+      }
     } else {
       merges_.Encode(word, &workspace->merging, &tokens->ids);
+      if constexpr (kSpans) {
+        AddMergedSpans(piece, static_cast<size_t>(begin - first), word, workspace, &tokens->spans);
+      }
     }
     if (tokens->full()) return false;
   }
   return true;
+}
+
+// What the bytes from `first` to `last` came from, counted as the piece is read. A byte came from the whole
+// of its code point, a space that was put before the piece from the one behind it.
+Extent ByteLevelBpe::Piece::ExtentOf(size_t first, size_t last) const {
+  const auto in_text = [this](size_t byte) {
+    return begin + (byte < prefix_space ? 0 : byte - prefix_space);
+  };
+  size_t from = in_text(first), to = in_text(last) + 1;
+  while (IsContinuation(text[from])) --from;
+  while (to < text.size() && IsContinuation(text[to])) ++to;
+  return {static_cast<int32_t>(from), static_cast<int32_t>(to)};
+}
+
+// Adds those of the tokens that a word was merged to, which begins at byte `at` of its piece.
+void ByteLevelBpe::AddMergedSpans(const Piece& piece, size_t at, std::string_view word, Workspace* workspace,
+                                  std::vector<Span>* spans) const {
+  auto& [merging, spaced, begins, kept, sources] = *workspace;
+  Merges::Begins(merging, &begins);
+  sources.clear();
+  kept.clear();
+  for (size_t i = 0; i < word.size(); ++i) {
+    sources.insert(sources.end(), CharacterBytes(word[i]), i);
+    if (merges_.HasToken(ByteAt(&word[i]))) kept.push_back(word[i]);
+  }
+  // The library does not see which bytes it leaves out: it adds up the lengths of the others.
+  size_t length = 0;
+  for (size_t token = 0; token + 1 < begins.size(); ++token) {
+    const auto bytes = std::string_view(kept).substr(begins[token], begins[token + 1] - begins[token]);
+    const size_t first = sources[length];
+    for (const char byte : bytes) length += CharacterBytes(byte);
+    spans->push_back(SpanOf(piece.ExtentOf(at + first, at + sources[length - 1]), bytes));
+  }
 }
 
 // The end of the word that begins at p, by GPT-2's expression:

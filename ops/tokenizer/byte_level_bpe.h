@@ -33,6 +33,11 @@ class ByteLevelBpe {
   struct Workspace {
     Merges::Workspace merging;
     std::string spaced;
+
+    // Where spans are asked for, of a word that was merged:
+    std::vector<size_t> begins;   // of its tokens
+    std::string kept;             // its bytes that have a token
+    std::vector<size_t> sources;  // its bytes, each as often as the library's character for it has bytes
   };
 
   explicit ByteLevelBpe(const KernelInfo& info);
@@ -43,11 +48,24 @@ class ByteLevelBpe {
  private:
   ByteLevelBpe(const KernelInfo& info, const Strings& vocabulary);
 
-  bool EncodePiece(const char* p, const char* end, Workspace* workspace, Tokens* tokens) const;
+  // Where a part of a text is that lies between added tokens.
+  struct Piece {
+    std::string_view text;
+    size_t begin;
+    size_t prefix_space;  // 1 where it is read with a space before it
+
+    Extent ExtentOf(size_t first, size_t last) const;
+  };
+
+  template <bool kSpans>
+  void EncodeText(std::string_view text, Workspace* workspace, Tokens* tokens) const;
+  template <bool kSpans>
+  bool EncodePiece(std::string_view text, const char* p, const char* end, Workspace* workspace,
+                   Tokens* tokens) const;
+  void AddMergedSpans(const Piece& piece, size_t at, std::string_view word, Workspace* workspace,
+                      std::vector<Span>* spans) const;
   const char* WordEnd(const char* p, const char* end) const;
   bool IsSpace(const char* p) const;
-  const char* SpacesBegin(const char* begin, const char* p) const;
-  const char* SpacesEnd(const char* p, const char* end) const;
 
   CodePointMap classes_;
   bool add_prefix_space_;

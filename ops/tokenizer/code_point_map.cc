@@ -1,6 +1,7 @@
 #include "tokenizer/code_point_map.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "runtime/status.h"
@@ -35,7 +36,28 @@ CodePointMap::CodePointMap(const KernelInfo& info, size_t index, const char* nam
                            int32_t most) {
   const Input<int32_t> ranges = IntTable(info, index, name, 2);
   CheckRanges(info, name, ranges, least, most);
+  Fill(ranges);
+}
 
+CodePointMap::CodePointMap(const KernelInfo& info, const char* attribute, int32_t least, int32_t most) {
+  constexpr const char* kAccepted = "first code point and number of each range, flat";
+  const std::vector<int64_t> flat = info.Ints(attribute, kAccepted);
+  if (flat.size() % 2 != 0) {
+    throw InvalidArgument(Message(info.op(), ": attribute ", attribute, " has ", flat.size(),
+                                  " integers; accepted: ", kAccepted));
+  }
+  std::vector<int32_t> rows;
+  for (const int64_t value : flat) {
+    rows.push_back(static_cast<int32_t>(std::clamp<int64_t>(value, std::numeric_limits<int32_t>::min(),
+                                                            std::numeric_limits<int32_t>::max())));
+  }
+  if (rows.empty()) rows = {0, 0};
+  const Input<int32_t> ranges{rows.data(), {static_cast<int64_t>(rows.size() / 2), 2}};
+  CheckRanges(info, attribute, ranges, least, most);
+  Fill(ranges);
+}
+
+void CodePointMap::Fill(const Input<int32_t>& ranges) {
   std::map<int32_t, uint16_t> page_of;  // by the one number that a page has
   int64_t range = 0;
   for (uint32_t page = 0; page < pages_.size(); ++page) {

@@ -16,11 +16,16 @@ class CodePointMap {
   // `most`. A range ends where the next begins.
   CodePointMap(const KernelInfo& info, size_t index, const char* name, int32_t least, int32_t most);
 
+  // The same from an attribute, flat; every number is 0 where the node lacks it.
+  CodePointMap(const KernelInfo& info, const char* attribute, int32_t least, int32_t most);
+
   int32_t operator[](uint32_t point) const {
     return numbers_[pages_[point / kPage] * size_t{kPage} + point % kPage];
   }
 
  private:
+  void Fill(const Input<int32_t>& ranges);
+
   static constexpr uint32_t kPage = 256;
 
   std::array<uint16_t, kCodePoints / kPage> pages_{};  // those of one and the same number are there once

@@ -100,4 +100,13 @@ void Merges::Encode(std::string_view word, Workspace* workspace, std::vector<int
   }
 }
 
+void Merges::Begins(const Workspace& workspace, std::vector<size_t>* begins) {
+  begins->clear();
+  const std::vector<Symbol>& symbols = workspace.symbols;  // one for each byte that has a token
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    if (symbols[i].id != kMerged) begins->push_back(i);
+  }
+  begins->push_back(symbols.size());
+}
+
 }  // namespace sparse_ops

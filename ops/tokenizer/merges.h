@@ -34,6 +34,12 @@ class Merges {
   // leftmost, until none is left. Bytes without a token are left out. Time: n log n of its bytes.
   void Encode(std::string_view word, Workspace* workspace, std::vector<int32_t>* ids) const;
 
+  // Of the word that was encoded last: where each of its tokens begins, counted in bytes that have a token,
+  // and behind the last how many these are.
+  static void Begins(const Workspace& workspace, std::vector<size_t>* begins);
+
+  bool HasToken(uint8_t byte) const { return byte_ids_[byte] != kNone; }
+
   static constexpr int32_t kNone = -1;
 
  private:

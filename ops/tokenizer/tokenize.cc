@@ -105,7 +105,9 @@ Tokenize<Tokenizer>::Tokenize(const KernelInfo& info)
           info, "max_length",
           static_cast<int64_t>(std::max({single_.special_tokens(), pair_.special_tokens(), size_t{1}})),
           kMostInt))),
-      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0) {}
+      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0),
+      has_offsets_(info.HasOutput(kRequiredOutputs)),
+      trimming_(static_cast<Trimming>(IntWithin(info, "trim_offsets", 0, 2, 0))) {}
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::InferShapes(ShapeContext& context) {
@@ -141,7 +143,9 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
   int64_t* input_ids = context.GetOutput<int64_t>(0, {total});
   int64_t* token_type_ids = context.GetOutput<int64_t>(1, {total});
   int64_t* positions = context.GetOutput<int64_t>(2, {total});
+  int32_t* offsets = context.GetOutput<int32_t>(kRequiredOutputs, {total, 2});
   for (const Rows& rows : tasks) {
+    if (has_offsets_) offsets = std::copy(rows.offsets.begin(), rows.offsets.end(), offsets);
     input_ids = std::copy(rows.ids.begin(), rows.ids.end(), input_ids);
     token_type_ids = std::copy(rows.type_ids.begin(), rows.type_ids.end(), token_type_ids);
   }
@@ -177,7 +181,10 @@ typename Tokenize<Tokenizer>::Rows Tokenize<Tokenizer>::ReadRows(const Texts& te
 template <class Tokenizer>
 void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* workspace,
                                Tokens* tokens) const {
+  tokens->text = text;
   tokens->ids.clear();
+  tokens->spans.clear();
+  tokens->has_spans = has_offsets_;
   tokens->enough = enough;
   tokenizer_.Encode(text, &workspace->tokenizer, tokens);
 }
@@ -203,22 +210,29 @@ void Tokenize<Tokenizer>::ReadPair(std::string_view text, std::string_view pair,
 
 // Writes what has been read as a row; answers whether it is cut.
 template <class Tokenizer>
-bool Tokenize<Tokenizer>::AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows) {
+bool Tokenize<Tokenizer>::AddRow(const Template& form, size_t budget, const Workspace& read,
+                                 Rows* rows) const {
   const Lengths all{read.text.ids.size(), read.pair.ids.size()};
   const Lengths kept = CutLongestFirst(all, budget);
   for (const Template::Piece& piece : form.pieces()) {
     if (piece.id == Template::kText) {
-      const auto begin = read.text.ids.begin();
-      rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(kept.text));
+      AddText(read.text, kept.text, rows);
     } else if (piece.id == Template::kPair) {
-      const auto begin = read.pair.ids.begin();
-      rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(kept.pair));
+      AddText(read.pair, kept.pair, rows);
     } else {
       rows->ids.push_back(piece.id);
+      if (has_offsets_) rows->offsets.insert(rows->offsets.end(), {0, 0});
     }
     rows->type_ids.resize(rows->ids.size(), piece.type_id);
   }
   return kept.text < all.text || kept.pair < all.pair;
+}
+
+template <class Tokenizer>
+void Tokenize<Tokenizer>::AddText(const Tokens& read, size_t count, Rows* rows) const {
+  const auto begin = read.ids.begin();
+  rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(count));
+  if (has_offsets_) AddOffsets(read, count, trimming_, &rows->offsets);
 }
 
 template class Tokenize<WordPiece>;

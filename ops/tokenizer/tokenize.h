@@ -6,6 +6,7 @@
 
 #include "runtime/kernel_context.h"
 #include "tokenizer/byte_level_bpe.h"
+#include "tokenizer/offsets.h"
 #include "tokenizer/template.h"
 #include "tokenizer/tokens.h"
 #include "tokenizer/wordpiece.h"
@@ -28,8 +29,9 @@ class Tokenize {
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // token_count
       ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,   // truncated
       ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // invalid_at
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // offsets
   };
-  static constexpr size_t kRequiredOutputs = std::size(kOutputs);
+  static constexpr size_t kRequiredOutputs = std::size(kOutputs) - 1;  // but offsets
 
   explicit Tokenize(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
@@ -39,6 +41,7 @@ class Tokenize {
   // The rows that one task has made.
   struct Rows {
     std::vector<int64_t> ids, type_ids;
+    std::vector<int32_t> offsets;  // two for each id, where the node has them
   };
   // The outputs (rows, 1).
   struct Columns {
@@ -56,12 +59,15 @@ class Tokenize {
   void ReadText(std::string_view text, size_t budget, Workspace* workspace) const;
   void ReadPair(std::string_view text, std::string_view pair, size_t budget, Workspace* workspace) const;
   void Read(std::string_view text, size_t enough, Workspace* workspace, Tokens* tokens) const;
-  static bool AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows);
+  bool AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows) const;
+  void AddText(const Tokens& read, size_t count, Rows* rows) const;
 
   Tokenizer tokenizer_;
   Template single_, pair_;
   size_t max_length_;
   bool stop_early_;
+  bool has_offsets_;
+  Trimming trimming_;
 };
 
 using WordPieceTokenize = Tokenize<WordPiece>;

@@ -3,13 +3,29 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace sparse_ops {
 
+// Bytes of a text, whole code points of it.
+struct Extent {
+  int32_t begin, end;
+};
+
+// What a token came from.
+struct Span {
+  Extent bytes;
+  // White space that the token itself has at its ends: trimming takes it off.
+  int32_t leading = 0, trailing = 0;
+};
+
 // The tokens of one text.
 struct Tokens {
+  std::string_view text;
   std::vector<int32_t> ids;
+  std::vector<Span> spans;  // of each, where they are asked for
+  bool has_spans = false;   // whether they are
   // Reading ends behind the first word that brings them to so many. Only behind a word: the `tokenizers`
   // library, where it stops early itself, does not look behind an added token.
   size_t enough = 0;

@@ -12,6 +12,9 @@ constexpr uint32_t kCodePoints = 0x110000;
 
 inline uint8_t ByteAt(const char* p) { return static_cast<uint8_t>(*p); }
 
+// Whether a byte goes on with a sequence.
+inline bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
+
 // The bytes of the sequence that begins at p, before end; 0 where none does.
 inline size_t SequenceAt(const char* p, const char* end) {
   const uint8_t lead = ByteAt(p);
@@ -24,7 +27,7 @@ inline size_t SequenceAt(const char* p, const char* end) {
   const uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (ByteAt(p + 1) < lowest || ByteAt(p + 1) > highest) return 0;
   for (size_t i = 2; i < length; ++i) {
-    if ((ByteAt(p + i) & 0xC0) != 0x80) return 0;
+    if (!IsContinuation(p[i])) return 0;
   }
   return length;
 }
@@ -57,10 +60,17 @@ inline uint32_t Decode(const char*& p) {
   return point << 6 | six_bits();
 }
 
+// The code points from p on, of valid UTF-8.
+inline int32_t CodePoints(const char* p, const char* end) {
+  int32_t count = 0;
+  for (; p < end; ++p) count += !IsContinuation(*p);
+  return count;
+}
+
 // The begin of the code point that ends before p.
 inline const char* Previous(const char* p) {
   do --p;
-  while ((ByteAt(p) & 0xC0) == 0x80);
+  while (IsContinuation(*p));
   return p;
 }
 

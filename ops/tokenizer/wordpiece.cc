@@ -1,5 +1,6 @@
 #include "tokenizer/wordpiece.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "runtime/status.h"
@@ -15,6 +16,11 @@ constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
 // pool, behind a byte that is its length. The strings are UTF-8 and two bytes that UTF-8 never has.
 constexpr int32_t kItself = -1, kWord = -2;
 constexpr char kWordEnd = '\xF8', kUnknown = '\xF9';
+
+// In marks_: what is no mark and has none, if normalizing leaves anything of it; a mark's combining class;
+// less than 0, the class of a mark that a base character has and normalizing leaves; and a base that it
+// removes, which other marks do not pass.
+constexpr int32_t kNoMark = 0, kMostClass = 254, kRemovedBase = 255;
 
 // In short_actions_: what actions_ says.
 constexpr uint8_t kLongAction = 0xFF;
@@ -87,7 +93,9 @@ WordPiece::WordPiece(const KernelInfo& info, const Strings& vocabulary)
       actions_(ReadActions(info, pool_)),
       beginnings_(info, Keys(vocabulary, "")),
       continuations_(info, Keys(vocabulary, info.StringOr("continuing_prefix", "##", "a string"))),
-      added_(info, 4, 5) {
+      added_(info, 4, 5),
+      marks_(info, "marks", -kMostClass, kRemovedBase),
+      white_space_(info.Ints("white_space", "code points")) {
   for (uint32_t c = 0; c < short_actions_.size(); ++c) short_actions_[c] = ShortAction(c);
 }
 
@@ -106,78 +114,144 @@ std::string_view WordPiece::Pooled(int32_t offset) const {
 }
 
 void WordPiece::Encode(std::string_view text, Workspace* word, Tokens* tokens) const {
+  return tokens->has_spans ? EncodeText<true>(text, word, tokens) : EncodeText<false>(text, word, tokens);
+}
+
+template <bool kSpans>
+void WordPiece::EncodeText(std::string_view text, Workspace* word, Tokens* tokens) const {
   const char* p = text.data();
   const char* const end = p + text.size();
-  // White space that an added token takes with it needs no care: it would have ended a word that ends anyway.
-  for (AddedTokens::Match match; added_.Find(p, end, &match); p = match.end) {
-    if (!EncodePiece(p, match.begin, word, tokens)) return;
-    tokens->ids.push_back(match.id);
+  if constexpr (kSpans) {
+    word->text = p;
+    word->marks.Clear();
   }
-  EncodePiece(p, end, word, tokens);
+  // White space that an added token takes with it matters for spans alone: it would have ended a word that
+  // ends anyway.
+  for (AddedTokens::Match match; added_.Find(p, end, &match);) {
+    const auto stripped = AddedTokens::Strip(match, p, end, [this](const char* at) { return IsSpace(at); });
+    if (!EncodePiece<kSpans>(p, stripped.begin, word, tokens)) return;
+    tokens->ids.push_back(match.id);
+    if constexpr (kSpans) tokens->spans.push_back(stripped.SpanIn(text.data()));
+    p = stripped.end;
+  }
+  EncodePiece<kSpans>(p, end, word, tokens);
+}
+
+bool WordPiece::IsSpace(const char* p) const {
+  const int64_t point = Decode(p);
+  return std::find(white_space_.begin(), white_space_.end(), point) != white_space_.end();
 }
 
 // False once there are enough tokens; so below.
+template <bool kSpans>
 bool WordPiece::EncodePiece(const char* p, const char* end, Workspace* word, Tokens* tokens) const {
   while (p < end) {
     const uint8_t action = ByteAt(p) < 0x80 ? short_actions_[ByteAt(p)] : kLongAction;
     if (action < 0x80) {
       const char character = static_cast<char>(action);
-      Append({&character, 1}, word);
+      if constexpr (kSpans) Place(p, p + 1, kItself, word);
+      Append<kSpans>({&character, 1}, word);
       ++p;
     } else if (action == static_cast<uint8_t>(kWordEnd)) {
-      if (!EndWord(word, tokens)) return false;
+      if constexpr (kSpans) EndMarks(word);
+      if (!EndWord<kSpans>(word, tokens)) return false;
       ++p;
     } else {
       const char* const begin = p;
       const int32_t long_action = actions_[Decode(p)];
-      if (!ReadCharacter({begin, static_cast<size_t>(p - begin)}, long_action, word, tokens)) return false;
+      if constexpr (kSpans) Place(begin, p, long_action, word);
+      if (!ReadCharacter<kSpans>({begin, static_cast<size_t>(p - begin)}, long_action, word, tokens)) {
+        return false;
+      }
     }
   }
-  return EndWord(word, tokens);
+  if constexpr (kSpans) EndMarks(word);
+  return EndWord<kSpans>(word, tokens);
 }
 
+// Makes a code point the one that is read: what it becomes came from it.
+void WordPiece::Place(const char* begin, const char* end, int32_t action, Workspace* word) const {
+  word->character = {static_cast<int32_t>(begin - word->text), static_cast<int32_t>(end - word->text)};
+  const int32_t mark = marks_[Decode(begin)];
+  const bool is_left = action < 0 || !Pooled(action).empty();
+  if (mark > kNoMark && mark <= kMostClass) {
+    word->marks.Add(word->character, mark, is_left);
+  } else if (is_left || mark != kNoMark) {
+    EndMarks(word);
+    if (mark < kNoMark) word->marks.AddPart(word->character, -mark);
+  }
+}
+
+// No mark that follows is ordered among those before it.
+void WordPiece::EndMarks(Workspace* word) {
+  if (word->marks.empty()) return;
+  if (word->characters > 0) word->marks.Place(&word->whole);
+  word->marks.Clear();
+}
+
+template <bool kSpans>
 bool WordPiece::ReadCharacter(std::string_view character, int32_t action, Workspace* word,
                               Tokens* tokens) const {
   if (action == kItself) {
-    Append(character, word);
+    Append<kSpans>(character, word);
     return true;
   }
   if (action == kWord) {
-    if (!EndWord(word, tokens)) return false;
-    Append(character, word);
-    return EndWord(word, tokens);
+    if (!EndWord<kSpans>(word, tokens)) return false;
+    Append<kSpans>(character, word);
+    return EndWord<kSpans>(word, tokens);
   }
   const std::string_view string = Pooled(action);
   for (const char *p = string.data(), *const end = p + string.size(); p < end;) {
     if (*p == kWordEnd) {
-      if (!EndWord(word, tokens)) return false;
+      if (!EndWord<kSpans>(word, tokens)) return false;
       ++p;
     } else if (*p == kUnknown) {
       word->has_unknown = true;
-      ++word->characters;
+      CountCharacter<kSpans>(word);
       ++p;
     } else {
       const char* const begin = p;
       Decode(p);
-      Append({begin, static_cast<size_t>(p - begin)}, word);
+      Append<kSpans>({begin, static_cast<size_t>(p - begin)}, word);
     }
   }
   return true;
 }
 
 // However long a word is, no more of it is kept than can have tokens.
+template <bool kSpans>
 void WordPiece::Append(std::string_view character, Workspace* word) const {
-  if (word->characters++ < most_characters_) word->bytes.append(character);
+  if (word->characters < most_characters_) {
+    word->bytes.append(character);
+    if constexpr (kSpans) word->sources.resize(word->bytes.size(), word->character);
+  }
+  CountCharacter<kSpans>(word);
 }
 
+template <bool kSpans>
+void WordPiece::CountCharacter(Workspace* word) {
+  if constexpr (kSpans) {
+    if (word->characters == 0) word->whole.begin = word->character.begin;
+    word->whole.end = word->character.end;
+  }
+  ++word->characters;
+}
+
+template <bool kSpans>
 bool WordPiece::EndWord(Workspace* word, Tokens* tokens) const {
   if (word->characters == 0) return true;
   const size_t before = tokens->ids.size();
   const bool is_known = !word->has_unknown && word->characters <= most_characters_;
-  if (!is_known || !Cover(word->bytes, &tokens->ids)) {
+  if (!is_known || !Cover<kSpans>(*word, tokens)) {
     tokens->ids.resize(before);
     tokens->ids.push_back(unknown_id_);
+    if constexpr (kSpans) {
+      tokens->spans.resize(before);
+      tokens->spans.push_back({word->whole});
+    }
   }
+  if constexpr (kSpans) word->sources.clear();
   word->bytes.clear();
   word->characters = 0;
   word->has_unknown = false;
@@ -186,13 +260,19 @@ bool WordPiece::EndWord(Workspace* word, Tokens* tokens) const {
 
 // By the longest token that the word begins with, then the longest that goes on, to its end; false if none
 // does.
-bool WordPiece::Cover(std::string_view word, std::vector<int32_t>* ids) const {
-  const char* p = word.data();
-  const char* const end = p + word.size();
+template <bool kSpans>
+bool WordPiece::Cover(const Workspace& word, Tokens* tokens) const {
+  const char* p = word.bytes.data();
+  const char* const end = p + word.bytes.size();
   for (const Trie* trie = &beginnings_; p < end; trie = &continuations_) {
+    [[maybe_unused]] const auto first = static_cast<size_t>(p - word.bytes.data());
     const int32_t id = trie->Longest(p, end, &p);
     if (id == Trie::kNone) return false;
-    ids->push_back(id);
+    tokens->ids.push_back(id);
+    if constexpr (kSpans) {
+      const auto behind = static_cast<size_t>(p - word.bytes.data());
+      tokens->spans.push_back({{word.sources[first].begin, word.sources[behind - 1].end}});
+    }
   }
   return true;
 }

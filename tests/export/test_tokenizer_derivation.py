@@ -1,6 +1,7 @@
 """The tables of a tokenizer node say what the tokenizer does; what no table says is refused by name."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,7 +13,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from sparse_export.graph.tokenizer.code_points import code_points, ranges
 from sparse_export.graph.tokenizer.derive import derive_tables
+from sparse_export.graph.tokenizer.marks import marks
 from sparse_export.graph.tokenizer.node import OUTPUTS, tokenizer_node
+from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_export.graph.tokenizer.template import templates
 from sparse_export.graph.tokenizer.wordpiece import normalized_points
@@ -168,6 +171,9 @@ def test_the_node_is_onnx(make: Callable[[], Tokenizer], pairs: bool) -> None:
     assert node.input == ["TEXT", *names, *["TEXT_PAIR"][: int(pairs)]]
     assert node.output == [f"text/{name}" for name in OUTPUTS]
     assert [constant.name for constant in constants] == names
+    onnx.checker.check_model(tokenizer_model(tables, 16, pairs=pairs, offsets=True), full_check=True)
+    with_offsets, _ = tokenizer_node(tables, 16, "TEXT", offsets=True)
+    assert with_offsets.output == [*OUTPUTS, "offsets"]
     with pytest.raises(
         OptionError, match=f"max_length 1 is out of range: a pair has {tables.special_tokens}"
     ):
@@ -272,6 +278,58 @@ def test_what_no_table_says_is_refused(name: str) -> None:
     assert str(error.value).startswith("the graph cannot tokenize as this tokenizer does: ")
     assert str(error.value).endswith("; leave it to the server-side tokenizer")
     assert "\n" not in str(error.value)
+
+
+def processed(make: Callable[[], Tokenizer], *steps: Any) -> Tokenizer:
+    return changed(make, "post_processor", processors.Sequence(list(steps)))()
+
+
+def offsets_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    return offset_attributes(tokenizer, json.loads(tokenizer.to_str()))
+
+
+def test_attributes_of_offsets() -> None:
+    template = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    trims, keeps = (processors.ByteLevel(add_prefix_space=prefix) for prefix in (False, True))
+    assert offsets_of(processed(roberta, template)) == {}
+    assert offsets_of(processed(roberta, trims, template)) == {"trim_offsets": 1}
+    assert offsets_of(processed(roberta, keeps, template)) == {"trim_offsets": 2}
+    assert set(offsets_of(bert())) == {"marks"}
+    accents = changed(bert, "normalizer", normalizers.BertNormalizer(strip_accents=False))
+    stripping = with_added(accents, AddedToken("<x>", rstrip=True, normalized=False))
+    spaces = [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F]
+    assert offsets_of(stripping()) == {"white_space": [*spaces, 0x3000]}
+
+
+def test_offsets_that_no_node_answers_are_refused_where_they_are_asked_for() -> None:
+    trims = processors.ByteLevel()
+    twice = "its post-processors trim offsets more than once, or after another one"
+    letters = "its post-processor trims offsets, by {!r} too, which begins or ends as a space does"
+    bert_like = word_piece(WORDS + " Ġa", normalizers.BertNormalizer())
+    bert_like.post_processor = trims
+    refused = {
+        twice: processed(roberta, trims, trims),
+        letters.format("xĠ"): with_added(roberta, AddedToken("xĠ", normalized=False))(),
+        letters.format("Ġa"): bert_like,
+    }
+    for message, tokenizer in refused.items():
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            offsets_of(tokenizer)
+    tables = derive_tables(refused[letters.format("xĠ")])
+    tokenizer_node(tables, 16, "TEXT")
+    with pytest.raises(CheckpointError, match="leave it to the server-side tokenizer"):
+        tokenizer_node(tables, 16, "TEXT", offsets=True)
+
+
+def test_marks_move_as_the_library_moves_them() -> None:
+    """Two code points change places where the second is a mark of a lower class, and both are marks."""
+    table = np.array(marks()).reshape(-1, 2)
+    decompose = normalizers.NFD().normalize_str
+    for point in (*range(0x2F0, 0x380), *range(0x5B0, 0x600), 0xFB0, 0xF73, 0x1D15E, 0x1B44, 0xFE0F):
+        for other in (0x301, 0x316, 0x334, 0x345, 0x1D165):
+            first, second = abs(number(table, point)), number(table, other)
+            moved = decompose(chr(point) + chr(other)) != decompose(chr(point)) + chr(other)
+            assert moved == (0 < second < first < 255), (hex(point), hex(other))
 
 
 def test_added_tokens_of_both_kinds_that_do_not_overlap() -> None:

@@ -1,5 +1,6 @@
 """The tokenizer ops answer as the `tokenizers` library does, whatever a text holds."""
 
+import json
 import random
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
-from one_op import library_under_test
-from tokenizers import AddedToken, Tokenizer, normalizers
+from one_op import library_under_test, session_options
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from sparse_export.graph.tokenizer.derive import derive_tables
+from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from tokenizing import (
     GraphTokenizer,
@@ -22,7 +25,9 @@ from tokenizing import (
     byte_level_bpe,
     cutting,
     differing,
+    feeds,
     rows_of,
+    tokenizer_model,
     word_piece,
 )
 
@@ -41,19 +46,23 @@ TRAINED_ON = (
 ) * 4
 
 
+STRIPPING = (AddedToken("<left>", lstrip=True), AddedToken("<both>", lstrip=True, rstrip=True))
+
+
 def cased() -> Tokenizer:
-    """A vocabulary of capitals and accents, CJK left alone, short words only."""
+    """A vocabulary of capitals and accents, CJK left alone, short words only, offsets trimmed as MPNet's."""
     tokenizer = word_piece(WORDS + " A B ##É The", normalizers.BertNormalizer(False, False, False, False))
     tokenizer.model.max_input_chars_per_word = 5
+    tokenizer.add_special_tokens(list(STRIPPING))
+    ids = tokenizer.get_vocab()
+    tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return tokenizer
 
 
 def stripping() -> Tokenizer:
     """BPE behind a space, with tokens that take white space with them."""
     tokenizer = byte_level_bpe(TRAINED_ON, 300, add_prefix_space=True)
-    tokenizer.add_special_tokens(
-        [AddedToken("<left>", lstrip=True), AddedToken("<both>", lstrip=True, rstrip=True)]
-    )
+    tokenizer.add_special_tokens(list(STRIPPING))
     return tokenizer
 
 
@@ -93,25 +102,32 @@ def known(name: str) -> tuple[Tokenizer, TokenizerTables]:
     return tokenizer, derive_tables(tokenizer)
 
 
-def compare(name: str, max_length: int, texts: Texts, threads: int = 1) -> None:
-    tokenizer, tables = known(name)
+def compare(name: str, max_length: int, texts: Texts, *, offsets: bool = False) -> None:
+    compare_with(*known(name), max_length, texts, offsets=offsets)
+
+
+def compare_with(
+    tokenizer: Tokenizer, tables: TokenizerTables, max_length: int, texts: Texts, *, offsets: bool
+) -> None:
     pairs = not isinstance(texts[0], str)
-    graph = GraphTokenizer(tables, max_length, library_under_test(), pairs=pairs, threads=threads)
+    graph = GraphTokenizer(tables, max_length, library_under_test(), pairs=pairs, offsets=offsets)
     assert differing(graph, cutting(tokenizer, max_length), texts) == []
 
 
+@pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("max_length", [4, 5, 16, 512])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_texts(name: str, max_length: int) -> None:
-    compare(name, max_length, TEXTS)
+def test_texts(name: str, max_length: int, offsets: bool) -> None:
+    compare(name, max_length, TEXTS, offsets=offsets)
 
 
+@pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("max_length", [4, 7, 8, 9, 21])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_pairs(name: str, max_length: int) -> None:
+def test_pairs(name: str, max_length: int, offsets: bool) -> None:
     """Lengths around the cut, and beyond it, on either side."""
     texts = [*TEXTS[:2], *TEXTS[5:13], *("a " * n for n in (1, 2, 3, 8, 9, 10, 40))]
-    compare(name, max_length, [(first, second) for first in texts for second in texts])
+    compare(name, max_length, [(first, second) for first in texts for second in texts], offsets=offsets)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -119,6 +135,51 @@ def test_every_code_point_up_to_u3000(name: str) -> None:
     points = [chr(point) for point in range(0x3001)]
     beside_added = (f"a{point}<both>{point}<left>[MASK]{point}" for point in points)
     compare(name, 16, [*points, *(f"a{point}b" for point in points), *beside_added])
+
+
+# Some of all; all that BERT's normalizer leaves of musical notes, which have marks in them.
+SOME_POINTS = (*range(0, 0x3001, 11), *range(0x3001, 0xD800, 997), *range(0xE000, 0x110000, 997))
+NOTES = tuple(range(0x1D15E, 0x1D173))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_offsets_at_some_code_points(name: str) -> None:
+    """Alone, in a word, beside added tokens and among marks that move."""
+    points = [chr(point) for point in (*SOME_POINTS, *NOTES)]
+    inside = (f"a{point}b" for point in points)
+    beside_added = (f"a{point}<both>{point}<left>[MASK]{point}" for point in points)
+    among_marks = (f"!{point}\u0301\u1b44 \u0323{point}\u1b44\u0331{point}" for point in points)
+    compare(name, 24, [*points, *inside, *beside_added, *among_marks], offsets=True)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("first_too", [False, True])
+def test_trimming(trims: bool, first_too: bool) -> None:
+    """What the post-processor says, whatever the pre-tokenizer does."""
+    tokenizer, tables = known("stripping")
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 1), ("<s>", 0), trim_offsets=trims, add_prefix_space=not first_too
+    )
+    tables = replace(tables, offsets=offset_attributes(tokenizer, json.loads(tokenizer.to_str())))
+    texts = [*TEXTS, *(f"{spaces}{text}" for spaces in (" ", "  ", "\u3000 ") for text in TEXTS)]
+    compare_with(tokenizer, tables, 64, texts, offsets=True)
+    compare_with(tokenizer, tables, 32, list(zip(texts, texts[::-1], strict=True)), offsets=True)
+
+
+def test_offsets_where_bytes_have_no_token() -> None:
+    """The library counts on as if the bytes that it leaves out were not there."""
+    tokenizer, tables = known("bpe")
+    spec = json.loads(tokenizer.to_str())
+    vocabulary = ["<s>", "</s>", "<mask>", "a", "Ġ", "Ġa", "Ã", "©", "¸"]
+    spec["model"]["vocab"] = {token: number for number, token in enumerate(vocabulary)}
+    spec["model"]["merges"] = [["Ġ", "a"]]
+    tables = replace(
+        tables,
+        tables=tables.tables | {"vocabulary": vocabulary, "merges": np.array([[4, 3, 5]], np.int32)},
+    )
+    texts = [*TEXTS, "baéb a", "中a中é b  ba", "ßéa\u0338a 中"]
+    compare_with(Tokenizer.from_str(json.dumps(spec)), tables, 64, texts, offsets=True)
 
 
 def random_text(rng: random.Random) -> str:
@@ -144,18 +205,20 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choices(pieces, k=rng.randrange(40)))
 
 
+@pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_random_texts(name: str) -> None:
+def test_random_texts(name: str, offsets: bool) -> None:
     rng = random.Random(5)
     texts = [random_text(rng) for _ in range(1500)]
-    compare(name, 24, texts)
-    compare(name, 13, list(zip(texts[::2], texts[1::2], strict=True)))
+    compare(name, 24, texts, offsets=offsets)
+    compare(name, 13, list(zip(texts[::2], texts[1::2], strict=True)), offsets=offsets)
 
 
+@pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("name", ["uncased", "bpe"])
-def test_long_words(name: str) -> None:
+def test_long_words(name: str, offsets: bool) -> None:
     long = ["a" * 100_000, "ab1" * 33_333, " " * 100_000, "[MASK" * 20_000, "<mask> " * 2_000, "é" * 50_000]
-    compare(name, 32, long)
+    compare(name, 32, long, offsets=offsets)
 
 
 def test_the_longer_of_two_long_texts_has_the_odd_token() -> None:
@@ -184,8 +247,8 @@ def test_rows_do_not_depend_on_companions_or_threads() -> None:
     rng = random.Random(6)
     texts = [random_text(rng) * rng.randrange(1, 40) for _ in range(700)]
     _, tables = known("bpe")
-    one = GraphTokenizer(tables, 64, library_under_test())
-    four = GraphTokenizer(tables, 64, library_under_test(), threads=4)
+    one = GraphTokenizer(tables, 64, library_under_test(), offsets=True)
+    four = GraphTokenizer(tables, 64, library_under_test(), offsets=True, threads=4)
     together = list(rows_of(one(texts)))
     assert list(rows_of(four(texts))) == together
     assert list(rows_of(four(texts[::-1])))[::-1] == together
@@ -225,7 +288,7 @@ def column(texts: list[bytes]) -> np.ndarray:  # type: ignore[type-arg]
 @pytest.mark.parametrize("name", ["uncased", "bpe"])
 def test_invalid_utf8(name: str) -> None:
     """A row that is none is an empty text that says where; those beside it answer as ever."""
-    graph = GraphTokenizer(known(name)[1], 16, library_under_test())
+    graph = GraphTokenizer(known(name)[1], 16, library_under_test(), offsets=True)
     good = next(rows_of(graph(["good film"])))
     rows = list(
         rows_of(graph.run({"TEXT": column([each for bad in INVALID for each in (bad, b"good film")])}))
@@ -234,6 +297,7 @@ def test_invalid_utf8(name: str) -> None:
     assert [row["invalid_at"] for row in rows[::2]] == [[as_python(text)] for text in INVALID]
     empty = next(rows_of(graph([""])))
     assert all(row | {"invalid_at": [-1]} == empty for row in rows[::2])
+    assert empty["offsets"] == [[0, 0]] * 2
     assert next(rows_of(graph.run({"TEXT": column([INVALID[0]])}))) == rows[0]
 
 
@@ -274,7 +338,7 @@ def test_rows_of_one_text_among_pairs() -> None:
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_batch_of_nothing(pairs: bool) -> None:
-    graph = GraphTokenizer(known("uncased")[1], 16, library_under_test(), pairs=pairs)
+    graph = GraphTokenizer(known("uncased")[1], 16, library_under_test(), pairs=pairs, offsets=True)
     nothing = np.empty((0, 1), dtype=object)
     answer = graph.run({"TEXT": nothing} | ({"TEXT_PAIR": nothing} if pairs else {}))
     shapes = {name: array.shape for name, array in answer.items()}
@@ -286,7 +350,15 @@ def test_a_batch_of_nothing(pairs: bool) -> None:
         "token_count": (0, 1),
         "truncated": (0, 1),
         "invalid_at": (0, 1),
+        "offsets": (0, 2),
     }
+
+
+def test_offsets_that_the_node_names_but_leaves_out() -> None:
+    model = tokenizer_model(known("uncased")[1], 16)
+    model.graph.node[0].output.append("")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(library_under_test()))
+    assert session.run(["token_count"], feeds(["a b"]))[0].tolist() == [[4]]
 
 
 def test_texts_of_rank_1() -> None:
@@ -337,8 +409,7 @@ def test_real_texts_with_a_real_vocabulary() -> None:
     pairs = [row for name in ("mrpc", "rte") for row in dev_rows(name, 200)]
     for max_length in (16, 17, 128):
         for texts in (singles, pairs):
-            graph = GraphTokenizer(tables, max_length, library_under_test(), pairs=texts is pairs)
-            assert differing(graph, cutting(tokenizer, max_length), texts) == []
+            compare_with(tokenizer, tables, max_length, texts, offsets=max_length == 17)
 
 
 def test_real_texts_with_a_trained_bpe() -> None:
@@ -346,5 +417,4 @@ def test_real_texts_with_a_trained_bpe() -> None:
     tokenizer = byte_level_bpe(texts, 3000)
     tables = derive_tables(tokenizer)
     for max_length in (16, 128):
-        graph = GraphTokenizer(tables, max_length, library_under_test())
-        assert differing(graph, cutting(tokenizer, max_length), texts) == []
+        compare_with(tokenizer, tables, max_length, texts, offsets=max_length == 128)

@@ -32,6 +32,12 @@ WORD_PIECE = TokenizerTables(
     },
     {"unk_id": 0, "single_template": [1, 0, -1, 0, 2, 0], "pair_template": [1, 0, -1, 0, 2, 0, -2, 1, 2, 1]},
     3,
+    # Acute and dot below are marks, and "½" has one.
+    {
+        "trim_offsets": 1,
+        "white_space": [32],
+        "marks": [0, 0, 0xBD, -2, 0xBE, 0, 0x301, 2, 0x302, 0, 0x323, 1, 0x324, 0],
+    },
 )
 
 # Letters but for "1" and what is no letter; "ab" and "Ġab" are merged.
@@ -46,6 +52,7 @@ BPE = TokenizerTables(
     },
     {"single_template": [0, 0, -1, 0, 1, 0], "pair_template": [0, 0, -1, 0, 1, 0, 1, 0, -2, 0, 1, 0]},
     4,
+    {"trim_offsets": 2},
 )
 
 
@@ -53,9 +60,38 @@ def ids(tables: TokenizerTables, text: str) -> list[int]:
     return next(rows_of(GraphTokenizer(tables, 16, library_under_test())([text])))["input_ids"]
 
 
+def offsets(tables: TokenizerTables, text: str) -> list[tuple[int, int]]:
+    graph = GraphTokenizer(tables, 16, library_under_test(), offsets=True)
+    return list(map(tuple, graph([text])["offsets"].tolist()))
+
+
 def test_what_the_tables_say() -> None:
     assert ids(WORD_PIECE, "A! ab  aa[MASK]bé[SEP]") == [1, 3, 5, 3, 4, 0, 9, 0, 2, 2]
     assert ids(BPE, "ab ab1 b é<mask>ba") == [0, 5, 6, 7, 4, 3, 4, 9, 3, 2, 1]
+
+
+def test_what_the_tables_say_of_offsets() -> None:
+    words = [(0, 1), (1, 2), (3, 4), (4, 5), (7, 9), (10, 16), (18, 19)]
+    assert offsets(WORD_PIECE, "A! ab  aa [MASK]  b") == [(0, 0), *words, (0, 0)]
+    words = [(0, 3), (4, 6), (6, 7), (9, 15), (15, 16)]
+    assert offsets(BPE, " ab ab1  <mask>a") == [(0, 0), *words, (0, 0)]
+    # The library takes the mark that it orders first for the first of the text.
+    assert offsets(WORD_PIECE, "a\u0301\u0323 a ½\u0323") == [(0, 0), (0, 3), (4, 5), (6, 8), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trim_offsets": 3}, "attribute trim_offsets is 3; accepted: an integer from 0 to 2"),
+        ({"white_space": 32}, "attribute white_space has the wrong type; accepted: code points"),
+        ({"marks": [0]}, "attribute marks has 1 integers; accepted: first code point and number of each"),
+        ({"marks": [0, 256]}, "marks[0] is 256; accepted: -254 to 255"),
+        ({"marks": [0, -(2**40)]}, "marks[0] is -2147483648; accepted: -254 to 255"),
+        ({"marks": [1, 0]}, "marks does not begin with code point 0; accepted"),
+    ],
+)
+def test_attributes_of_offsets_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert f"WordPieceTokenize: {message}" in refusal(changed(WORD_PIECE, **changes))
 
 
 def changed(tables: TokenizerTables, **changes: Any) -> TokenizerTables:
@@ -221,14 +257,19 @@ def hostile(draw: st.DrawFn) -> TokenizerTables:
     for name in draw(st.lists(st.sampled_from(sorted(tables.attributes)), max_size=1)):
         value = tables.attributes[name]
         changes[name] = draw(small if isinstance(value, int) else st.lists(small, min_size=1, max_size=8))
-    return changed(tables, **changes)
+    offsets = tables.offsets
+    if isinstance(offsets, dict) and draw(st.booleans()):
+        points = sorted(draw(st.sets(st.integers(1, 0x400), max_size=5)))
+        numbers = st.integers(-254, 255)
+        offsets = offsets | {"marks": [each for point in [0, *points] for each in (point, draw(numbers))]}
+    return replace(changed(tables, **changes), offsets=offsets)
 
 
 @settings(deadline=None, max_examples=150)
-@given(hostile(), st.sampled_from([4, 7, 2**31 - 1]))
-def test_hostile_tables(tables: TokenizerTables, max_length: int) -> None:
+@given(hostile(), st.sampled_from([4, 7, 2**31 - 1]), st.booleans())
+def test_hostile_tables(tables: TokenizerTables, max_length: int, offsets: bool) -> None:
     try:
-        graph = GraphTokenizer(tables, max_length, library_under_test())
+        graph = GraphTokenizer(tables, max_length, library_under_test(), offsets=offsets)
     except Exception as error:
         refused = str(error).strip()
     else:

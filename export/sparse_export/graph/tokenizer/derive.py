@@ -1,14 +1,17 @@
 """From a `tokenizers.Tokenizer` to the tables of its node."""
 
 import json
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from sparse_export.graph.tokenizer.byte_level_bpe import byte_level_bpe
+from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import Spec, Table, TokenizerTables, unsupported
 from sparse_export.graph.tokenizer.template import stops_early, templates
 from sparse_export.graph.tokenizer.wordpiece import wordpiece
+from sparse_serve.errors import UnsupportedTokenizerError
 
 _BERT = ("BertNormalizer", "BertPreTokenizer", "WordPiece")
 _ROBERTA = (None, "ByteLevel", "BPE")
@@ -60,7 +63,15 @@ def derive_tables(tokenizer: Tokenizer) -> TokenizerTables:
             "stop_early": int(stops_early(tokenizer, word)),
         },
         tokenizer.num_special_tokens_to_add(True),
+        _offsets(tokenizer, spec),
     )
+
+
+def _offsets(tokenizer: Tokenizer, spec: Spec) -> dict[str, Any] | UnsupportedTokenizerError:
+    try:
+        return offset_attributes(tokenizer, spec)
+    except UnsupportedTokenizerError as refusal:  # of whom it concerns: who asks for offsets
+        return refusal
 
 
 def _named(kinds: tuple[str | None, ...]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import OptionError, UnsupportedTokenizerError
 from sparse_serve.op_library import DOMAIN
 
 _VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
@@ -22,8 +22,12 @@ _VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
     }
 )
 
+_OFFSETS: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
+    {"offsets": (TensorProto.INT32, ("tokens", 2))}
+)
+
 OUTPUTS = tuple(_VALUES)
-"""What a tokenizer node answers, in order."""
+"""What a tokenizer node answers, in order; behind these `offsets`, where they are asked for."""
 
 
 def tokenizer_node(
@@ -34,6 +38,7 @@ def tokenizer_node(
     single: str | None = None,
     *,
     prefix: str = "",
+    offsets: bool = False,
 ) -> tuple[NodeProto, list[TensorProto]]:
     """Return the node from `text`, and `pair` where rows have two, to `OUTPUTS`, and its initializers.
 
@@ -44,33 +49,40 @@ def tokenizer_node(
         pair: the second text of each row.
         single: `(B,)` or `(B, 1)` bool, beside `pair`: rows of which it is not read.
         prefix: of the names of outputs and initializers.
+        offsets: answer where in its text each token was, too.
 
     Raises:
         OptionError: `max_length` has no room for the special tokens of a pair.
+        UnsupportedTokenizerError: offsets are asked for, and the op cannot answer them as the tokenizer does.
     """
     if max_length < tables.special_tokens:
         raise OptionError(
             f"max_length {max_length} is out of range: a pair has {tables.special_tokens} special tokens; "
             f"give {tables.special_tokens} or more"
         )
+    attributes = tables.attributes
+    if offsets:
+        if isinstance(tables.offsets, UnsupportedTokenizerError):
+            raise tables.offsets
+        attributes = attributes | tables.offsets
     names = {name: f"{prefix}{name}" for name in tables.tables}
     node = helper.make_node(
         tables.op,
         [text, *names.values(), *(each for each in (pair, single) if each is not None)],
-        [f"{prefix}{name}" for name in OUTPUTS],
+        [f"{prefix}{name}" for name in (*OUTPUTS, *(_OFFSETS if offsets else ()))],
         name=f"{prefix}{tables.op}",
         domain=DOMAIN,
         max_length=max_length,
-        **tables.attributes,
+        **attributes,
     )
     return node, [_constant(name, tables.tables[table]) for table, name in names.items()]
 
 
-def output_values(prefix: str = "") -> list[ValueInfoProto]:
-    """Return type and shape of each of `OUTPUTS`."""
+def output_values(prefix: str = "", *, offsets: bool = False) -> list[ValueInfoProto]:
+    """Return type and shape of each of `OUTPUTS`, and of `offsets` where they are asked for."""
     return [
         helper.make_tensor_value_info(f"{prefix}{name}", kind, shape)
-        for name, (kind, shape) in _VALUES.items()
+        for name, (kind, shape) in (*_VALUES.items(), *(_OFFSETS.items() if offsets else ()))
     ]
 
 

@@ -1,7 +1,7 @@
 """What a tokenizer node is made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ class TokenizerTables:
         tables: the constant inputs of the node by name, in order.
         attributes: of the node, but for `max_length`.
         special_tokens: how many special tokens a pair has: the least `max_length`.
+        offsets: attributes of a node that answers offsets too, or why none can.
     """
 
     op: str
     tables: dict[str, Table]
     attributes: dict[str, Any]
     special_tokens: int
+    offsets: dict[str, Any] | UnsupportedTokenizerError = field(default_factory=dict)
 
 
 def unsupported(found: str, accepted: str) -> UnsupportedTokenizerError:

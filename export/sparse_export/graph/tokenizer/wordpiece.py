@@ -16,6 +16,7 @@ from sparse_export.graph.tokenizer.code_points import (
     points_of,
     ranges,
 )
+from sparse_export.graph.tokenizer.marks import HIGH_MARK, LOW_MARK
 from sparse_export.graph.tokenizer.tables import Spec, Table, in_order_of_ids, unsupported
 
 # Actions below the offsets of the pool, and bytes of its strings: `ops/README.md`, "Tokenizing".
@@ -27,9 +28,6 @@ _SPACE, _WITHIN_WORD, _OWN_WORD = range(3)
 
 # A sign that stays what it is, that nothing else becomes, and across which nothing is normalized.
 _SEPARATOR = "|"
-
-# Marks of combining classes 226 and 9, which BERT's normalizer leaves in a text.
-_HIGH_MARK, _LOW_MARK = "\U0001d16d", "\u1b44"
 
 
 @dataclass(frozen=True)
@@ -154,11 +152,11 @@ def _refuse_moving(tokenizer: Tokenizer, characters: Iterable[str]) -> None:
     with one that no token has is unknown in any order.
     """
     normalize = tokenizer.normalizer.normalize_str
-    high, low = normalize(_HIGH_MARK), normalize(_LOW_MARK)
+    high, low = normalize(HIGH_MARK), normalize(LOW_MARK)
     moving = [
         character
         for character in characters
-        if normalize(f"{_HIGH_MARK}{character}{_LOW_MARK}") != high + normalize(character) + low
+        if normalize(f"{HIGH_MARK}{character}{LOW_MARK}") != high + normalize(character) + low
     ]
     if moving:
         named = ", ".join(f"U+{ord(character):04X}" for character in moving)

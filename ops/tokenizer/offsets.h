@@ -1,0 +1,21 @@
+// Where the tokens of a text were in it, as `Encoding.offsets` of the `tokenizers` library says it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tokenizer/tokens.h"
+
+namespace sparse_ops {
+
+// Whether white space that a token has at its ends counts as its own.
+enum class Trimming : int64_t {
+  kNone,
+  kAll,
+  kAllButFirst,  // but one space before the first token, which was put there
+};
+
+// Adds begin and end of the first `count` tokens, in code points of their text.
+void AddOffsets(const Tokens& tokens, size_t count, Trimming trimming, std::vector<int32_t>* offsets);
+
+}  // namespace sparse_ops
