@@ -126,15 +126,15 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     serving = newcomer.serve()
     next(serving)
     answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
-    scores = [newcomer.python(code) for code in blocks("python")]
+    stock, library = (newcomer.python(code) for code in blocks("python"))
     others = newcomer.shell(ask_others)
     several = newcomer.shell(ask_several)
     next(serving, None)
     assert len(answered) == 2
     assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
     assert '"label":' in answered[1]
-    assert len(scores) == 1
-    assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", scores[0])
+    assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", library)
+    assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
 
     assert re.search(r"answer +score", others)
     assert "Mira Castell" in others

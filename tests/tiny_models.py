@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,19 @@ from sparse_export.encoders.patterned import pattern_modules
 from sparse_export.encoders.projected_attention import Projections
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.tasks import head_of_spec
-from sparse_serve.tasks import DEFAULT_TASK, Classification, Regression, Task
+from sparse_serve.tasks import DEFAULT_TASK, Classification, MultiLabel, Regression, Task
 
 LABELS = ("negative", "neutral", "positive")
 CLASSES = Classification(LABELS)
-TASKS = {
+TASKS: dict[str, Task] = {
     "sentiment": Classification(("worst", "bad", "fair", "good", "best")),
     "paraphrase": Classification(("different", "same")),
     "similarity": Regression(),
+}
+# Two of four read pairs.
+PAIRED_TASKS: dict[str, Task] = {
+    **{name: replace(task, paired=name != "sentiment") for name, task in TASKS.items()},
+    "topics": MultiLabel(("art", "law")),
 }
 ADAPTERS = {"projected_attention": {"size": 34, "heads": 2, "share_projections": False}}
 LAYERS, HEADS, POSITIONS = 2, 4, 160

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
@@ -14,6 +16,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.graph.export import export_graph
+from sparse_export.graph.tokenizer.derive import derive_tables
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer
 
 
@@ -34,9 +37,14 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> GraphTable:
 
 @pytest.fixture(scope="session", autouse=True)
 def _entries_of_traced_graphs(graphs: GraphTable) -> Iterator[None]:
-    """Have entries made of the session's graphs; all else of an export, the gate too, is done each time."""
+    """Have entries made of the session's graphs, and of tables that a tokenizer was asked for once.
+
+    All else of an export, the gate too, is done each time.
+    """
+    tables = cache(lambda tokenizer: derive_tables(Tokenizer.from_str(tokenizer)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparse_export.entry.export_graph", graphs.trace)
+        patch.setattr("sparse_export.entry.derive_tables", lambda tokenizer: tables(tokenizer.to_str()))
         yield
 
 

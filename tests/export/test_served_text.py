@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,19 @@ from sparse_serve.tasks.encoding import encode_cut
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, texts_of, url_of
-from tiny_models import ADAPTERS, LABELS, LAMBD, LAYERS, POSITIONS, TASKS, make_model, make_tokenizer
+from tiny_models import ADAPTERS, LABELS, LAMBD, LAYERS, PAIRED_TASKS, POSITIONS, make_model, make_tokenizer
 
 TEXTS = ["", "a", "it isn't", "the film is 100 % good?", "very " * 90, "naïve café\x00 after", "[SEP] x1-y2"]
 BROKEN = [b"\xff", b"good \xe4\xb8", b"a\x00\xf0\x9f"]
-PAIRED = {name: replace(task, paired=name != "sentiment") for name, task in TASKS.items()}
 Array = npt.NDArray[Any]
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of three tasks, two of which read pairs."""
+    """A checkpoint of four tasks, two of which read pairs."""
     folder = tmp_path_factory.mktemp("paired") / "checkpoint"
     folder.mkdir()
-    model = make_model(AttentionSpec(LAMBD), "bert", PAIRED, ADAPTERS)
+    model = make_model(AttentionSpec(LAMBD), "bert", PAIRED_TASKS, ADAPTERS)
     save_checkpoint(model, make_tokenizer(folder), folder)
     return folder
 
@@ -124,7 +122,7 @@ def test_each_text_of_several_tasks_is_read_as_its_task_does(client: Client, sev
     pairs = ["", "x y", "long " * 60, "", ""]
     replies = client.classify("several", TEXTS[:5], pairs, task=tasks)
     for text, pair, task, reply in zip(TEXTS, pairs, tasks, replies, strict=False):
-        second = pair if PAIRED[task].reads_pairs else None
+        second = pair if PAIRED_TASKS[task].reads_pairs else None
         (encoded,) = encode_cut(tokenizer.backend_tokenizer, [text], [second], POSITIONS)
         (window,) = encoded.windows
         ids, types = torch.tensor([window.ids]), torch.tensor([window.type_ids])
@@ -139,7 +137,7 @@ def test_each_text_of_several_tasks_is_read_as_its_task_does(client: Client, sev
 @pytest.mark.parametrize(
     ("pairs", "task", "message"),
     [
-        (None, "mood", "there is no task 'mood'; this model's are sentiment, paraphrase, similarity"),
+        (None, "mood", "there is no task 'mood'; this model's are sentiment, paraphrase, similarity, topics"),
         (
             None,
             "paraphrase",

@@ -30,7 +30,7 @@ from sparse_export.tasks import head_of, model_head
 from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Classification, Embedding, MultiLabel, Regression, Several, Task
 from sparse_serve.tasks.encoding import encode_cut
-from tiny_models import ADAPTERS, CLASSES, FAMILIES, LAMBD, TASKS, make_model, make_tokenizer
+from tiny_models import ADAPTERS, CLASSES, FAMILIES, LAMBD, PAIRED_TASKS, TASKS, make_model, make_tokenizer
 
 Array = npt.NDArray[Any]
 
@@ -231,16 +231,11 @@ def test_what_is_no_text_is_marked_and_beside_others(
     assert np.isnan(nothing_else["logits"]).all()
 
 
-TWO_READ_PAIRS = {name: replace(task, paired=name != "sentiment") for name, task in TASKS.items()} | {
-    "topics": MultiLabel(("art", "law"))
-}
-
-
 @pytest.fixture(scope="module")
 def several(graphs: GraphTable) -> tuple[PreTrainedModel, Path]:
     """Four tasks, two of which read pairs."""
     attention = AttentionSpec(LAMBD)
-    model = make_model(attention, "bert", TWO_READ_PAIRS, ADAPTERS).eval()
+    model = make_model(attention, "bert", PAIRED_TASKS, ADAPTERS).eval()
     model.set_attn_implementation(attention.implementation)
     return model, graphs.path(model, "tokens", GraphTarget())
 
@@ -257,7 +252,7 @@ def test_each_text_is_read_and_answered_as_its_task_does(
     answer = ask(graph, TEXT=TEXTS, TEXT_PAIR=PAIRS, TASK=tasks)
     tokenizer = load_tokenizer(checkpoint).backend_tokenizer
     pairs = [
-        pair if TWO_READ_PAIRS[task].reads_pairs else None for pair, task in zip(PAIRS, tasks, strict=True)
+        pair if PAIRED_TASKS[task].reads_pairs else None for pair, task in zip(PAIRS, tasks, strict=True)
     ]
     encoded = encode_cut(tokenizer, TEXTS, pairs, CUT)
     assert answer["token_count"][:, 0].tolist() == [text.token_count for text in encoded]
@@ -266,7 +261,7 @@ def test_each_text_is_read_and_answered_as_its_task_does(
     )
     np.testing.assert_allclose(answer["scores"], said["scores"], rtol=0, atol=1e-6)
     for row, (text, task) in enumerate(zip(encoded, tasks, strict=True)):
-        own = TWO_READ_PAIRS[task]
+        own = PAIRED_TASKS[task]
         (window,) = text.windows
         with torch.no_grad():
             alone = model.of(task)(torch.tensor([window.ids]), token_type_ids=torch.tensor([window.type_ids]))
@@ -289,7 +284,7 @@ def test_a_task_of_no_name_is_marked_alone(
     graph = text_graph(onnx.load(core), model_head(model), TextReading(tables, CUT, 0))
     tasks = ["sentiment", "mood", "", "similarity", "Sentiment", "topics"]
     answer = ask(graph, TEXT=TEXTS, TEXT_PAIR=PAIRS, TASK=tasks)
-    is_named = np.array([task in TWO_READ_PAIRS for task in tasks])
+    is_named = np.array([task in PAIRED_TASKS for task in tasks])
     assert (np.isnan(answer["logits"]).all(1) == ~is_named).all()
     assert [bool(label) for label in words(answer["label"])] == is_named.tolist()
     assert (answer["invalid_at"] == -1).all()

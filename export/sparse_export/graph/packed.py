@@ -92,19 +92,18 @@ AttentionMaskInterface.register("sparse_serve_packed", lambda *_, **__: None)
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the embeddings read of packed tokens, `(1, T + R)` int64 each.
+    """What the embeddings read of packed tokens.
 
     Attributes:
-        ids: of the tokens.
-        positions: as the family counts them.
-        segments: token types; None for families without.
-        neighbours: ids of the tokens right and left of each, for families that join them; else None.
+        words: ids `(1, T + R)` int64, or for families that join neighbours the embeddings of each token's right
+            neighbour, itself and its left one, `(1, T + R, 3·E)`.
+        positions: `(1, T + R)` int64, as the family counts them.
+        segments: token types, `(1, T + R)` int64; None for families without.
     """
 
-    ids: Tensor
+    words: Tensor
     positions: Tensor
     segments: Tensor | None
-    neighbours: tuple[Tensor, Tensor] | None
 
 
 class PackedModel(nn.Module):
@@ -168,12 +167,7 @@ class PackedModel(nn.Module):
         inputs = {"position_ids": tokens.positions}
         if tokens.segments is not None:
             inputs["token_type_ids"] = tokens.segments
-        if tokens.neighbours is None:
-            return inputs | {"input_ids": tokens.ids}
-        # (1, T + R, 3·E): the embeddings of each token's right neighbour, itself and its left one.
-        right, left = tokens.neighbours
-        embed = self.model.get_input_embeddings()
-        return inputs | {"inputs_embeds": torch.cat([embed(each) for each in (right, tokens.ids, left)], -1)}
+        return inputs | {"inputs_embeds" if self.joins_neighbours else "input_ids": tokens.words}
 
     def _states(self, inputs: dict[str, Tensor], packed: PackedPass) -> Sequence[Tensor]:
         """Run the encoder; return hidden states `(T + R, M)`: the last, or all where the head reads more."""
@@ -216,13 +210,11 @@ class PaddedTokensModel(PackedModel):
         packing = PaddedPacking.of(attention_mask, self.by_task(task_ids))
         positions = packing.pack(position_ids(self.model.config, input_ids))
         segments = None if token_type_ids is None else packing.pack(token_type_ids)
-        neighbours = self._neighbours(input_ids, packing) if self.joins_neighbours else None
-        return self.answers(
-            Tokens(packing.pack(input_ids), positions, segments, neighbours), packing, task_ids
-        )
+        words = self._joined(input_ids, packing) if self.joins_neighbours else packing.pack(input_ids)
+        return self.answers(Tokens(words, positions, segments), packing, task_ids)
 
-    def _neighbours(self, input_ids: Tensor, packing: PaddedPacking) -> tuple[Tensor, Tensor]:
-        """Return the ids right and left of each token, `(1, T + R)` each.
+    def _joined(self, input_ids: Tensor, packing: PaddedPacking) -> Tensor:
+        """Return the embeddings of tokens joined with their neighbours, `(1, T + R, 3·E)`.
 
         Neighbours are those of the padded row, hidden ones too. Beyond its ends there is padding, whose
         embedding is zero (see `families.silence_padding`).
@@ -233,7 +225,8 @@ class PaddedTokensModel(PackedModel):
         ids = torch.where(is_id, input_ids, pad_id)
         right = nn.functional.pad(ids[:, 1:], (0, 1), value=pad_id)
         left = nn.functional.pad(ids[:, :-1], (1, 0), value=pad_id)
-        return packing.pack(right), packing.pack(left)
+        embed = self.model.get_input_embeddings()
+        return torch.cat([embed(packing.pack(each)) for each in (right, input_ids, left)], dim=-1)
 
 
 class PackedTokensModel(PackedModel):
@@ -258,21 +251,22 @@ class PackedTokensModel(PackedModel):
         """
         packing = TokenPacking.of(positions, cu_seqlens, self.by_task(task_ids))
         tokens = Tokens(
-            ids=input_ids[None],
+            words=self._joined(input_ids, positions) if self.joins_neighbours else input_ids[None],
             positions=packed_position_ids(self.model.config, input_ids, positions)[None],
             segments=None if token_type_ids is None else token_type_ids[None],
-            neighbours=self._neighbours(input_ids, positions) if self.joins_neighbours else None,
         )
         return self.answers(tokens, packing, task_ids)
 
-    def _neighbours(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ids right and left of each token in its row, padding beyond its ends: `(1, T)` each."""
+    def _joined(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings of tokens joined with their neighbours, `(1, T, 3·E)`: padding beyond a row."""
         pad_id = self.model.config.pad_token_id
         is_first = positions == 0
         is_last = nn.functional.pad(is_first[1:], (0, 1), value=True)
         right = nn.functional.pad(input_ids[1:], (0, 1), value=pad_id)
         left = nn.functional.pad(input_ids[:-1], (1, 0), value=pad_id)
-        return torch.where(is_last, pad_id, right)[None], torch.where(is_first, pad_id, left)[None]
+        joined = (torch.where(is_last, pad_id, right), input_ids, torch.where(is_first, pad_id, left))
+        embed = self.model.get_input_embeddings()
+        return torch.cat([embed(each) for each in joined], dim=-1)[None]
 
 
 def _shares_on(packed: PackedPass) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """Code points: all of them, and tables of a number for each."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,11 @@ _SURROGATES = range(0xD800, 0xE000)
 Points = npt.NDArray[np.uint32]
 
 
-def code_points() -> list[str]:
+@cache
+def code_points() -> Sequence[str]:
     """Return what a text in UTF-8 can hold, in order: all but the surrogates."""
-    return [chr(point) for point in range(COUNT) if point not in _SURROGATES]
+    numbers = np.r_[: _SURROGATES.start, _SURROGATES.stop : COUNT].astype("<u4")
+    return tuple(numbers.tobytes().decode("utf-32-le"))
 
 
 def points_of(text: str) -> Points:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import ne
 
 import numpy as np
 import numpy.typing as npt
@@ -137,11 +138,10 @@ def _actions(
         np.int32,
     )
     actions = unchanged[characters.kinds[numbers], characters.are_known[numbers].astype(np.int8)]
-    for index, (point, result) in enumerate(zip(points, normalized, strict=True)):
-        if result != point:
-            string = b"".join(map(characters.symbol, result))
-            is_word = string == _WORD_END + point.encode() + _WORD_END
-            actions[index] = _WORD if is_word else pool.offset(string)
+    for index in np.flatnonzero(np.fromiter(map(ne, points, normalized), np.bool_, len(points))).tolist():
+        string = b"".join(map(characters.symbol, normalized[index]))
+        is_word = string == _WORD_END + points[index].encode() + _WORD_END
+        actions[index] = _WORD if is_word else pool.offset(string)
     return actions, bytes(pool.content)
 
 
