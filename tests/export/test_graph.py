@@ -181,14 +181,12 @@ def test_twins_share_the_weights(
     np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("opset", "ir_version"), [(18, 9), (23, 11)])
-def test_opset_decides_the_file_format(
-    model: PreTrainedModel, graphs: GraphTable, opset: int, ir_version: int
-) -> None:
-    path = graphs.path(model, "packed", GraphTarget(opset))
+def test_opset_decides_the_file_format(model: PreTrainedModel, graphs: GraphTable) -> None:
+    assert [GraphTarget(opset).ir_version for opset in (18, 20, 21, 23)] == [9, 9, 10, 11]
+    path = graphs.path(model, "packed", GraphTarget(18))
     proto = onnx.load(path)
-    assert proto.ir_version == ir_version
-    assert proto.opset_import[0].version == opset
+    assert proto.ir_version == 9
+    assert proto.opset_import[0].version == 18
     batch = feed("holes")
     for op_library in (True, False):
         logits = session(path, op_library=op_library).run(["logits"], batch)[0]

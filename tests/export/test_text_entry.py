@@ -1,6 +1,7 @@
 """Entries whose graph takes text: what they hold, what is refused, and the same file without a server."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.cli.export import _summary
 from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
@@ -114,6 +116,13 @@ def test_a_tokenizer_without_an_op_stays_in_the_server(options: ExportOptions, t
     assert "Unigram" in exported.server_side
     assert exported.texts is None
     assert not read_entry(exported.path).takes_text
+
+
+def test_the_command_line_says_where_the_tokenizer_is(text_entry: Exported) -> None:
+    lines = _summary(text_entry).splitlines()
+    assert re.match(r"tokenizer in the graph: 26\d\d texts and random strings read as by the", lines[1])
+    elsewhere = replace(text_entry, texts=None, server_side="of a reason")
+    assert _summary(elsewhere).splitlines()[1] == "tokenizer in the server: of a reason"
 
 
 def test_metrics_are_the_servers(options: ExportOptions) -> None:

@@ -95,8 +95,8 @@ class Tokens:
     """What the embeddings read of packed tokens.
 
     Attributes:
-        words: ids `(1, T + R)` int64, or for families that join neighbours the embeddings of each token's right
-            neighbour, itself and its left one, `(1, T + R, 3·E)`.
+        words: ids `(1, T + R)` int64, or for families that join neighbours the embeddings of each token's
+            right neighbour, itself and its left one, `(1, T + R, 3·E)`.
         positions: `(1, T + R)` int64, as the family counts them.
         segments: token types, `(1, T + R)` int64; None for families without.
     """
@@ -258,7 +258,7 @@ class PackedTokensModel(PackedModel):
         return self.answers(tokens, packing, task_ids)
 
     def _joined(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the embeddings of tokens joined with their neighbours, `(1, T, 3·E)`: padding beyond a row."""
+        """Return the embeddings of tokens joined with their neighbours in the row, `(1, T, 3·E)`."""
         pad_id = self.model.config.pad_token_id
         is_first = positions == 0
         is_last = nn.functional.pad(is_first[1:], (0, 1), value=True)
