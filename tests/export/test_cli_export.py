@@ -23,12 +23,6 @@ from sparse_serve.repository.entries import read_entry
 from tiny_models import CLASSES, LABELS, POSITIONS, make_model, make_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def _a_graph_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of token ids, as other tests trace it: what a command line says is the same of both kinds."""
-    monkeypatch.setenv("SPARSE_SERVE_TOKENIZER", "server")
-
-
 def invoke(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command line."""
     with pytest.raises(SystemExit) as exit_info:

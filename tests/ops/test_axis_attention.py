@@ -166,7 +166,7 @@ def test_random_problems(case: AxisCase) -> None:
     check(library_under_test(), case, threads=2)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(
     length=st.integers(1, 4096),
     band=st.integers(0, 60),

@@ -265,7 +265,7 @@ def hostile(draw: st.DrawFn) -> TokenizerTables:
     return replace(changed(tables, **changes), offsets=offsets)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(hostile(), st.sampled_from([4, 7, 2**31 - 1]), st.booleans())
 def test_hostile_tables(tables: TokenizerTables, max_length: int, offsets: bool) -> None:
     try:
