@@ -13,7 +13,7 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported, and for what the tests start too: tiny models are slower in several threads, and
-# two workers share the processors.
+# several workers share the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest file and leave the short ones to the end, so that two workers end together."""
+    """Begin with the longest file and leave the short ones to the end, so that the workers end together."""
     items.sort(key=lambda item: (item.path.parent.name == "ops", item.path.name != "test_readme.py"))
 
 

@@ -86,13 +86,12 @@ def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Expo
 
 @pytest.fixture(scope="session")
 def text_entry(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """The checkpoint as a repository entry `tiny` with its dense twins, its tokenizer in the graph."""
+    """The checkpoint as a repository entry `tiny`, its tokenizer in the graph."""
     options = ExportOptions(
         checkpoint=str(checkpoint),
         repository=tmp_path_factory.mktemp("text_repository"),
         name="tiny",
         tokenizer="graph",
-        with_baselines=True,
     )
     return export_checkpoint(options)
 
