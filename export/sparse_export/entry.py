@@ -276,6 +276,7 @@ class _Gate:
         atol: accepted difference of a number.
         output: what the graph answers.
         reader: what a graph that takes text is judged by; None where it takes token ids.
+        friendly: the user's texts, or the built-in ones.
     """
 
     library: Path

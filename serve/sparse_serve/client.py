@@ -358,24 +358,23 @@ class Client:
         self, name: str, kind: type[Reply], batch: Mapping[str, Sequence[str]]
     ) -> dict[str, npt.NDArray[Any]]:
         described = self._describe(name)
-        marks = (_INVALID_AT,) if described is not None and described.in_graph else ()
-        names = (*kind.outputs, *_EVERY_MODEL, *marks)
+        in_graph = described is not None and described.in_graph
+        names = (*kind.outputs, *_EVERY_MODEL, *((_INVALID_AT,) if in_graph else ()))
         outputs = [self._api.InferRequestedOutput(output) for output in names]
         result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
         columns = {output: result.as_numpy(output) for output in names}
-        for mark in marks:
-            self._require_answered(name, columns.pop(mark), columns, batch)
+        if in_graph:
+            self._require_answered(name, columns, batch)
         return columns
 
     def _require_answered(
         self,
         name: str,
-        invalid_at: npt.NDArray[Any],
         columns: Mapping[str, npt.NDArray[Any]],
         batch: Mapping[str, Sequence[str]],
     ) -> None:
         """Refuse for a graph that answers NaN where it cannot."""
-        for row, place in enumerate(invalid_at[:, 0]):
+        for row, place in enumerate(columns[_INVALID_AT][:, 0]):
             if place >= 0:
                 raise RequestError(
                     f"the server at {self.url} refused the request to '{name}': text {row + 1} of it is "

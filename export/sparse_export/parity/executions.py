@@ -185,9 +185,8 @@ def _packed_tokens(batch: Batch) -> dict[str, Array]:
     """Return the tokens of a padded batch one row behind another, as a tokenizer in the graph gives them."""
     keep = batch["attention_mask"] != 0
     lengths = keep.sum(1)
-    by_row = (TASK_IDS,)
     packed: dict[str, Array] = {
-        name: values if name in by_row else values[keep]
+        name: values if name == TASK_IDS else values[keep]  # which are one a row
         for name, values in batch.items()
         if name != "attention_mask"
     }

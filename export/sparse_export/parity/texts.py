@@ -145,7 +145,8 @@ class TextGate:
                 "server would; export it with --tokenizer server; nothing was written"
             )
         pairs = [(ours[output], np.concatenate([each.output for each in theirs]))]
-        pairs += [(ours[name], said[name]) for name in said if name in ("scores",)]
+        if "scores" in said:
+            pairs.append((ours["scores"], said["scores"]))
         with np.errstate(invalid="ignore"):
             differences = [np.where(one == other, 0, np.abs(one - other)).max() for one, other in pairs]
         return len(asked), float(np.max(differences))

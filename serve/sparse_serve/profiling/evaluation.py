@@ -57,8 +57,11 @@ def read_evaluation(
     targets = task.targets(data)
     texts, pairs = task.asked(data)
     if entry.takes_text and (pairs is not None) != task.reads_pairs:
-        has, reads = ("pairs of texts", "single texts")[:: 1 if pairs is not None else -1]
-        raise DataError(f"{path} has {has}, and '{entry.name}' reads {reads}: give other rows")
+        kinds = {True: "pairs of texts", False: "single texts"}
+        raise DataError(
+            f"{path} has {kinds[pairs is not None]}, and '{entry.name}' reads {kinds[task.reads_pairs]}: "
+            "give other rows"
+        )
     tokens = Tokens(
         entry.path / TOKENIZER_NAME,
         entry.manifest.task,

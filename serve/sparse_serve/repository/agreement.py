@@ -23,9 +23,8 @@ from sparse_serve.repository.config import (
     public_config,
     read_config,
     signature_in,
-    text_graph_config,
 )
-from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.entries import Entry, config_of_graph
 from sparse_serve.repository.legacy import FRONT_DIGESTS, FRONT_NAME, legacy_config
 
 TUNABLE = frozenset(
@@ -99,7 +98,7 @@ def wanted_public_config(entry: Entry, found: ModelConfig, signature: Signature)
     """
     manifest = entry.manifest
     if entry.takes_text:
-        return text_graph_config(entry.name, signature, tasks=manifest.tasks, max_length=manifest.max_length)
+        return config_of_graph(entry.name, signature, manifest, public=entry.name)
     wanted = public_config(
         entry.name,
         signature,

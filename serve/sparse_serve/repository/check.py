@@ -16,17 +16,16 @@ from sparse_serve.repository.config import (
     GRAPH_NAME,
     LABELS_NAME,
     Signature,
-    graph_config,
     graph_dtype,
     graph_signature,
     load_graph,
     read_config,
-    text_graph_config,
 )
 from sparse_serve.repository.entries import (
     BASELINES_NAME,
     TOKENIZER_NAME,
     Entry,
+    config_of_graph,
     read_entry,
     uses_op_library,
     versions,
@@ -169,17 +168,10 @@ def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> 
     path = folder / str(version) / GRAPH_NAME
     model = load_graph(path)
     uses_library = uses_op_library(model)
-    signature, manifest = graph_signature(model), entry.manifest
-    if signature.takes_text:
-        wanted = text_graph_config(
-            folder.name,
-            signature,
-            tasks=manifest.tasks,
-            max_length=manifest.max_length,
-            is_twin=folder.name != entry.name,
-        )
-    else:
-        wanted = graph_config(folder.name, signature, op_library=uses_library)
+    signature = graph_signature(model)
+    wanted = config_of_graph(
+        folder.name, signature, entry.manifest, public=entry.name, op_library=uses_library
+    )
     yield from _errors(config_faults(read_config(folder / CONFIG_NAME), wanted, folder.name))
     try:
         onnx.checker.check_model(str(path))

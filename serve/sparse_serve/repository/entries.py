@@ -259,6 +259,31 @@ def overlay_repository(
     return target
 
 
+def config_of_graph(
+    name: str,
+    signature: Signature,
+    manifest: Manifest,
+    *,
+    public: str,
+    max_batch_size: int = 64,
+    op_library: bool = True,
+) -> ModelConfig:
+    """Return the configuration of the model `name` of an entry, whose public one is `public`.
+
+    It is a graph: of token ids, with `op_library` where it has nodes of it, or one that takes text.
+    """
+    if not signature.takes_text:
+        return graph_config(name, signature, max_batch_size=max_batch_size, op_library=op_library)
+    return text_graph_config(
+        name,
+        signature,
+        tasks=manifest.tasks,
+        max_length=manifest.max_length,
+        max_batch_size=max_batch_size,
+        is_twin=name != public,
+    )
+
+
 def uses_op_library(model: onnx.ModelProto) -> bool:
     """Return whether the graph has nodes of the op library's domain."""
     bodies = (model.graph.node, *(function.node for function in model.functions))
@@ -407,22 +432,14 @@ def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: b
     for location in _external_locations(model):
         shutil.copyfile(graph.parent / location, version / location)
     signature = graph_signature(model)
-    if signature.takes_text:
-        config = text_graph_config(
-            folder.name,
-            signature,
-            tasks=spec.manifest.tasks,
-            max_length=spec.manifest.max_length,
-            max_batch_size=spec.max_batch_size,
-            is_twin=folder.name != spec.name,
-        )
-    else:
-        config = graph_config(
-            folder.name,
-            signature,
-            max_batch_size=spec.max_batch_size,
-            op_library=uses_op_library(model),
-        )
+    config = config_of_graph(
+        folder.name,
+        signature,
+        spec.manifest,
+        public=spec.name,
+        max_batch_size=spec.max_batch_size,
+        op_library=uses_op_library(model),
+    )
     _write_config(folder, config, keep_settings=keep_settings)
     if config.model_warmup and not signature.takes_text and not keep_settings:
         (folder / "warmup").mkdir()

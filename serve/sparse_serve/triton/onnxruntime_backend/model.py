@@ -120,14 +120,19 @@ class TritonPythonModel:
     def _run_rows(self, names, feed):
         """Run the graph; rows with bytes that are not UTF-8 one by one, as they take another array."""
         texts = {name: array for name, array in feed.items() if array.dtype == np.object_}
-        if not texts:
-            return self.session.run(names, feed, self.run_options)
+        try:
+            strings = {name: decoded(array) for name, array in texts.items()}
+        except UnicodeDecodeError:
+            return self._run_some_invalid(names, feed, texts)
+        return self.session.run(names, feed | strings, self.run_options)
+
+    def _run_some_invalid(self, names, feed, texts):
         rows = len(feed[self.inputs[0]])
         is_valid = np.array([all(is_utf8(array[row]) for array in texts.values()) for row in range(rows)])
-        valid, rest = np.flatnonzero(is_valid), np.flatnonzero(~is_valid)
-        runs = [(valid, decoded)] if len(valid) or not rows else []
-        runs += [([row], spelled) for row in rest]
-        order = np.argsort(np.concatenate([of for of, _ in runs]).astype(int), kind="stable")
+        runs = [([row], spelled) for row in np.flatnonzero(~is_valid)]
+        if is_valid.any():
+            runs.append((np.flatnonzero(is_valid), decoded))
+        order = np.argsort(np.concatenate([of for of, _ in runs]), kind="stable")
         answers = [
             self.session.run(
                 names,
