@@ -23,6 +23,7 @@ from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
+from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.precision import precision_of
 from sparse_export.graph.text import TextReading, obstacle, text_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
@@ -167,8 +168,10 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
         progress("tracing the graph")
-        kind: GraphKind = "packed" if gate.reader is None else "tokens"
-        graph = _save_graph(export_graph(model, kind, target), folder / kind)
+        if gate.reader is None:
+            graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
+        else:
+            graph = _save_graph(export_graph(model, "tokens", target), folder / "tokens")
         progress(f"comparing torch and ONNX Runtime on {len(gate.texts.texts)} texts")
         parity = check_parity(model, graph, gate.library, gate.texts, gate.atol)
         parity.require()
@@ -184,7 +187,7 @@ def export_checkpoint(
             texts = gate.reader.check(model, graph, core)
             if options.token_model:
                 progress("tracing the graph of token ids")
-                token_graph = _save_graph(export_graph(model, "packed", target), folder / "packed")
+                token_graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
                 check_parity(model, token_graph, gate.library, gate.padded, gate.atol).require()
         twins = _export_baselines(model, target, gate, options, folder, progress)
         progress("writing the entry")
@@ -228,7 +231,7 @@ def _reading(
     if options.tokenizer == "server":
         return ASKED_FOR
     reason = "--metrics are published by the server" if options.metrics else None
-    reason = reason or obstacle(model_head(model), options.opset)
+    reason = reason or obstacle(model_head(model), options.opset) or _not_embedded(model, tokenizer)
     if reason is None:
         try:
             tables = derive_tables(tokenizer)
@@ -240,6 +243,18 @@ def _reading(
     if options.tokenizer == "graph":
         raise OptionError(f"--tokenizer graph is not possible: {reason}; leave it out, or say server")
     return reason
+
+
+def _not_embedded(model: PreTrainedModel, tokenizer: Tokenizer) -> str | None:
+    """Return what a tokenizer makes of some texts that the encoder cannot read, if any."""
+    embedded = int(model.get_input_embeddings().num_embeddings)
+    token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    return f"token {token!r} has id {last}, the encoder embeds {embedded}" if last >= embedded else None
+
+
+def _taking_ids(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -> onnx.ModelProto:
+    """Return the graph that takes what clients send of a padded batch."""
+    return guarded_graph(export_graph(model, kind, target), model)
 
 
 def _taking_text(model: PreTrainedModel, core: Path, reader: TextGate, folder: Path) -> Path:
@@ -419,8 +434,11 @@ def _export_baselines(
     twins: dict[str, tuple[Path, float]] = {}
     for variant in BASELINES:
         progress(f"tracing the {variant.replace('_', ' ')} twin")
-        kind: GraphKind = "tokens_dense" if gate.reader is not None and variant == "packed_dense" else variant
-        graph = _save_graph(export_graph(dense, kind, target), folder / "twins" / variant)
+        if gate.reader is None:
+            twin = _taking_ids(dense, variant, target)
+        else:
+            twin = export_graph(dense, "tokens_dense" if variant == "packed_dense" else variant, target)
+        graph = _save_graph(twin, folder / "twins" / variant)
         difference = twin_difference(dense, graph, gate.library, gate.texts)
         if not difference <= gate.atol:
             raise GateError(

@@ -217,6 +217,26 @@ def test_a_graph_that_fails_on_one_text_answers_the_others(tiny: tuple[Any, Grap
     assert len(graph.calls) == 4
 
 
+def test_a_text_with_a_token_that_the_graph_does_not_know_is_refused_alone(tiny: tuple[Any, Graph]) -> None:
+    """A graph says so by NaN."""
+    model, graph = tiny
+    session = graph.backend.session
+
+    class Session:
+        def run(self, names: list[str], feed: dict[str, Any], options: Any) -> list[Any]:
+            is_unknown = (feed["input_ids"] == VOCABULARY["w9"]).any(1)
+            answers: list[Any] = session.run(names, feed, options)
+            answers[names.index("logits")][is_unknown] = np.nan
+            return answers
+
+    graph.backend.session = Session()
+    responses = model.execute([request("w1"), request("w3", "w9"), request("w2")])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    error = responses[1].error()
+    assert error.code() == stub.Error.INTERNAL
+    assert "tiny_model answers NaN: the tokenizer has tokens that it does not know" in error.message()
+
+
 def test_an_overloaded_graph_is_asked_once(tiny: tuple[Any, Graph]) -> None:
     model, graph = tiny
     graph.fault = lambda call: stub.Error("Exceeds maximum queue size", stub.Error.UNAVAILABLE)

@@ -7,16 +7,14 @@ and an empty label, and the rows beside it are answered as ever.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
-from sparse_export.graph.functions import GRAPH_DOMAIN, attach_functions
+from sparse_export.graph.around import Middle, Nodes
+from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_export.graph.inputs import BATCH
 from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
 from sparse_export.graph.tokenizer.tables import TokenizerTables
@@ -76,16 +74,16 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
         outputs those of the task (`Task.outputs`), `token_count`, `truncated` and `invalid_at` `(B, 1)`, and
         what the core measures.
     """
-    graph = _Graph(core)
+    graph = Middle(core)
     heads = head.heads if isinstance(head, SeveralHeads) else {}
     several = heads if len(heads) > 1 else {}
-    before = _Nodes("before")
+    before = Nodes("before")
     is_task = _find_tasks(before, list(several)) if several else None
     _tokenize(before, head, several, reading)
     taken = {each.name for each in core.graph.input}
     if "attention_mask" in taken:
         _pad(before, reading.pad_id)
-    after = _Nodes("after")
+    after = Nodes("after")
     answer, measures = head.task.graph_output, [m.name for m in MEASURES if m.name in graph.outputs]
     graph.rename(answer, f"{answer}.of_rows")
     is_bad = after.add("GreaterOrEqual", "invalid_at", after.constant("zero", np.array(0, np.int32)))
@@ -112,7 +110,7 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
     return graph.between(before, after, texts, outputs)
 
 
-def _find_tasks(nodes: "_Nodes", names: list[str]) -> str:
+def _find_tasks(nodes: Nodes, names: list[str]) -> str:
     """Write each row's task to `task_ids`, 0 where it names none; return what says which name one."""
     is_named = nodes.add("Equal", TASK_INPUT, nodes.constant("names", np.array([names], object)))
     flags = nodes.add("Cast", is_named, to=TensorProto.INT64)
@@ -121,7 +119,7 @@ def _find_tasks(nodes: "_Nodes", names: list[str]) -> str:
     return nodes.add("Cast", most, to=TensorProto.BOOL)
 
 
-def _tokenize(nodes: "_Nodes", head: Head, several: Mapping[str, Head], reading: TextReading) -> None:
+def _tokenize(nodes: Nodes, head: Head, several: Mapping[str, Head], reading: TextReading) -> None:
     pair = TEXT_PAIR_INPUT if head.task.reads_pairs else None
     single = None
     is_single = [not each.task.reads_pairs for each in several.values()]
@@ -132,7 +130,7 @@ def _tokenize(nodes: "_Nodes", head: Head, several: Mapping[str, Head], reading:
     nodes.constants += tables
 
 
-def _pad(nodes: "_Nodes", pad_id: int) -> None:
+def _pad(nodes: Nodes, pad_id: int) -> None:
     """Take the tokens' places by those of a padded batch."""
     packed = {name: f"{name}.packed" for name in ("input_ids", "token_type_ids")}
     tokenizer = nodes.nodes[-1]
@@ -145,11 +143,11 @@ def _pad(nodes: "_Nodes", pad_id: int) -> None:
     )
 
 
-def _read(nodes: "_Nodes", head: Head, several: Mapping[str, Head]) -> tuple[str, str]:
+def _read(nodes: Nodes, head: Head, several: Mapping[str, Head]) -> tuple[str, str]:
     """Read scores and labels off `logits`, those of each row as its task does."""
     if not several:
         (only,) = head.heads.values() if isinstance(head, SeveralHeads) else (head,)
-        return nodes.answer(only, "logits")
+        return _answer(nodes, only, "logits")
     zero, first, columns = (
         nodes.constant("no_score", np.array(0, np.float32)),
         nodes.constant("first", np.array([0])),
@@ -159,7 +157,7 @@ def _read(nodes: "_Nodes", head: Head, several: Mapping[str, Head]) -> tuple[str
     for number, each in enumerate(several.values()):
         width, missing = each.task.width, head.task.width - each.task.width
         own = nodes.add("Slice", "logits", first, nodes.constant("width", np.array([width])), columns)
-        own_scores, own_label = nodes.answer(each, own)
+        own_scores, own_label = _answer(nodes, each, own)
         if missing:
             filled = nodes.constant("filled", np.array([0, 0, 0, missing]))
             own_scores = nodes.add("Pad", own_scores, filled, zero)
@@ -169,67 +167,9 @@ def _read(nodes: "_Nodes", head: Head, several: Mapping[str, Head]) -> tuple[str
     return scores, label
 
 
-@dataclass
-class _Nodes:
-    """Nodes in order, and their constants, under names of their own."""
-
-    prefix: str
-    nodes: list[NodeProto] = field(default_factory=list)
-    constants: list[TensorProto] = field(default_factory=list)
-
-    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """Add a node of one output, and return its name."""
-        name = output or f"{self.prefix}.{op}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [name], **attributes))
-        return name
-
-    def answer(self, head: Head, logits: str) -> tuple[str, str]:
-        """Add what reads a head's logits, and return the names of scores and label."""
-        node = head.answer_node()
-        assert node is not None  # an obstacle
-        names = tuple(f"{self.prefix}.{each}.{len(self.nodes)}" for each in ("scores", "label"))
-        made = helper.make_node(node.op, [logits], names, domain=GRAPH_DOMAIN, **node.attributes)
-        self.nodes.append(made)
-        return names[0], names[1]
-
-    def constant(self, name: str, value: npt.NDArray[Any]) -> str:
-        """Add a constant, and return its name."""
-        unique = f"{self.prefix}.{name}.{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(value, unique))
-        return unique
-
-
-class _Graph:
-    """A model whose graph becomes the middle of a longer one."""
-
-    def __init__(self, model: ModelProto) -> None:
-        self.model = model
-        self.outputs: dict[str, ValueInfoProto] = {each.name: each for each in model.graph.output}
-
-    def rename(self, name: str, other: str) -> None:
-        """Call a value otherwise."""
-        for node in self.model.graph.node:
-            node.input[:] = [other if each == name else each for each in node.input]
-            node.output[:] = [other if each == name else each for each in node.output]
-
-    def between(
-        self,
-        before: _Nodes,
-        after: _Nodes,
-        inputs: Iterable[ValueInfoProto],
-        outputs: Iterable[ValueInfoProto],
-    ) -> ModelProto:
-        """Return the model with nodes before and behind its own, and their inputs and outputs."""
-        graph = self.model.graph
-        own = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-        told = [ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
-        for name in ("node", "input", "output"):
-            graph.ClearField(name)
-        graph.node.extend([*before.nodes, *own, *after.nodes])
-        graph.initializer.extend([*before.constants, *after.constants])
-        graph.input.extend(inputs)
-        graph.output.extend(told)
-        (opset,) = (entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
-        attach_functions(self.model, opset)
-        onnx.checker.check_model(self.model)
-        return self.model
+def _answer(nodes: Nodes, head: Head, logits: str) -> tuple[str, str]:
+    """Add what reads a head's logits, and return the names of scores and label."""
+    node = head.answer_node()
+    assert node is not None  # an obstacle
+    scores, label = nodes.call(node.op, logits, outputs=("scores", "label"), **node.attributes)
+    return scores, label

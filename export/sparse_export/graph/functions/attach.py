@@ -21,6 +21,7 @@ from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION
 from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
 from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
+from sparse_export.graph.functions.token_ids import TOKEN_IDS
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS
 
 _FUNCTIONS = {
@@ -38,6 +39,7 @@ _FUNCTIONS = {
         RANDOM_HASH,
         SOFTMAX_OR_ZERO,
         PADDED_TOKENS,
+        *TOKEN_IDS,
         *ANSWERS,
     )
 }

@@ -127,6 +127,9 @@ class TritonPythonModel:
         tasks = [name for each in asked for name in each.tasks]
         encoded = of_tasks(self.task.encode(self.tokenizer, texts, pairs, self.max_length), tasks)
         outputs = self._run_graph(encoded, [self.task.graph_output, *sorted(measures)])
+        if np.isnan(outputs[self.task.graph_output]).any():
+            message = f"{self.graph} answers NaN: the tokenizer has tokens that it does not know"
+            raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
         columns = self.task.answer(encoded, outputs[self.task.graph_output])
         columns["token_count"] = np.array([[text.token_count] for text in encoded], dtype=np.int32)
         columns["truncated"] = np.array([[text.truncated] for text in encoded])
