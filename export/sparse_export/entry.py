@@ -21,7 +21,7 @@ from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.precision import precision_of
@@ -158,6 +158,7 @@ def export_checkpoint(
     task = answered(tasks)
     model = load_checkpoint(options.checkpoint, options.attention, tasks)
     tokenizer = load_tokenizer(options.checkpoint)
+    require_embedded(options.checkpoint, tokenizer, model.config)
     max_length = _max_length(options, model.config, tokenizer, warn)
     served = _served_tokenizer(tokenizer, model.config)
     gate = _Gate.of(options, target, task, served, max_length, data)
@@ -231,7 +232,7 @@ def _reading(
     if options.tokenizer == "server":
         return ASKED_FOR
     reason = "--metrics are published by the server" if options.metrics else None
-    reason = reason or obstacle(model_head(model), options.opset) or _not_embedded(model, tokenizer)
+    reason = reason or obstacle(model_head(model), options.opset)
     if reason is None:
         try:
             tables = derive_tables(tokenizer)
@@ -243,13 +244,6 @@ def _reading(
     if options.tokenizer == "graph":
         raise OptionError(f"--tokenizer graph is not possible: {reason}; leave it out, or say server")
     return reason
-
-
-def _not_embedded(model: PreTrainedModel, tokenizer: Tokenizer) -> str | None:
-    """Return what a tokenizer makes of some texts that the encoder cannot read, if any."""
-    embedded = int(model.get_input_embeddings().num_embeddings)
-    token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
-    return f"token {token!r} has id {last}, the encoder embeds {embedded}" if last >= embedded else None
 
 
 def _taking_ids(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import max_tokens
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.encoders.tokenizer import load_tokenizer, require_embedded
 from sparse_export.tasks import task_by_architecture
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
@@ -366,6 +367,42 @@ def test_no_tokenizer(copy: Path) -> None:
         (copy / name).unlink(missing_ok=True)
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         load_tokenizer(copy)
+
+
+def edit_vocabulary(folder: Path, change: Callable[[dict[str, int]], object]) -> None:
+    """Change a tokenizer's tokens and their ids."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content["model"]["vocab"])
+    known = content["model"]["vocab"]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in known]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda vocabulary: vocabulary.update(a=vocabulary["b"]), "'a' and 'b' have the same id"),
+        (lambda vocabulary: vocabulary.update({"[CLS]": vocabulary["[SEP]"]}), "have the same id"),
+        (lambda vocabulary: vocabulary.pop("[SEP]"), "have the same id .* a special token is missing from"),
+        (lambda vocabulary: vocabulary.pop("[UNK]"), "does not read every text: .*Missing .UNK.* copy that"),
+    ],
+    ids=["a token twice", "a special token twice", "no [SEP]", "no [UNK]"],
+)
+def test_a_vocabulary_with_duplicate_or_missing_tokens_is_refused(
+    copy: Path, change: Callable[[dict[str, int]], object], message: str
+) -> None:
+    edit_vocabulary(copy, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(copy)
+
+
+def test_a_tokenizer_of_more_tokens_than_are_embedded_is_refused(copy: Path) -> None:
+    tokenizer, config = load_tokenizer(copy), AutoConfig.from_pretrained(copy)
+    require_embedded(copy, tokenizer, config)
+    tokenizer.add_tokens([f"more{number}" for number in range(config.vocab_size)])
+    with pytest.raises(CheckpointError, match=r"token 'more\d+' has id \d+, the encoder embeds ids below"):
+        require_embedded(copy, tokenizer, config)
 
 
 def test_texts_are_cut_and_padded_on_the_right(copy: Path) -> None:

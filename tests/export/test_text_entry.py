@@ -118,20 +118,6 @@ def test_a_tokenizer_without_an_op_stays_in_the_server(options: ExportOptions, t
     assert not read_entry(exported.path).takes_text
 
 
-def test_a_tokenizer_of_more_tokens_than_are_embedded_stays_in_the_server(
-    options: ExportOptions, tmp_path: Path
-) -> None:
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    model, tokenizer = make_model(AttentionSpec(LAMBD)), make_tokenizer(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"[more {i}]" for i in range(9)]})
-    save_checkpoint(model, tokenizer, folder)
-    with pytest.raises(
-        OptionError, match=r"token '\[more 8\]' has id \d+, the encoder embeds 96; leave it out"
-    ):
-        export_checkpoint(replace(options, checkpoint=str(folder), tokenizer="graph"))
-
-
 def test_the_command_line_says_where_the_tokenizer_is(text_entry: Exported) -> None:
     lines = _summary(text_entry).splitlines()
     assert re.match(r"tokenizer in the graph: 26\d\d texts and random strings read as by the", lines[1])

@@ -222,6 +222,10 @@ REFUSED: dict[str, tuple[Callable[[], Tokenizer], str]] = {
         changed(bert, "model", models.WordPiece({"a": 0}, unk_token="[UNK]")),
         "its token for unknown words, '[UNK]', is not in the vocabulary; accepted: one that is",
     ),
+    "one id for two": (
+        changed(bert, "model", models.WordPiece({"[UNK]": 1, "a": 9, "b": 9}, unk_token="[UNK]")),
+        "its tokens 'a' and 'b' have the same id 9; accepted: an id for each",
+    ),
     "marks": (
         lambda: word_piece(WORDS + " \u1b44", normalizers.BertNormalizer()),
         "whose order depends on their neighbours (U+1B44)",

@@ -1,5 +1,6 @@
 """The tokenizer of a checkpoint, and how many of its tokens are read."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
@@ -10,12 +11,16 @@ from sparse_serve.errors import CheckpointError, OptionError
 # Where none of these is whole, Transformers makes up a tokenizer that knows no word.
 _FILES = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 
+# A letter each of Ugaritic, Lycian and Deseret: a word that no vocabulary has.
+_UNKNOWN_WORD = "\U00010380\U00010280\U00010400"
+
 
 def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTrainedTokenizerFast:
     """Load a checkpoint's tokenizer; it must be one the Rust library can run.
 
     Raises:
-        CheckpointError: there is none, or it has no fast version.
+        CheckpointError: there is none, it has no fast version, no token for an unknown word, or two tokens
+            of one id.
     """
     folder = Path(checkpoint)
     if folder.is_dir() and not any(all((folder / name).is_file() for name in names) for names in _FILES):
@@ -33,9 +38,48 @@ def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTr
         raise CheckpointError(
             f"{checkpoint}: {type(tokenizer).__name__} has no tokenizer.json; a fast tokenizer is needed"
         )
+    try:
+        tokenizer.backend_tokenizer.encode(_UNKNOWN_WORD)
+    except Exception as error:  # the library has no other
+        raise CheckpointError(
+            f"{checkpoint}: the tokenizer does not read every text: {error}; copy that of the encoder it "
+            "was trained from"
+        ) from None
+    shared = shared_id(tokenizer.get_vocab())
+    if shared is not None:
+        raise CheckpointError(
+            f"{checkpoint}: the tokenizer's tokens {shared}, of which a tokenizer.json keeps one: a special "
+            "token is missing from its vocabulary, or a token is there twice"
+        )
     # Served texts are cut and padded on the right, whatever the tokenizer was stored with.
     tokenizer.truncation_side = tokenizer.padding_side = "right"
     return tokenizer
+
+
+def shared_id(vocabulary: Mapping[str, int]) -> str | None:
+    """Return in words which two tokens have one id; None where each has its own."""
+    tokens: dict[int, str] = {}
+    for token, number in sorted(vocabulary.items()):
+        other = tokens.setdefault(number, token)
+        if other != token:
+            return f"{other!r} and {token!r} have the same id {number}"
+    return None
+
+
+def require_embedded(
+    checkpoint: str | Path, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
+) -> None:
+    """See that an encoder has an embedding for whatever its tokenizer gives it.
+
+    Raises:
+        CheckpointError: the tokenizer has more tokens.
+    """
+    token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if last >= config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint}: the tokenizer's token {token!r} has id {last}, the encoder embeds ids below "
+            f"{config.vocab_size}; give the encoder the tokenizer that it was trained with"
+        )
 
 
 def cut_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, wanted: int | None) -> int:

@@ -14,7 +14,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
 from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
 from sparse_export.multitask.judging import figures_of_tasks, headlines, overall_score, table_of_tasks
 from sparse_export.multitask.objectives import SimCSE, TasksLoss
@@ -97,6 +97,7 @@ class MultitaskJob(Job[AllRows]):
         model = self._model(encoder, tasks)
         spec = ModelSpec.of(model.config)
         tokenizer = load_tokenizer(encoder, options.revision)
+        require_embedded(encoder, tokenizer, model.config)
         max_length = cut_length(model.config, tokenizer, options.max_length)
         numbers = {name: number for number, name in enumerate(spec.tasks) if name in tasks}
         heads = {name: cast(TrainedHead, head_of(task)) for name, task in tasks.items()}

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.pretraining.corpus import TokenRows, tokenize
 from sparse_export.pretraining.judging import answer, figures, reduced
 from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
@@ -32,7 +32,7 @@ from sparse_export.training.records import TrainingRecord
 from sparse_export.training.run import train_checkpoint
 from sparse_export.training.sources import Rows, Source, read_rows
 from sparse_serve.data import TextData
-from sparse_serve.errors import CheckpointError, DataError, OptionError
+from sparse_serve.errors import DataError, OptionError
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PretrainJob(Job):
         if options.freeze_layers is not None:
             freeze(model, options.freeze_layers)
         tokenizer = load_tokenizer(encoder, options.revision)
-        _require_embeddings(encoder, tokenizer, model.config)
+        require_embedded(encoder, tokenizer, model.config)
         max_length = cut_length(model.config, tokenizer, options.max_length)
         self._require_room(tokenizer, max_length)
         masking = Masking(tokenizer, options.seed)
@@ -144,14 +144,6 @@ def pretrain(
         console=console,
     )
     return cast(PretrainRecord, record)
-
-
-def _require_embeddings(encoder: str, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig) -> None:
-    if len(tokenizer) > config.vocab_size:
-        raise CheckpointError(
-            f"{encoder}: the tokenizer has {len(tokenizer)} tokens, the encoder embeds {config.vocab_size}; "
-            "give an encoder with its own tokenizer"
-        )
 
 
 def _require_masked(data: TextData, rows: Sequence[Encoded]) -> None:

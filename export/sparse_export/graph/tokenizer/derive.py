@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from sparse_export.encoders.tokenizer import shared_id
 from sparse_export.graph.tokenizer.byte_level_bpe import byte_level_bpe
 from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import Spec, Table, TokenizerTables, unsupported
@@ -27,6 +28,8 @@ def derive_tables(tokenizer: Tokenizer) -> TokenizerTables:
     """
     if tokenizer.encode_special_tokens:
         raise unsupported("it reads special tokens in a text as text", "encode_special_tokens false")
+    if shared := shared_id(tokenizer.get_vocab()):
+        raise unsupported(f"its tokens {shared}", "an id for each")
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
