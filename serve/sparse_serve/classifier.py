@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, RepositoryError, RequestError
-from sparse_serve.op_library import verify_library
+from sparse_serve.op_library import library_version, verify_library
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
+from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME, TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks import Several
@@ -63,7 +64,8 @@ class Classifier:
 
         Raises:
             RepositoryError: there is no such entry or version, or its graph takes token ids.
-            OpLibraryError: the op library is missing or is not the installed one.
+            OpLibraryError: the op library is missing, is not the installed one, or is of another version than
+                the entry was made for.
             OptionError: a number is below 1, or there is no ONNX Runtime.
         """
         for name, number in (("threads", threads), ("run_tokens", run_tokens)):
@@ -210,10 +212,12 @@ def _session(entry: Entry, version: int | None, threads: int) -> Any:
         import onnxruntime  # noqa: PLC0415  not needed by who asks a server
     except ImportError:
         raise OptionError("there is no ONNX Runtime here: pip install 'sparse-serve[cpu]'") from None
+    library = verify_library()
+    require_library_version([entry], library_version(library), "installed is", "export it again")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    options.register_custom_ops_library(str(verify_library()))
+    options.register_custom_ops_library(str(library))
     path = entry.path / str(chosen) / GRAPH_NAME
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -19,7 +19,7 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve import Classifier
-from sparse_serve.errors import OptionError, RepositoryError, RequestError
+from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, RequestError
 from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import Entry, find_models, read_entry
@@ -209,6 +209,14 @@ def test_what_the_classifier_refuses(
 ) -> None:
     with pytest.raises(error, match=message):
         call(classifier)
+
+
+def test_tables_of_another_version_are_refused(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparse_serve.classifier.library_version", lambda path: 2)
+    with pytest.raises(OpLibraryError, match=r"was made for version 1 .* version 2: export it again$"):
+        Classifier(classifier.entry.path)
 
 
 def test_the_classifier_needs_a_graph_that_takes_text(options: ExportOptions) -> None:

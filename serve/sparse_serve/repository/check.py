@@ -200,6 +200,21 @@ def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> 
         yield Level.warning, f"no fallback for {', '.join(sorted(missing))}: --portable cannot serve it"
 
 
+def require_library_version(entries: Iterable[Entry], version: int, found: str, remedy: str) -> None:
+    """Hold the version of an op library against what each entry was made for.
+
+    Raises:
+        OpLibraryError: an entry was made for another; says that `found` this version, and the `remedy`.
+    """
+    for entry in entries:
+        wanted = entry.manifest.op_library
+        if wanted is not None and wanted.version != version:
+            raise OpLibraryError(
+                f"entry '{entry.name}' was made for version {wanted.version} of the op library, {found} "
+                f"version {version}: {remedy}"
+            )
+
+
 def _library_faults(entry: Entry) -> Iterator[Fault]:
     wanted = entry.manifest.op_library
     if wanted is None:

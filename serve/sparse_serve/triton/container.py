@@ -15,12 +15,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
+from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.entries import find_entries, find_models
 from sparse_serve.triton import guard, probe
 from sparse_serve.triton.preflight import (
     ipv4_address,
     refuse_listening_arguments,
-    require_library_version,
     servable_models,
 )
 from sparse_serve.triton.server import LaunchLine, Server, ServerOptions

@@ -11,7 +11,13 @@ from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, Se
 from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
 from sparse_serve.repository import staging
 from sparse_serve.repository.agreement import entry_faults, library_faults
-from sparse_serve.repository.check import Fault, Level, digest_faults, label_faults
+from sparse_serve.repository.check import (
+    Fault,
+    Level,
+    digest_faults,
+    label_faults,
+    require_library_version,
+)
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
 
@@ -125,23 +131,10 @@ def check_op_library(repository: Path, models: Sequence[str]) -> None:
         raise OpLibraryError(
             f"model '{needing[0]}' needs the op library, but {error}; --portable serves without it, slower"
         ) from error
-    remedy = "export it again, or serve with --portable"
-    require_library_version(_entries(repository, models), library_version(library), "installed is", remedy)
-
-
-def require_library_version(entries: Iterable[Entry], version: int, found: str, remedy: str) -> None:
-    """Hold the version of an op library against what each entry was made for.
-
-    Raises:
-        OpLibraryError: an entry was made for another; says that `found` this version, and the `remedy`.
-    """
-    for entry in entries:
-        wanted = entry.manifest.op_library
-        if wanted is not None and wanted.version != version:
-            raise OpLibraryError(
-                f"entry '{entry.name}' was made for version {wanted.version} of the op library, {found} "
-                f"version {version}: {remedy}"
-            )
+    for entry in _entries(repository, models):
+        # Nothing takes the place of a tokenizer in the graph.
+        remedy = "export it again" + ("" if entry.takes_text else ", or serve with --portable")
+        require_library_version([entry], library_version(library), "installed is", remedy)
 
 
 def require_fallback(repository: Path, models: Sequence[str]) -> None:
