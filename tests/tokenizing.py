@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import helper
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
+from sparse_export.graph.tokenizer.node import tokenizer_model
 from sparse_export.graph.tokenizer.tables import TokenizerTables
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 Array = npt.NDArray[Any]
 Texts = Sequence[str] | Sequence[tuple[str, str]]
@@ -55,33 +54,27 @@ def byte_level_bpe(texts: Sequence[str], size: int, *, add_prefix_space: bool = 
     return tokenizer
 
 
-def tokenizer_model(
+def shaped_model(
     tables: TokenizerTables,
     max_length: int,
     *,
-    pairs: bool = False,
-    singles: bool = False,
     text_shape: Sequence[str | int] | None = ("batch", 1),
     output_shapes: bool = True,
-    offsets: bool = False,
+    **graph: Any,
 ) -> onnx.ModelProto:
-    """Return TEXT, for pairs TEXT_PAIR, and for singles among them SINGLE, to the outputs of the node."""
-    names = ["TEXT", "TEXT_PAIR"][: 1 + pairs]
-    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles), offsets=offsets)
-    inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, text_shape) for name in names]
-    if singles:
-        inputs.append(helper.make_tensor_value_info("SINGLE", TensorProto.BOOL, text_shape))
-    outputs = output_values(offsets=offsets)
-    for output in outputs:
+    """Return a tokenizer alone, `graph` as `tokenizer_model` takes it, for inputs of any shape."""
+    model = tokenizer_model(tables, max_length, OPSET, IR_VERSION, **graph)
+    for value in model.graph.input:
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, text_shape))
+    for value in model.graph.output:
         if not output_shapes:
-            output.type.tensor_type.ClearField("shape")
-    graph = helper.make_graph([node], "tokenizer", inputs, outputs, constants)
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
+            value.type.tensor_type.ClearField("shape")
+    return model
 
 
 class GraphTokenizer:
-    """A tokenizer node in a session of its own; `graph` is what `tokenizer_model` takes."""
+    """A tokenizer node in a session of its own; `graph` is what `shaped_model` takes."""
 
     def __init__(
         self, tables: TokenizerTables, max_length: int, library: Path, *, threads: int = 1, **graph: Any
@@ -91,7 +84,7 @@ class GraphTokenizer:
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
-        model = tokenizer_model(tables, max_length, **graph)
+        model = shaped_model(tables, max_length, **graph)
         self.session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

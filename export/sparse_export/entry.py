@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.precision import precision_of
 from sparse_export.graph.text import TextReading, obstacle, text_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
-from sparse_export.parity.examples import Examples, builtin_examples, labelled_examples, text_examples
+from sparse_export.parity.examples import labelled_examples
 from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.parity.questions import Questions
 from sparse_export.parity.texts import TextGate, TextParity
 from sparse_export.tasks import model_head
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
@@ -36,7 +37,7 @@ from sparse_serve import __version__
 from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import GateError, OptionError, RepositoryError, UnsupportedTokenizerError
-from sparse_serve.op_library import OPSET_VERSION, verify_library
+from sparse_serve.op_library import OPSET_VERSION
 from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, TokenizerPlace, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
@@ -153,7 +154,7 @@ def export_checkpoint(
     progress("loading the checkpoint")
     tasks = asked_tasks(options.checkpoint, load_config(options.checkpoint), options.task)
     _refuse_of_several(options, tasks)
-    data = _labelled_rows(options, answered(tasks))
+    data, texts = _labelled_rows(options, answered(tasks)), read_texts(options.texts_file)
     tasks = _read_as(options, tasks, data)
     task = answered(tasks)
     model = load_checkpoint(options.checkpoint, options.attention, tasks)
@@ -161,41 +162,51 @@ def export_checkpoint(
     require_embedded(options.checkpoint, tokenizer, model.config)
     max_length = _max_length(options, model.config, tokenizer, warn)
     served = _served_tokenizer(tokenizer, model.config)
-    gate = _Gate.of(options, target, task, served, max_length, data)
+    # Before what takes long, so that bad rows are refused at once.
+    labelled = None if data is None else labelled_examples(task, served, max_length, data)
     progress("reading the tokenizer")
     reading = _reading(options, model, served, max_length)
-    if isinstance(reading, TextReading):
-        gate = gate.of_text(served, reading, target)
+    asked = Questions.of(
+        texts,
+        task,
+        served,
+        max_length,
+        target,
+        are_built_in=options.texts_file is None,
+        atol=options.atol,
+        labelled=labelled,
+        reading=reading if isinstance(reading, TextReading) else None,
+    )
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
         progress("tracing the graph")
-        if gate.reader is None:
+        if asked.reader is None:
             graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
         else:
             graph = _save_graph(export_graph(model, "tokens", target), folder / "tokens")
-        progress(f"comparing torch and ONNX Runtime on {len(gate.texts.texts)} texts")
-        parity = check_parity(model, graph, gate.library, gate.texts, gate.atol)
+        progress(f"comparing torch and ONNX Runtime on {len(asked.texts.texts)} texts")
+        parity = check_parity(model, graph, asked.library, asked.texts, asked.atol)
         parity.require()
         quality = None
-        if gate.labelled is not None:
-            progress(f"comparing the task metrics on {len(gate.labelled.texts)} labelled texts")
-            quality = check_parity(model, graph, gate.library, gate.labelled, gate.atol)
+        if asked.labelled is not None:
+            progress(f"comparing the task metrics on {len(asked.labelled.texts)} labelled texts")
+            quality = check_parity(model, graph, asked.library, asked.labelled, asked.atol)
             quality.require()
-        texts = token_graph = None
-        if gate.reader is not None:
+        read = token_graph = None
+        if asked.reader is not None:
             progress("comparing the tokenizer in the graph with the checkpoint's own")
-            core, graph = graph, _taking_text(model, graph, gate.reader, folder / "text")
-            texts = gate.reader.check(model, graph, core)
+            core, graph = graph, _taking_text(model, graph, asked.reader, folder / "text")
+            read = asked.reader.check(model, graph, core)
             if options.token_model:
                 progress("tracing the graph of token ids")
                 token_graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
-                check_parity(model, token_graph, gate.library, gate.padded, gate.atol).require()
-        twins = _export_baselines(model, target, gate, options, folder, progress)
+                check_parity(model, token_graph, asked.library, asked.padded, asked.atol).require()
+        twins = _export_baselines(model, target, asked, options, folder, progress)
         progress("writing the entry")
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
-        figures = parity.to_json() if texts is None else parity.to_json() | {"texts": texts.to_json()}
-        manifest = _manifest(options, model, tasks, target, gate, max_length, figures, quality)
+        figures = parity.to_json() if read is None else parity.to_json() | {"texts": read.to_json()}
+        manifest = _manifest(options, model, tasks, target, asked, max_length, figures, quality)
         path = write_entry(
             options.repository,
             EntrySpec(
@@ -214,7 +225,7 @@ def export_checkpoint(
         attention_of(model.config),
         tasks,
         parity,
-        texts,
+        read,
         reading if isinstance(reading, str) else None,
         quality,
         {name: difference for name, (_, difference) in twins.items()},
@@ -271,54 +282,6 @@ def _labelled_rows(options: ExportOptions, task: Task) -> TextData | None:
     if options.eval_file is None:
         return None
     return read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
-
-
-@dataclass(frozen=True)
-class _Gate:
-    """What graphs are judged by.
-
-    Attributes:
-        library: path of the op library.
-        texts: the rows that the graph that answers is asked.
-        padded: those that one of token ids is asked, padded: some with masked tokens among others.
-        labelled: rows with what they should be answered.
-        atol: accepted difference of a number.
-        output: what the graph answers.
-        reader: what a graph that takes text is judged by; None where it takes token ids.
-        friendly: the user's texts, or the built-in ones.
-    """
-
-    library: Path
-    texts: Examples
-    padded: Examples
-    labelled: Examples | None
-    atol: float
-    output: str
-    reader: TextGate | None
-    friendly: Sequence[str]
-
-    @classmethod
-    def of(
-        cls,
-        options: ExportOptions,
-        target: GraphTarget,
-        task: Task,
-        tokenizer: Tokenizer,
-        max_length: int,
-        data: TextData | None,
-    ) -> "_Gate":
-        """Read the texts before anything is traced, so that bad data is refused at once."""
-        labelled = None if data is None else labelled_examples(task, tokenizer, max_length, data)
-        texts = read_texts(options.texts_file)
-        make = builtin_examples if options.texts_file is None else text_examples
-        atol = options.atol or target.precision.atol
-        examples = make(task, tokenizer, max_length, texts)
-        return cls(verify_library(), examples, examples, labelled, atol, task.graph_output, None, texts)
-
-    def of_text(self, tokenizer: Tokenizer, reading: TextReading, target: GraphTarget) -> "_Gate":
-        """Return what a graph that takes text is judged by."""
-        reader = TextGate(self.library, tokenizer, reading, target, self.friendly, self.atol)
-        return replace(self, texts=replace(self.texts, others=()), reader=reader)
 
 
 def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | None) -> dict[str, Task]:
@@ -416,7 +379,7 @@ def _save_graph(proto: onnx.ModelProto, folder: Path) -> Path:
 def _export_baselines(
     model: PreTrainedModel,
     target: GraphTarget,
-    gate: _Gate,
+    asked: Questions,
     options: ExportOptions,
     folder: Path,
     progress: Progress,
@@ -428,20 +391,20 @@ def _export_baselines(
     twins: dict[str, tuple[Path, float]] = {}
     for variant in BASELINES:
         progress(f"tracing the {variant.replace('_', ' ')} twin")
-        if gate.reader is None:
+        if asked.reader is None:
             twin = _taking_ids(dense, variant, target)
         else:
             twin = export_graph(dense, "tokens_dense" if variant == "packed_dense" else variant, target)
         graph = _save_graph(twin, folder / "twins" / variant)
-        difference = twin_difference(dense, graph, gate.library, gate.texts)
-        if not difference <= gate.atol:
+        difference = twin_difference(dense, graph, asked.library, asked.texts)
+        if not difference <= asked.atol:
             raise GateError(
                 f"parity not met: the {variant} twin differs from torch with softmax by up to "
-                f"{difference:.3g} in its {gate.output}, accepted is {gate.atol:g} (--atol); "
+                f"{difference:.3g} in its {asked.output}, accepted is {asked.atol:g} (--atol); "
                 "nothing was written"
             )
-        if gate.reader is not None:
-            graph = _taking_text(dense, graph, gate.reader, folder / "text_twins" / variant)
+        if asked.reader is not None:
+            graph = _taking_text(dense, graph, asked.reader, folder / "text_twins" / variant)
         twins[variant] = graph, difference
     return twins
 
@@ -451,7 +414,7 @@ def _manifest(
     model: PreTrainedModel,
     tasks: Mapping[str, Task],
     target: GraphTarget,
-    gate: _Gate,
+    asked: Questions,
     max_length: int,
     parity: Mapping[str, Any],
     quality: ParityReport | None,
@@ -473,9 +436,9 @@ def _manifest(
         attention=_attention(options, model),
         tasks=dict(tasks),
         max_length=max_length,
-        tokenizer="server" if gate.reader is None else "graph",
+        tokenizer="server" if asked.reader is None else "graph",
         layers=int(model.config.num_hidden_layers),
-        op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(gate.library)),
+        op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(asked.library)),
         parity=dict(parity),
         quality=None if quality is None else quality.to_json(),
         command=options.command or shlex.join(sys.argv),

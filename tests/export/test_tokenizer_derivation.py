@@ -20,7 +20,7 @@ from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_export.graph.tokenizer.template import templates
 from sparse_export.graph.tokenizer.wordpiece import normalized_points
 from sparse_serve.errors import CheckpointError, OptionError
-from tokenizing import Array, byte_level_bpe, tokenizer_model, word_piece
+from tokenizing import Array, byte_level_bpe, shaped_model, word_piece
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b ##a é 中 ! ##!"
 TEXTS = ("a film", "the films") * 3
@@ -165,13 +165,13 @@ def test_a_tokenizer_is_not_changed() -> None:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_the_node_is_onnx(make: Callable[[], Tokenizer], pairs: bool) -> None:
     tables = derived(make)
-    onnx.checker.check_model(tokenizer_model(tables, 16, pairs=pairs), full_check=True)
+    onnx.checker.check_model(shaped_model(tables, 16, pairs=pairs), full_check=True)
     node, constants = tokenizer_node(tables, 16, "TEXT", "TEXT_PAIR" if pairs else None, prefix="text/")
     names = [f"text/{name}" for name in tables.tables]
     assert node.input == ["TEXT", *names, *["TEXT_PAIR"][: int(pairs)]]
     assert node.output == [f"text/{name}" for name in OUTPUTS]
     assert [constant.name for constant in constants] == names
-    onnx.checker.check_model(tokenizer_model(tables, 16, pairs=pairs, offsets=True), full_check=True)
+    onnx.checker.check_model(shaped_model(tables, 16, pairs=pairs, offsets=True), full_check=True)
     with_offsets, _ = tokenizer_node(tables, 16, "TEXT", offsets=True)
     assert with_offsets.output == [*OUTPUTS, "offsets"]
     with pytest.raises(

@@ -27,7 +27,7 @@ from tokenizing import (
     differing,
     feeds,
     rows_of,
-    tokenizer_model,
+    shaped_model,
     word_piece,
 )
 
@@ -355,7 +355,7 @@ def test_a_batch_of_nothing(pairs: bool) -> None:
 
 
 def test_offsets_that_the_node_names_but_leaves_out() -> None:
-    model = tokenizer_model(known("uncased")[1], 16)
+    model = shaped_model(known("uncased")[1], 16)
     model.graph.node[0].output.append("")
     session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(library_under_test()))
     assert session.run(["token_count"], feeds(["a b"]))[0].tolist() == [[4]]

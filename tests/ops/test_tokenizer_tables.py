@@ -13,7 +13,7 @@ from one_op import library_under_test, session_options
 from onnx import TensorProto, helper
 
 from sparse_export.graph.tokenizer.tables import TokenizerTables
-from tokenizing import Array, GraphTokenizer, feeds, rows_of, tokenizer_model
+from tokenizing import Array, GraphTokenizer, feeds, rows_of, shaped_model
 
 ITSELF, WORD = -1, -2
 WORD_END, UNKNOWN = 0xF8, 0xF9
@@ -190,7 +190,7 @@ def test_no_room_for_special_tokens(tables: TokenizerTables) -> None:
 
 
 def test_strings_that_are_no_utf8() -> None:
-    model = tokenizer_model(WORD_PIECE, 16)
+    model = shaped_model(WORD_PIECE, 16)
     vocabulary = next(each for each in model.graph.initializer if each.name == "vocabulary")
     vocabulary.string_data[3] = b"a\xff"
     with pytest.raises(Exception, match=r"vocabulary\[3\] is no UTF-8 from byte 1 on; accepted: UTF-8"):
@@ -198,7 +198,7 @@ def test_strings_that_are_no_utf8() -> None:
 
 
 def test_tables_that_are_fed() -> None:
-    model = tokenizer_model(WORD_PIECE, 16)
+    model = shaped_model(WORD_PIECE, 16)
     fed = next(each for each in model.graph.initializer if each.name == "vocabulary")
     model.graph.initializer.remove(fed)
     model.graph.input.append(helper.make_tensor_value_info("vocabulary", TensorProto.STRING, [None]))

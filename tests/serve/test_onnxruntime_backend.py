@@ -18,7 +18,7 @@ from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.config import CONFIG_NAME, graph_config, graph_signature, read_config, to_text
 from sparse_serve.repository.entries import EntrySpec, write_entry
-from tokenizing import tokenizer_model, word_piece
+from tokenizing import shaped_model, word_piece
 
 SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
 MakeSpec = Callable[..., EntrySpec]
@@ -113,7 +113,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models") / "reading"
     (folder / "1").mkdir(parents=True)
     tokenizer = word_piece("[UNK] [CLS] [SEP] [MASK] a b é", normalizers.BertNormalizer(lowercase=False))
-    graph = tokenizer_model(derive_tables(tokenizer), 8, pairs=True)
+    graph = shaped_model(derive_tables(tokenizer), 8, pairs=True)
     graph.graph.node.append(helper.make_node("Identity", ["TEXT"], ["echo"]))
     graph.graph.output.append(helper.make_tensor_value_info("echo", TensorProto.STRING, ["batch", 1]))
     onnx.save(graph, folder / "1" / "model.onnx")

@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.text import TextReading
-from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
+from sparse_export.graph.tokenizer.node import tokenizer_model
 from sparse_export.parity.examples import batches, reading_examples
 from sparse_export.parity.executions import open_session, run_graph
 from sparse_export.parity.hostile import hostile_texts
 from sparse_export.tasks import model_head
 from sparse_serve.errors import GateError
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import encode_cut
 
@@ -112,12 +110,13 @@ class TextGate:
 
     def _tokenizer_alone(self, *, has_pairs: bool) -> onnxruntime.InferenceSession:
         """Return a session of the tokenizer's node alone, which is faster than the whole graph."""
-        names = [TEXT_INPUT, TEXT_PAIR_INPUT][: 1 + has_pairs]
-        node, tables = tokenizer_node(self.reading.tables, self.reading.max_length, *names)
-        inputs = [helper.make_tensor_value_info(name, TensorProto.STRING, ("batch", 1)) for name in names]
-        graph = helper.make_graph([node], "tokenizer", inputs, output_values(), tables)
-        imports = [helper.make_opsetid("", self.target.opset), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
-        model = helper.make_model(graph, opset_imports=imports, ir_version=self.target.ir_version)
+        model = tokenizer_model(
+            self.reading.tables,
+            self.reading.max_length,
+            self.target.opset,
+            self.target.ir_version,
+            pairs=has_pairs,
+        )
         return open_session(model.SerializeToString(), Path(), self.library)
 
     def _difference(self, model: PreTrainedModel, graph: Path, core: Path) -> tuple[int, float]:

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
 from sparse_serve.errors import OptionError, UnsupportedTokenizerError
-from sparse_serve.op_library import DOMAIN
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
+from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT
 
 _VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
     {
@@ -76,6 +77,29 @@ def tokenizer_node(
         **attributes,
     )
     return node, [_constant(name, tables.tables[table]) for table, name in names.items()]
+
+
+def tokenizer_model(
+    tables: TokenizerTables,
+    max_length: int,
+    opset: int,
+    ir_version: int,
+    *,
+    pairs: bool = False,
+    singles: bool = False,
+    offsets: bool = False,
+) -> ModelProto:
+    """Return a tokenizer alone: from `TEXT`, for pairs `TEXT_PAIR`, for singles among them `SINGLE`.
+
+    Args and errors are those of `tokenizer_node`, and what the file is written for.
+    """
+    names = [TEXT_INPUT, TEXT_PAIR_INPUT][: 1 + pairs]
+    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles), offsets=offsets)
+    kinds = [*((name, TensorProto.STRING) for name in names), *([("SINGLE", TensorProto.BOOL)] * singles)]
+    inputs = [helper.make_tensor_value_info(name, kind, ("batch", 1)) for name, kind in kinds]
+    graph = helper.make_graph([node], "tokenizer", inputs, output_values(offsets=offsets), constants)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
 
 
 def output_values(prefix: str = "", *, offsets: bool = False) -> list[ValueInfoProto]:
