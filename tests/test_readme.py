@@ -126,7 +126,7 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     serving = newcomer.serve()
     next(serving)
     answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
-    stock, library = (newcomer.python(code) for code in blocks("python"))
+    stock, library, plain = (newcomer.python(code) for code in blocks("python"))
     others = newcomer.shell(ask_others)
     several = newcomer.shell(ask_several)
     next(serving, None)
@@ -135,6 +135,7 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     assert '"label":' in answered[1]
     assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", library)
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
+    assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", plain)
 
     assert re.search(r"answer +score", others)
     assert "Mira Castell" in others
