@@ -113,7 +113,8 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
 def _find_tasks(nodes: Nodes, names: list[str]) -> str:
     """Write each row's task to `task_ids`, 0 where it names none; return what says which name one."""
     is_named = nodes.add("Equal", TASK_INPUT, nodes.constant("names", np.array([names], object)))
-    flags = nodes.add("Cast", is_named, to=TensorProto.INT64)
+    # Earlier releases of ONNX Runtime have no ArgMax of int64.
+    flags = nodes.add("Cast", is_named, to=TensorProto.INT32)
     nodes.add("ArgMax", flags, axis=1, keepdims=1, output=TASK_IDS)
     most = nodes.add("ReduceMax", flags, nodes.constant("columns", np.array([1])), keepdims=1)
     return nodes.add("Cast", most, to=TensorProto.BOOL)
