@@ -38,7 +38,13 @@ from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import GateError, OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
-from sparse_serve.repository.entries import EntrySpec, refuse_occupied, validate_name, write_entry
+from sparse_serve.repository.entries import (
+    EntrySpec,
+    refuse_occupied,
+    refuse_other_models,
+    validate_name,
+    write_entry,
+)
 from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, TokenizerPlace, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 from sparse_serve.tasks import Task, answered
@@ -166,6 +172,12 @@ def export_checkpoint(
     labelled = None if data is None else labelled_examples(task, served, max_length, data)
     progress("reading the tokenizer")
     reading = _reading(options, model, served, max_length)
+    refuse_other_models(
+        options.repository,
+        options.name,
+        options.model_version,
+        has_beside=isinstance(reading, str) or options.token_model,
+    )
     asked = Questions.of(
         texts,
         task,

@@ -63,8 +63,10 @@ def test_beside_it_the_graph_of_token_ids_where_asked_for(options: ExportOptions
     entry = read_entry(export_checkpoint(replace(options, token_model=True)).path)
     assert models(entry) == entry.models == ["tiny", "tiny_model"]
     assert not [finding for finding in check_entry(entry.path) if finding.level is not Level.ok]
+    done: list[str] = []
     with pytest.raises(RepositoryError, match="the other versions of the entry have tiny_model"):
-        export_checkpoint(replace(options, model_version=2))
+        export_checkpoint(replace(options, model_version=2), done.append)
+    assert done[-1] == "reading the tokenizer"  # before what takes long
     export_checkpoint(replace(options, force=True))
     assert models(entry) == ["tiny"]
 

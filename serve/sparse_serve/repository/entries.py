@@ -213,6 +213,20 @@ def refuse_occupied(repository: Path, name: str, version: int) -> None:
                     raise RepositoryError(f"{path} is in the way of entry '{name}': replace it with --force")
 
 
+def refuse_other_models(repository: Path, name: str, version: int, *, has_beside: bool) -> None:
+    """Refuse a version that has `NAME_model` where the others have none, or the other way round.
+
+    Raises:
+        RepositoryError: the entry's other versions differ in it.
+    """
+    beside = repository / graph_name(name)
+    if {*versions(repository / name)} - {version} and beside.exists() != has_beside:
+        raise RepositoryError(
+            f"the other versions of the entry have {'' if beside.exists() else 'no '}{beside.name}: versions "
+            "share the place of the tokenizer and --token-model; export under another --name"
+        )
+
+
 def write_entry(repository: Path, spec: EntrySpec, *, force: bool = False) -> Path:
     """Write an entry's version into a repository, whole or not at all, and return its public folder.
 
@@ -383,7 +397,9 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
         else:
             (public / name).write_bytes(content)
     beside = new / graph_name(spec.name)
-    _require_same_models(public, beside, spec, keep_settings=keep_settings)
+    if keep_settings:
+        has_beside = manifest.tokenizer == "server" or spec.token_graph is not None
+        refuse_other_models(new, spec.name, spec.version, has_beside=has_beside)
     if signature.takes_text:
         _write_graph(public, spec.graph, spec, keep_settings=keep_settings)
         if spec.token_graph is not None:
@@ -474,16 +490,6 @@ def _external_locations(model: onnx.ModelProto) -> list[str]:
 def _require_same_bytes(path: Path, content: bytes) -> None:
     if path.read_bytes() != content:
         raise _disagreement(path)
-
-
-def _require_same_models(public: Path, beside: Path, spec: EntrySpec, *, keep_settings: bool) -> None:
-    """Refuse a version that has `NAME_model` where the others have none, or the other way round."""
-    has = spec.manifest.tokenizer == "server" or spec.token_graph is not None
-    if keep_settings and beside.exists() != has:
-        raise RepositoryError(
-            f"the other versions of the entry have {'' if beside.exists() else 'no '}{beside.name}: versions "
-            "share the place of the tokenizer and --token-model; export under another --name"
-        )
 
 
 def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
