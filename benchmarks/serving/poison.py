@@ -1,0 +1,327 @@
+"""Good clients beside bad ones: whether anything fails for the good, and how much longer they wait.
+
+    python benchmarks/serving/poison.py CHECKPOINT --rows sst2/dev.tsv
+
+Exports CHECKPOINT as an entry that reads pairs, with its graph of token ids. Four good clients ask it one
+text after another for a minute alone, then for a minute beside four that send in turn
+
+- ids that no vocabulary has, 600 tokens, and numbers of another type, to the graph of token ids
+- numbers for texts, 600 tokens, 60 MB, pairs of 2 x 64 kB and broken UTF-8, to the entry
+
+half of each over HTTP, half over gRPC, all in binary. Every answer to a good client is held against what it
+was alone: another is a failure. The bad ones are a process of their own and of the lowest priority, since the
+cores that they take to make requests would in earnest be another machine's; what the server takes to receive
+them counts. They send without a pause, unless `--pause` gives them one.
+
+Writes `poison.csv`: lines of the good clients, of what each kind of bad request got, and of the processor
+time that the processes took, with the environment.
+"""
+
+import multiprocessing
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import tritonclient.grpc
+import tritonclient.http
+import typer
+from entries import Line, environment, export, write_lines
+from tritonclient.utils import InferenceServerException
+
+from sparse_serve.client import Protocol
+from sparse_serve.data import read_data
+from sparse_serve.profiling.measure import PERCENTILE_METHOD
+from sparse_serve.profiling.workload import Tokens
+from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
+from sparse_serve.repository.entries import Entry, read_entry
+from sparse_serve.tasks.encoding import text_column
+from sparse_serve.triton.launcher import RepositoryView, TritonServer
+from sparse_serve.triton.server import ServerOptions
+
+NAME = "pairs"
+CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
+OUTPUT = "logits"
+TEXTS = 64
+TOLERANCE = 1e-4
+TIMEOUT_S = 60.0
+WIRE_TYPES = {"O": "BYTES", "i": "INT64", "f": "FP32"}
+LOWEST_PRIORITY = 19
+WARM_UP_S = 2.0
+MESSAGE_CHARACTERS = 120
+Answer = npt.NDArray[np.float32]
+Request = Mapping[str, npt.NDArray[Any]]
+
+
+class Asker:
+    """A client of one model, by stock tritonclient."""
+
+    def __init__(self, url: str, protocol: Protocol, model: str) -> None:
+        self._api: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
+        self._model = model
+        self._options: dict[str, float] = {}
+        if protocol == "http":
+            self._client = self._api.InferenceServerClient(
+                url, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S
+            )
+        else:
+            self._client = self._api.InferenceServerClient(url)
+            self._options = {"client_timeout": TIMEOUT_S}
+
+    def ask(self, request: Request) -> Answer:
+        tensors = []
+        for name, array in request.items():
+            tensors.append(self._api.InferInput(name, list(array.shape), WIRE_TYPES[array.dtype.kind]))
+            tensors[-1].set_data_from_numpy(array)
+        wanted = [self._api.InferRequestedOutput(OUTPUT)]
+        result = self._client.infer(self._model, tensors, outputs=wanted, **self._options)
+        answer: Answer = result.as_numpy(OUTPUT)
+        return answer
+
+
+@dataclass
+class Seen:
+    """What clients saw: the seconds that each answer took, and what failed."""
+
+    seconds: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def percentile_ms(self, percentile: float) -> float:
+        return float(np.percentile(self.seconds, percentile, method=PERCENTILE_METHOD)) * 1000
+
+    def line(self) -> Line:
+        return {
+            "requests": str(len(self.seconds)),
+            "failed": str(sum(self.failures.values())),
+            "p50_ms": f"{self.percentile_ms(50):.1f}",
+            "p99_ms": f"{self.percentile_ms(99):.1f}",
+            "failures": "; ".join(self.failures),
+        }
+
+
+@dataclass(frozen=True)
+class Load:
+    """How long the good send, and how long the bad wait between requests, in seconds."""
+
+    seconds: float
+    pause: float
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    *,
+    rows: Annotated[Path, typer.Option(help="Labelled texts that the good ask, such as SST-2's dev set.")],
+    repository: Annotated[
+        Path, typer.Option(help="Where the entry is; it is exported if it is not there.")
+    ] = Path("benchmark_repository"),
+    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    seconds: Annotated[float, typer.Option(help="Of the good alone, and of the good beside the bad.")] = 60,
+    pause: Annotated[float, typer.Option(help="Seconds between an answer and a bad one's next request.")] = 0,
+    kinds: Annotated[
+        str | None, typer.Option(help="Kinds of bad requests, separated by commas.", show_default="all")
+    ] = None,
+    models: Annotated[str, typer.Option(help="What is asked, separated by commas.")] = "text,ids",
+) -> None:
+    """Export what is missing, measure, and write what came out."""
+    export(checkpoint, repository, NAME, "--text-pair", "--token-model")
+    entry = read_entry(repository / NAME)
+    texts = [row.text for row in read_data(rows).rows][:TEXTS]
+    lines: list[Line] = []
+    with served(repository) as server:
+        for asked in models.split(","):
+            model = NAME if asked == "text" else graph_name(NAME)
+            good = texts_of(texts) if asked == "text" else ids_of(entry, texts)
+            chosen = kinds and kinds.split(",")
+            bad = [kind for kind in poison_of(model) if not chosen or kind in chosen]
+            lines += compare(server, model, good, bad, Load(seconds, pause))
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        about = environment(client.get_server_metadata().version)
+    write_lines(results / "poison.csv", [about | line for line in lines])
+    for line in lines:
+        typer.echo("  ".join(line.values()))
+
+
+def served(repository: Path) -> TritonServer:
+    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
+    return TritonServer(options, RepositoryView([NAME, graph_name(NAME)]))
+
+
+def texts_of(texts: Sequence[str]) -> list[Request]:
+    return [{TEXT_INPUT: text_column([text]), TEXT_PAIR_INPUT: text_column([""])} for text in texts]
+
+
+def ids_of(entry: Entry, texts: Sequence[str]) -> list[Request]:
+    manifest = entry.manifest
+    tokens = Tokens(entry.path / "tokenizer.json", manifest.task, manifest.max_length)
+    return [tokens.batch([text]).arrays for text in texts]
+
+
+def poison_of(model: str) -> dict[str, Request]:
+    """Return a request of each bad kind that there is for a model."""
+    if model == NAME:
+        column = np.array([[b""]], object)
+
+        def texts(text: bytes, pair: bytes = b"") -> Request:
+            return {
+                name: np.array([[each]], object)
+                for name, each in ((TEXT_INPUT, text), (TEXT_PAIR_INPUT, pair))
+            }
+
+        return {
+            "wrong type": {TEXT_INPUT: np.ones((1, 1), np.int64), TEXT_PAIR_INPUT: column},
+            "600 tokens": texts(b"film " * 600),
+            "60 MB": texts(b"a fine film " * 5_000_000),
+            "pair of 2 x 64 kB": texts(b"one fine film " * 4682, b"another bad film " * 3855),
+            "broken UTF-8": texts(b"a fine \xe4\xb8"),
+        }
+
+    def ids(length: int, number: int = 5, dtype: type = np.int64) -> Request:
+        values = {"input_ids": number, "attention_mask": 1, "token_type_ids": 0}
+        return {name: np.full((1, length), value, dtype) for name, value in values.items()}
+
+    return {
+        "bad ids": ids(16, 10**6),
+        "negative ids": ids(16, -7),
+        "wrong type": ids(16, dtype=np.float32),
+        "600 tokens": ids(600),
+    }
+
+
+def compare(
+    server: TritonServer, model: str, good: Sequence[Request], bad: Sequence[str], load: Load
+) -> Iterator[Line]:
+    """Yield what good clients of a model saw alone and beside bad ones, and what those got."""
+    urls = {"http": server.http_url, "grpc": server.grpc_url}
+    asker = Asker(urls["grpc"], "grpc", model)
+    crew = Crew(urls, model, good, [asker.ask(request) for request in good])
+    crew.send(WARM_UP_S)
+    server_ids = server.process_ids()
+    with cores({"triton": server_ids[:1], "models": server_ids[1:], "good": [os.getpid()]}) as took:
+        alone = crew.send(load.seconds)
+    yield {"model": model, "who": "good, alone"} | alone.line() | took
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=poison, args=(theirs, urls, model, bad, load.pause), daemon=True)
+    process.start()
+    ours.recv()  # each has had an answer
+    bad_ids = [process.pid or 0]
+    with cores(
+        {"triton": server_ids[:1], "models": server_ids[1:], "good": [os.getpid()], "bad": bad_ids}
+    ) as took:
+        beside = crew.send(load.seconds)
+    ours.send(None)
+    got: dict[tuple[str, str], list[float]] = ours.recv()
+    process.join()
+    ratio = {"p99_ratio": f"{beside.percentile_ms(99) / alone.percentile_ms(99):.2f}"}
+    yield {"model": model, "who": "good, beside bad"} | beside.line() | ratio | took
+    for (kind, answer), waited in sorted(got.items()):
+        yield {"model": model, "who": f"bad, {kind}"} | Seen(waited).line() | {"answer": answer}
+
+
+class Crew:
+    """Good clients of a model, each with a connection of its own, which no other thread may use over HTTP."""
+
+    def __init__(
+        self, urls: Mapping[str, str], model: str, good: Sequence[Request], right: Sequence[Answer]
+    ) -> None:
+        self._urls, self._model = urls, model
+        self._good = list(zip(good, right, strict=True))
+
+    def send(self, seconds: float) -> "Seen":
+        """Send for so long, one request after another."""
+        seen = Seen()
+        end = time.monotonic() + seconds
+        with ThreadPoolExecutor(len(CLIENTS)) as pool:
+            list(pool.map(lambda number: self._send(number, end, seen), range(len(CLIENTS))))
+        return seen
+
+    def _send(self, number: int, end: float, seen: "Seen") -> None:
+        protocol = CLIENTS[number]
+        asker = Asker(self._urls[protocol], protocol, self._model)
+        first = number * len(self._good) // len(CLIENTS)
+        for request, right in cycle([*self._good[first:], *self._good[:first]]):
+            start = time.monotonic()
+            if start > end:
+                return
+            try:
+                answer = asker.ask(request)
+            except Exception as error:  # whatever a client raises
+                seen.failures[one_line(error)] += 1
+                continue
+            seen.seconds.append(time.monotonic() - start)
+            if not np.allclose(answer, right, rtol=0, atol=TOLERANCE):
+                seen.failures["another answer"] += 1
+
+
+def poison(
+    connection: Connection, urls: Mapping[str, str], model: str, kinds: Sequence[str], pause: float
+) -> None:
+    """Send bad requests until told to end, and tell how long each kind and answer took."""
+    os.nice(LOWEST_PRIORITY)
+    requests = {kind: request for kind, request in poison_of(model).items() if kind in kinds}
+    got: dict[tuple[str, str], list[float]] = {}
+    end = Event()
+    begun = [Event() for _ in CLIENTS]
+
+    def send(number: int) -> None:
+        asker = Asker(urls[CLIENTS[number]], CLIENTS[number], model)
+        first = number * len(requests) // len(CLIENTS)
+        for kind, request in islice(cycle(requests.items()), first, None):
+            start = time.monotonic()
+            try:
+                answer = "an answer" if np.isfinite(asker.ask(request)).all() else "NaN"
+            except Exception as error:  # whatever a client raises
+                answer = one_line(error)
+            got.setdefault((kind, answer), []).append(time.monotonic() - start)
+            begun[number].set()
+            if end.wait(pause):
+                return
+
+    with ThreadPoolExecutor(len(CLIENTS)) as pool:
+        senders = [pool.submit(send, number) for number in range(len(CLIENTS))]
+        for event in begun:
+            event.wait(TIMEOUT_S)
+        connection.send(None)
+        connection.recv()
+        end.set()
+    for sender in senders:
+        sender.result()
+    connection.send(got)
+
+
+@contextmanager
+def cores(processes: Mapping[str, Sequence[int]]) -> Iterator[Line]:
+    """Tell in the end how many cores groups of processes took meanwhile."""
+    took: Line = {}
+    before, start = {name: cpu_seconds(ids) for name, ids in processes.items()}, time.monotonic()
+    yield took
+    for name, ids in processes.items():
+        took[f"cores_{name}"] = f"{(cpu_seconds(ids) - before[name]) / (time.monotonic() - start):.2f}"
+
+
+def cpu_seconds(process_ids: Sequence[int]) -> float:
+    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in process_ids))
+
+
+def one_line(error: Exception) -> str:
+    """Return a message with its numbers as N, so that equal ones are counted together."""
+    text = (
+        error.message() if isinstance(error, InferenceServerException) else f"{type(error).__name__}: {error}"
+    )
+    return re.sub(r"\d+", "N", " ".join(str(text).split()))[:MESSAGE_CHARACTERS]
+
+
+if __name__ == "__main__":
+    typer.run(main)
