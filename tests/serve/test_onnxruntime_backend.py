@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,113 @@ def test_bytes_that_are_no_text_reach_the_graph_as_they_are(reading: Any) -> Non
     answers = [response.arrays() for response in reading.execute(requests)]
     assert [each["invalid_at"][:, 0].tolist() for each in answers] == [[-1], [-1, 2, -1], [2, 0]]
     assert [each["token_count"][:, 0].tolist() for each in answers] == [[6], [4, 3, 6], [3, 3]]
+
+
+def test_what_is_no_text_shares_the_run_of_what_is(reading: Any) -> None:
+    sizes = run_sizes(
+        reading, lambda: reading.execute([asking((b"a", b"\xff")), asking((b"b", b"a"), (b"\xe4", b""))])
+    )
+    assert sizes == [3]
+
+
+def test_what_one_array_cannot_hold_has_a_run_of_its_own(reading: Any) -> None:
+    """A NUL ends a text in it, and it is as wide as the longest for all."""
+    long = b"a " * 20_000
+    rows = [(b"a\x00b", b""), (b"\xff", b""), (b"a", b"b"), (long, b"a"), (long + b"\xff", b"b")]
+    found: list[stub.Response] = []
+    sizes = run_sizes(reading, lambda: found.extend(answers_of(reading, asking(*rows))))
+    assert sizes == [2, 2, 1]
+    arrays = found[0].arrays()
+    assert arrays["invalid_at"][:, 0].tolist() == [-1, 0, -1, -1, len(long)]
+    assert arrays["token_count"][:, 0].tolist() == [4, 3, 5, 8, 3]
+
+
+def test_a_text_of_too_many_bytes_is_refused_alone(reading: Any) -> None:
+    most = shared(reading, "MOST_TEXT_BYTES")
+    good, bad, fits = asking((b"a", b"b")), asking((b"a", b" " * (most + 1))), asking((b"a", b" " * most))
+    first, second, third = answers_of(reading, good, bad, fits)
+    assert [first.has_error(), third.has_error()] == [False, False]
+    error = second.error()
+    assert error is not None
+    assert error.code() == stub.Error.INVALID_ARG
+    assert error.message() == f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
+
+
+def test_texts_are_read_as_triton_sends_them_but_for_what_is_too_long(reading: Any) -> None:
+    most = shared(reading, "MOST_TEXT_BYTES")
+    texts = [b"", "é".encode(), b"a\x00b", b"x" * (most + 1), b"y" * most]
+    sent = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    found = shared(reading, "strings_of")(np.frombuffer(sent, np.uint8))
+    assert [len(text) for text in found] == [len(text) for text in texts]
+    assert [text for text in found if isinstance(text, bytes)] == [*texts[:3], texts[4]]
+
+
+def shared(backend: Any, name: str) -> Any:
+    """What the backend's module has under a name."""
+    return type(backend).execute.__globals__[name]
+
+
+def answers_of(backend: Any, *requests: stub.Request) -> list[stub.Response]:
+    """What requests are answered with, at once or by their senders."""
+    returned = backend.execute(list(requests))
+    return returned or [each.answers.get(timeout=30) for each in requests]
+
+
+def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:
+    """How many rows each run has that a call makes."""
+    session, sizes = backend.session, []
+
+    class Session:
+        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
+            sizes.append(len(next(iter(feed.values()))))
+            return session.run(names, feed, options)
+
+    backend.session = Session()
+    try:
+        call()
+    finally:
+        backend.session = session
+    return sizes
+
+
+def test_rows_are_run_so_many_tokens_at_a_time(load: Callable[..., Any]) -> None:
+    backend = load()
+    most = shared(backend, "RUN_TOKENS")
+    rows = 40
+    ids = np.full((rows, 64), 5)
+    mask = np.ones_like(ids)
+    mask[0, 1:] = 0
+    found: list[stub.Response] = []
+    sizes = run_sizes(backend, lambda: found.extend(answers_of(backend, request(ids, mask))))
+    assert sizes == [most // 64, most // 64, rows - 2 * (most // 64)]
+    (alone,) = answers_of(backend, request(ids[:1], mask[:1]))
+    logits = found[0].arrays()["logits"]
+    assert len(logits) == rows
+    np.testing.assert_array_equal(logits[:1], alone.arrays()["logits"])
+
+
+def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> None:
+    backend = load()
+    session, let, answered = backend.session, Event(), []
+
+    class Session:
+        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
+            if len(feed["input_ids"]) > 1:
+                assert let.wait(30)
+            return session.run(names, feed, options)
+
+    backend.session = Session()
+    long, short = request(np.full((10, 64), 5)), request([[2, 5, 3]])
+    assert backend.execute([long, short]) is None
+    answered.append(short.answers.get(timeout=30))
+    answered += backend.execute([request([[2, 5, 3]])])
+    assert long.answers.empty()
+    let.set()
+    answered.append(long.answers.get(timeout=30))
+    assert not any(response.has_error() for response in answered)
+    backend.execute([long, short])
+    backend.finalize()
+    assert not long.answers.empty()
 
 
 def test_text_comes_back_as_bytes(reading: Any) -> None:

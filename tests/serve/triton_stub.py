@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from google.protobuf.json_format import MessageToDict
 
 from sparse_serve.repository.config import CONFIG_NAME, read_config
+
+FINAL = 1
 
 
 class Error(Exception):
@@ -56,12 +59,27 @@ class Request:
     ) -> None:
         self.inputs, self.names = list(inputs), list(requested_output_names)
         self.model_name, self.model_version = model_name, model_version
+        self.answers: SimpleQueue[Response] = SimpleQueue()
 
     def requested_output_names(self) -> list[str]:
         return self.names
 
+    def get_response_sender(self) -> "Sender":
+        return Sender(self)
+
     def exec(self) -> "Response":
         return Request.call(self)
+
+
+class Sender:
+    """Answers a request later; `answer` waits until it has."""
+
+    def __init__(self, request: Request) -> None:
+        self._answers = request.answers
+
+    def send(self, response: "Response", flags: int) -> None:
+        assert flags == FINAL
+        self._answers.put(response)
 
 
 class Response:
@@ -114,6 +132,7 @@ def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -
     utilities.TritonError = Error
     utilities.TritonModelException = type("TritonModelException", (Exception,), {})
     utilities.MetricFamily = MetricFamily
+    utilities.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     utilities.Tensor, utilities.InferenceRequest, utilities.InferenceResponse = Tensor, Request, Response
     utilities.get_input_tensor_by_name = lambda request, name: _find(request.inputs, name)
     utilities.get_output_tensor_by_name = lambda response, name: _find(response.tensors, name)

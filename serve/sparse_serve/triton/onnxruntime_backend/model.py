@@ -3,11 +3,20 @@
 It serves `backend: "onnxruntime"` repositories on CPU and gives the configuration the meaning that
 triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc): model_operations, the parameters
 read below, optimization.graph.level and default_model_filename. What it cannot do it refuses at load.
+
+Requests that arrive together are computed together, some hundred tokens at a time. Those that take long are
+answered by a thread of their own, so that short ones wait for none of them.
 Runs in Triton's Python stub: no package of this project is importable here.
 """
 
 import json
+import os
+import struct
+import threading
+from collections import deque
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -36,6 +45,48 @@ GRAPH_LEVELS = {
 }
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_INITIALIZERS = "session.use_device_allocator_for_initializers"
+
+# Of one run: from some hundred on a token costs the same, and far more of them leave the caches.
+RUN_TOKENS = 1024
+# Of a request that others can wait for.
+SHORT_TOKENS = 256
+# Far more than any model reads. What is longer is not copied, decoded and searched for mistakes.
+MOST_TEXT_BYTES = 1 << 20
+# How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
+LONG_NICENESS = 10
+# Characters that are taken for a token: only the order of what is computed hangs on it.
+TOKEN_BYTES = 4
+# Texts up to this size are handed over in one array of their widest, where any of them is no UTF-8.
+SPELLED_BYTES = 1 << 14
+MASK = "attention_mask"
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class Oversize:
+    """In the place of a text of more bytes than are read."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+
+class Asked(NamedTuple):
+    """A request: its inputs, the outputs it wants, and about how many tokens each of its rows has."""
+
+    feed: dict
+    wanted: list
+    row_tokens: np.ndarray
+
+    @property
+    def tokens(self):
+        """Of all rows."""
+        return int(self.row_tokens.sum())
+
+
+class OversizeError(ValueError):
+    """A text has more bytes than are read."""
 
 
 class UnequalAxesError(ValueError):
@@ -70,46 +121,109 @@ class TritonPythonModel:
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
         self.axes = {tensor.name: tensor.shape for tensor in self.session.get_inputs()}
+        self.max_length = int(self.parameters.get("max_length", np.iinfo(np.int32).max))
+        self.long = None
         self.run_options = onnxruntime.RunOptions()
         if ARENA_SHRINKAGE in self.parameters:
             self.run_options.add_run_config_entry(ARENA_SHRINKAGE, self.parameters[ARENA_SHRINKAGE])
 
     def execute(self, requests):
-        """Answer all requests from one run; only a request that is itself at fault gets an error."""
-        feeds = [
-            {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
-            for request in requests
-        ]
-        wanted = [request.requested_output_names() for request in requests]
-        return self._answer(feeds, wanted)
+        """Answer all requests that are short from as few runs as it takes, and leave the others to a thread.
 
-    def _answer(self, feeds, wanted):
-        """Answer requests whose inputs are `feeds`, and which want outputs of these names."""
-        try:
-            return self._run(feeds, wanted)
-        except Exception as error:
-            if len(feeds) == 1:
-                is_clients = isinstance(error, (InvalidArgument, UnequalAxesError))
-                code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
-                return [pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))]
-        return [
-            response
-            for feed, names in zip(feeds, wanted, strict=True)
-            for response in self._answer([feed], [names])
-        ]
+        Only a request that is itself at fault gets an error.
+        """
+        asked = [self._read(request) for request in requests]
+        if all(each.tokens <= SHORT_TOKENS for each in asked):
+            return self._answer(asked)
+        senders = [request.get_response_sender() for request in requests]
+        short = []
+        for each, sender in zip(asked, senders, strict=True):
+            if each.tokens <= SHORT_TOKENS:
+                short.append((each, sender))
+            else:
+                self._long().put((each, sender))
+        self._send(short)
+        return None
 
-    def _run(self, feeds, wanted):
-        names = [name for name in self.outputs if any(name in each for each in wanted)]
-        for each in feeds:
-            self._check_axes(each)
-        if len(feeds) == 1:
-            feed = feeds[0]
-        else:
-            feed = {name: np.concatenate([each[name] for each in feeds]) for name in self.inputs}
-        results = self._run_rows(names, feed)
+    def finalize(self):
+        """Answer what is still waiting."""
+        if self.long is not None:
+            self.long.put(None)
+            self.thread.join()
+
+    def _read(self, request):
+        feed = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+        return Asked(feed, request.requested_output_names(), self._row_tokens(feed))
+
+    def _row_tokens(self, feed):
+        """Return about how many tokens each row has: by its mask, or by the bytes of its texts."""
         if not self.batched:
-            return [respond(dict(zip(names, results, strict=True)))]
-        rows = [len(each[self.inputs[0]]) for each in feeds]
+            return np.zeros(1, int)
+        if MASK in feed:
+            return np.count_nonzero(feed[MASK].reshape(len(feed[MASK]), -1), axis=1)
+        tokens = np.zeros(len(feed[self.inputs[0]]), int)
+        for array in feed.values():
+            if array.dtype == np.object_ and len(array) == len(tokens):
+                tokens += [sum(map(len, row.reshape(-1))) // TOKEN_BYTES for row in array]
+        return np.minimum(tokens, self.max_length)
+
+    def _long(self):
+        """Return the queue of what takes long; its thread starts with the first."""
+        if self.long is None:
+            self.long = SimpleQueue()
+            self.thread = threading.Thread(target=self._work, daemon=True)
+            self.thread.start()
+        return self.long
+
+    def _work(self):
+        """Answer what takes long, as much at a time as makes a run."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
+        waiting = deque([self.long.get()])
+        while waiting[0] is not None:
+            while not self.long.empty():
+                waiting.append(self.long.get())
+            together, tokens = [], 0
+            while waiting and waiting[0] is not None:
+                tokens += waiting[0][0].tokens
+                if together and tokens > RUN_TOKENS:
+                    break
+                together.append(waiting.popleft())
+            self._send(together)
+            if not waiting:
+                waiting.append(self.long.get())
+
+    def _send(self, pairs):
+        """Answer requests by their senders."""
+        if pairs:
+            asked, senders = zip(*pairs, strict=True)
+            for sender, response in zip(senders, self._answer(asked), strict=True):
+                sender.send(response, flags=FINAL)
+
+    def _answer(self, asked):
+        """Return the responses to requests; one that is seen to be at fault stays out of the run."""
+        faults = [self._fault(each) for each in asked]
+        sound = [each for each, fault in zip(asked, faults, strict=True) if fault is None]
+        responses = iter(self._answer_sound(sound) if sound else ())
+        return [next(responses) if fault is None else refusal(fault) for fault in faults]
+
+    def _answer_sound(self, asked):
+        try:
+            return self._run(asked)
+        except Exception as error:
+            if len(asked) == 1:
+                return [refusal(error)]
+        return [response for each in asked for response in self._answer_sound([each])]
+
+    def _run(self, asked):
+        names = [name for name in self.outputs if any(name in each.wanted for each in asked)]
+        if len(asked) == 1:
+            feed = asked[0].feed
+        else:
+            feed = {name: np.concatenate([each.feed[name] for each in asked]) for name in self.inputs}
+        if not self.batched:
+            return [respond(dict(zip(names, self._run_rows(names, feed), strict=True)))]
+        results = self._run_parts(names, feed, np.concatenate([each.row_tokens for each in asked]))
+        rows = [len(each.row_tokens) for each in asked]
         for name, result in zip(names, results, strict=True):
             if len(result) != sum(rows):
                 raise ValueError(f"output '{name}' has {len(result)} rows for {sum(rows)} rows of input")
@@ -117,8 +231,20 @@ class TritonPythonModel:
         parts = [np.split(result, borders) for result in results]
         return [respond(dict(zip(names, part, strict=True))) for part in zip(*parts, strict=True)]
 
+    def _run_parts(self, names, feed, row_tokens):
+        """Run the graph on so many rows at a time that they have about `RUN_TOKENS` tokens."""
+        borders = part_borders(row_tokens)
+        if not borders:
+            return self._run_rows(names, feed)
+        parts = {name: np.split(array, borders) for name, array in feed.items()}
+        answers = [
+            self._run_rows(names, dict(zip(parts, part, strict=True)))
+            for part in zip(*parts.values(), strict=True)
+        ]
+        return [np.concatenate(results) for results in zip(*answers, strict=True)]
+
     def _run_rows(self, names, feed):
-        """Run the graph; rows with bytes that are not UTF-8 one by one, as they take another array."""
+        """Run the graph; bytes that are not UTF-8 take another array."""
         texts = {name: array for name, array in feed.items() if array.dtype == np.object_}
         try:
             strings = {name: decoded(array) for name, array in texts.items()}
@@ -127,11 +253,18 @@ class TritonPythonModel:
         return self.session.run(names, feed | strings, self.run_options)
 
     def _run_some_invalid(self, names, feed, texts):
-        rows = len(feed[self.inputs[0]])
-        is_valid = np.array([all(is_utf8(array[row]) for array in texts.values()) for row in range(rows)])
-        runs = [([row], spelled) for row in np.flatnonzero(~is_valid)]
-        if is_valid.any():
-            runs.append((np.flatnonzero(is_valid), decoded))
+        """Run the graph on all rows that one array can hold as bytes, and on the others by themselves."""
+        rows = [
+            [text for array in texts.values() for text in array[row].reshape(-1)]
+            for row in range(len(feed[self.inputs[0]]))
+        ]
+        is_valid = np.array([all(map(is_utf8, row)) for row in rows])
+        is_small = np.array([max(map(len, row)) <= SPELLED_BYTES for row in rows])
+        has_nul = np.array([any(b"\0" in text for text in row) for row in rows])
+        together = is_small & ~(is_valid & has_nul)
+        runs = [(np.flatnonzero(together), spelled), (np.flatnonzero(is_valid & ~together), decoded)]
+        runs += [(np.array([row]), spelled) for row in np.flatnonzero(~is_valid & ~together)]
+        runs = [(of, read) for of, read in runs if len(of)]
         order = np.argsort(np.concatenate([of for of, _ in runs]), kind="stable")
         answers = [
             self.session.run(
@@ -143,19 +276,29 @@ class TritonPythonModel:
         ]
         return [np.concatenate(results)[order] for results in zip(*answers, strict=True)]
 
-    def _check_axes(self, feed):
-        """Hold a request's shapes against each other: broadcasting would hide some that differ."""
+    def _fault(self, asked):
+        """Return what is wrong with a request, as far as its shapes and sizes show it; None else.
+
+        Shapes are held against each other, because broadcasting would hide some that differ.
+        """
         sizes = {}
         for name, symbols in self.axes.items():
-            for symbol, size in zip(symbols, feed[name].shape, strict=True):
+            array = asked.feed[name]
+            for symbol, size in zip(symbols, array.shape, strict=True):
                 if not isinstance(symbol, str):
                     continue
                 first, expected = sizes.setdefault(symbol, (name, size))
                 if size != expected:
-                    raise UnequalAxesError(
+                    return UnequalAxesError(
                         f"input '{name}' has {symbol} {size}, input '{first}' has {expected}: "
                         "they must be equal"
                     )
+            longest = max(map(len, array.reshape(-1)), default=0) if array.dtype == np.object_ else 0
+            if longest > MOST_TEXT_BYTES:
+                return OversizeError(
+                    f"input '{name}' has a text of {longest} bytes: give at most {MOST_TEXT_BYTES}"
+                )
+        return None
 
     def _session_options(self, config):
         options = onnxruntime.SessionOptions()
@@ -245,11 +388,42 @@ class TritonPythonModel:
                 )
 
 
-def is_utf8(texts):
-    """Tell whether all of an array's bytes are text."""
+def strings_of(encoded):
+    """Return the texts of a tensor, each of which lies behind its length; `Oversize` for what is too long.
+
+    It takes the place of a function of Triton's own, which copies each whatever its size.
+    """
+    buffer = memoryview(encoded)
+    texts, start = [], 0
+    while start < len(buffer):
+        (size,) = struct.unpack_from("<I", buffer, start)
+        start += 4
+        texts.append(Oversize(size) if size > MOST_TEXT_BYTES else bytes(buffer[start : start + size]))
+        start += size
+    array = np.empty(len(texts), np.object_)
+    for place, text in enumerate(texts):
+        array[place] = text
+    return array
+
+
+pb_utils.deserialize_bytes_tensor = strings_of
+
+
+def part_borders(row_tokens):
+    """Return where rows are divided so that each part has `RUN_TOKENS` at most, or one row."""
+    borders, tokens = [], 0
+    for row, own in enumerate(row_tokens.tolist()):
+        if tokens and tokens + own > RUN_TOKENS:
+            borders.append(row)
+            tokens = 0
+        tokens += own
+    return borders
+
+
+def is_utf8(text):
+    """Tell whether bytes are text."""
     try:
-        for text in texts.reshape(-1):
-            text.decode("utf-8")
+        text.decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True
@@ -290,6 +464,13 @@ def sent(array):
     return np.array([text.encode("utf-8") for text in array.reshape(-1)], dtype=np.object_).reshape(
         array.shape
     )
+
+
+def refusal(error):
+    """Return the response to a request that cannot be answered."""
+    is_clients = isinstance(error, (InvalidArgument, OversizeError, UnequalAxesError))
+    code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))
 
 
 def one_line(error):
