@@ -38,6 +38,7 @@ from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import GateError, OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
+from sparse_serve.repository.config import ALL_CORES, Computing
 from sparse_serve.repository.entries import (
     EntrySpec,
     refuse_occupied,
@@ -76,6 +77,7 @@ class ExportOptions:
         max_length: tokens at which texts are cut; None for what the checkpoint's pattern was trained at, or
             without one for what the encoder has positions for.
         max_batch_size: the most rows of one request.
+        computing: what the graph is computed with where it is served.
         atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
         eval_file: labelled texts on which the task metrics are compared and recorded.
         columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
@@ -100,6 +102,7 @@ class ExportOptions:
     dtype: str = "fp32"
     max_length: int | None = None
     max_batch_size: int = 64
+    computing: Computing = ALL_CORES
     atol: float | None = None
     eval_file: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -226,6 +229,7 @@ def export_checkpoint(
                 tokenizer=tokenizer_file,
                 manifest=manifest,
                 max_batch_size=options.max_batch_size,
+                computing=options.computing,
                 metrics=options.metrics,
                 baselines={name: twin for name, (twin, _) in twins.items()},
                 token_graph=token_graph,

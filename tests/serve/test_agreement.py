@@ -30,7 +30,7 @@ from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository import agreement, legacy
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME, Signature, text_graph_config
+from sparse_serve.repository.config import CONFIG_NAME, SESSION_PARAMETERS, Signature, text_graph_config
 from sparse_serve.repository.entries import EntrySpec, find_entries, read_entry, write_entry
 from sparse_serve.tasks import Classification
 from sparse_serve.triton.container import ContainerServer
@@ -369,7 +369,7 @@ def image_check() -> ModuleType:
 
 def test_the_image_knows_what_the_package_knows(image_check: ModuleType) -> None:
     assert image_check.TUNABLE == agreement.TUNABLE
-    assert image_check.SESSION_PARAMETERS == agreement.SESSION_PARAMETERS
+    assert image_check.SESSION_PARAMETERS == SESSION_PARAMETERS
     assert image_check.LEGACY_DIGESTS == legacy.FRONT_DIGESTS
     assert image_check.LIBRARY.name == LIBRARY_NAME
     written = text_graph_config("name", Signature((), ()), tasks={"default": CLASSES}, max_length=8)

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from sparse_serve.errors import RepositoryError
+from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.repository.config import (
+    Computing,
     Signature,
     Tensor,
     graph_config,
@@ -52,6 +53,10 @@ SEVERAL_SIGNATURE = Signature(
     [
         ("graph.pbtxt", graph_config("reviews_model", SIGNATURE)),
         (
+            "graph_on_cores.pbtxt",
+            graph_config("reviews_model", SIGNATURE, computing=Computing.on(9, 4, queue_delay_us=500)),
+        ),
+        (
             "public.pbtxt",
             public_config(
                 "reviews",
@@ -92,6 +97,14 @@ SEVERAL_SIGNATURE = Signature(
 )
 def test_configurations_are_the_golden_ones(name: str, config: ModelConfig) -> None:
     assert to_text(config) == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("cores", "instances", "queue_delay_us"), [(1, 2, 0), (None, 2, 0), (4, 0, 0), (4, 1, -1)]
+)
+def test_what_cannot_be_computed_with(cores: int | None, instances: int, queue_delay_us: int) -> None:
+    with pytest.raises(OptionError, match=r"instances? "):
+        Computing.on(cores, instances, queue_delay_us)
 
 
 AXES_SIGNATURE = Signature(

@@ -10,7 +10,14 @@ from tiny_entry import SPANS, VECTORS
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository import staging
-from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, graph_name, read_config
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    LABELS_NAME,
+    THREADS_PARAMETER,
+    Computing,
+    graph_name,
+    read_config,
+)
 from sparse_serve.repository.entries import (
     EntrySpec,
     find_entries,
@@ -162,6 +169,15 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     # The first version's manifest still describes the bytes on disk, which both share.
     write_entry(tmp_path, make_spec(version=2, command="again"), force=True)
     assert read_entry(tmp_path / "tiny").versions == (1, 2)
+
+
+def test_versions_may_be_exported_for_other_cores(tmp_path: Path, make_spec: MakeSpec) -> None:
+    write_entry(tmp_path, make_spec(computing=Computing.on(2)))
+    config = (tmp_path / "tiny_model" / CONFIG_NAME).read_text()
+    assert THREADS_PARAMETER in config
+    write_entry(tmp_path, make_spec(version=2))
+    write_entry(tmp_path, make_spec(version=3, computing=Computing.on(8, 2)))
+    assert (tmp_path / "tiny_model" / CONFIG_NAME).read_text() == config
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rich.console import Console
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.data import TEXT_PAIR
+from sparse_serve.repository.config import Computing
 from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
@@ -195,6 +196,21 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         ),
     ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
+    cores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cores that the model will have, where those are fewer than the server sees: in a container "
+            "with a limit, or beside other models.",
+            show_default="all that the server sees",
+        ),
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Copies of the model that divide --cores among them.")
+    ] = 1,
+    queue_delay: Annotated[
+        int, typer.Option(min=0, help="Microseconds that a request may wait for others to share its run.")
+    ] = 0,
     model_version: Annotated[
         int, typer.Option(min=1, max=MAX_VERSION, help="Version number in the repository.")
     ] = 1,
@@ -245,6 +261,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         dtype=dtype,
         max_length=max_length,
         max_batch_size=max_batch_size,
+        computing=Computing.on(cores, instances, queue_delay),
         atol=atol,
         eval_file=evaluation,
         columns={name: column for name, column in columns.items() if column is not None},

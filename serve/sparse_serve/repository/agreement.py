@@ -17,6 +17,7 @@ from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_BACKEND,
     METRICS_PARAMETER,
+    SESSION_PARAMETERS,
     Signature,
     graph_config,
     parameters,
@@ -40,19 +41,6 @@ TUNABLE = frozenset(
     }
 )
 """The parts of a configuration that are the operator's; the name is held against the folder."""
-
-SESSION_PARAMETERS = frozenset(
-    {
-        "enable_mem_arena",
-        "enable_mem_pattern",
-        "execution_mode",
-        "inter_op_thread_count",
-        "intra_op_thread_count",
-        "memory.enable_memory_arena_shrinkage",
-        "session.use_device_allocator_for_initializers",
-    }
-)
-"""The parameters of Triton's onnxruntime backend that are the operator's: none of them names a file."""
 
 # What other accelerators open is theirs to say.
 _ACCELERATOR = "cuda"

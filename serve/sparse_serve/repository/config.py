@@ -10,7 +10,7 @@ import onnx
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
-from sparse_serve.errors import RepositoryError
+from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
@@ -27,6 +27,20 @@ GRAPH_BACKEND = "onnxruntime"
 TASK_INPUT = "TASK"
 """The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
 TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
+THREADS_PARAMETER = "intra_op_thread_count"
+
+SESSION_PARAMETERS = frozenset(
+    {
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "execution_mode",
+        "inter_op_thread_count",
+        THREADS_PARAMETER,
+        "memory.enable_memory_arena_shrinkage",
+        "session.use_device_allocator_for_initializers",
+    }
+)
+"""The parameters of Triton's onnxruntime backend that are the operator's: none of them names a file."""
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
@@ -42,6 +56,42 @@ _WIRE_TYPES: dict[str, int] = {
     "INT32": DataType.TYPE_INT32,
     "BYTES": DataType.TYPE_STRING,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """What a graph is computed with; how the defaults were found is in `docs/serving_defaults.md`.
+
+    Attributes:
+        instances: copies of the model that compute at the same time, each with weights of its own.
+        threads: of each instance; None for one on each core that the server sees.
+        queue_delay_us: microseconds that a request may wait for others to share its run.
+    """
+
+    instances: int = 1
+    threads: int | None = None
+    queue_delay_us: int = 0
+
+    @classmethod
+    def on(cls, cores: int | None, instances: int = 1, queue_delay_us: int = 0) -> "Computing":
+        """Return what makes use of so many cores; of those that the server sees, where they are None.
+
+        Raises:
+            OptionError: there are fewer cores than instances, or a number is out of range.
+        """
+        if instances < 1 or queue_delay_us < 0 or (cores is not None and cores < instances):
+            raise OptionError(
+                f"{instances} instances on {cores or 'all'} cores, waiting {queue_delay_us} µs: at least one "
+                "instance is needed, a core for each, and no wait below 0"
+            )
+        if cores is None and instances > 1:
+            raise OptionError(f"{instances} instances share the cores: say with --cores how many there are")
+        threads = None if cores is None else cores // instances
+        return cls(instances=instances, threads=threads, queue_delay_us=queue_delay_us)
+
+
+ALL_CORES = Computing()
+"""One instance with all cores that the server sees, which waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +261,12 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def graph_config(
-    name: str, signature: Signature, *, max_batch_size: int = 64, op_library: bool = True
+    name: str,
+    signature: Signature,
+    *,
+    max_batch_size: int = 64,
+    op_library: bool = True,
+    computing: Computing = ALL_CORES,
 ) -> ModelConfig:
     """Return the configuration of an ONNX graph on the `onnxruntime` backend.
 
@@ -221,7 +276,9 @@ def graph_config(
     config = ModelConfig(name=name, backend=GRAPH_BACKEND, default_model_filename=GRAPH_NAME)
     _add_tensors(config.input, signature.inputs)
     _add_tensors(config.output, signature.outputs)
-    _add_scheduling(config, max_batch_size)
+    _add_scheduling(config, max_batch_size, computing)
+    if computing.threads is not None:
+        config.parameters[THREADS_PARAMETER].string_value = str(computing.threads)
     if op_library:
         config.model_operations.op_library_filename.append(LIBRARY_NAME)
     if signature.takes_text or any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
@@ -278,13 +335,14 @@ def text_graph_config(
     tasks: Mapping[str, Task],
     max_length: int,
     max_batch_size: int = 64,
+    computing: Computing = ALL_CORES,
     is_twin: bool = False,
 ) -> ModelConfig:
     """Return the configuration of a public model that is its graph, or its twin's: text in, answers out.
 
     Its parameters are read by clients alone. A twin has no labels for Triton's classification extension.
     """
-    config = graph_config(name, signature, max_batch_size=max_batch_size)
+    config = graph_config(name, signature, max_batch_size=max_batch_size, computing=computing)
     outputs = [] if is_twin else answered(tasks).outputs
     labelled = {output.name for output in outputs if output.is_labelled}
     for tensor in config.output:
@@ -311,13 +369,15 @@ def _add_tensors(target: Any, tensors: Sequence[Tensor]) -> None:
         target.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 
 
-def _add_scheduling(config: ModelConfig, max_batch_size: int) -> None:
+def _add_scheduling(config: ModelConfig, max_batch_size: int, computing: Computing = ALL_CORES) -> None:
     config.max_batch_size = max_batch_size
     config.version_policy.all.SetInParent()
-    config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+    config.instance_group.add(count=computing.instances, kind=ModelInstanceGroup.KIND_CPU)
     # No max_queue_size: with one, Triton stops preparing batches ahead, and a request that comes right after
     # an answer can wait out a timer of 500 ms.
     config.dynamic_batching.SetInParent()
+    if computing.queue_delay_us:
+        config.dynamic_batching.max_queue_delay_microseconds = computing.queue_delay_us
 
 
 def _add_warmup(config: ModelConfig, signature: Signature) -> None:

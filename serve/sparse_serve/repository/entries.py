@@ -23,11 +23,14 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.config import (
+    ALL_CORES,
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
+    SESSION_PARAMETERS,
     WARMUP_MASK,
     WARMUP_TOKENS,
+    Computing,
     Signature,
     graph_config,
     graph_name,
@@ -69,6 +72,7 @@ class EntrySpec:
     tokenizer: Path
     manifest: Manifest
     max_batch_size: int = 64
+    computing: Computing = ALL_CORES
     metrics: bool = False
     baselines: Mapping[str, Path] = field(default_factory=dict)
     token_graph: Path | None = None
@@ -281,19 +285,23 @@ def config_of_graph(
     public: str,
     max_batch_size: int = 64,
     op_library: bool = True,
+    computing: Computing = ALL_CORES,
 ) -> ModelConfig:
     """Return the configuration of the model `name` of an entry, whose public one is `public`.
 
     It is a graph: of token ids, with `op_library` where it has nodes of it, or one that takes text.
     """
     if not signature.takes_text:
-        return graph_config(name, signature, max_batch_size=max_batch_size, op_library=op_library)
+        return graph_config(
+            name, signature, max_batch_size=max_batch_size, op_library=op_library, computing=computing
+        )
     return text_graph_config(
         name,
         signature,
         tasks=manifest.tasks,
         max_length=manifest.max_length,
         max_batch_size=max_batch_size,
+        computing=computing,
         is_twin=name != public,
     )
 
@@ -455,6 +463,7 @@ def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: b
         public=spec.name,
         max_batch_size=spec.max_batch_size,
         op_library=uses_op_library(model),
+        computing=spec.computing,
     )
     _write_config(folder, config, keep_settings=keep_settings)
     if config.model_warmup and not signature.takes_text and not keep_settings:
@@ -493,8 +502,12 @@ def _require_same_bytes(path: Path, content: bytes) -> None:
 
 
 def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
-    """Compare what clients and the graph see; scheduling may have been tuned since and is kept."""
+    """Compare what clients and the graph see; what is computed with may have been tuned since and is kept."""
     found = read_config(path)
+    wanted = ModelConfig.FromString(wanted.SerializeToString())
+    for key in SESSION_PARAMETERS:
+        wanted.parameters.pop(key, None)
+        found.parameters.pop(key, None)
     if any(
         getattr(found, part) != getattr(wanted, part)
         for part in ("backend", "input", "output", "parameters", "model_operations")
