@@ -3,12 +3,13 @@
     python benchmarks/serving/poison.py CHECKPOINT --rows sst2/dev.tsv
 
 Exports CHECKPOINT as an entry that reads pairs, with its graph of token ids. Four good clients ask it one
-text after another for a minute alone, then for a minute beside four that send in turn
+text after another for a minute alone, and for a minute beside four that send in turn
 
 - ids that no vocabulary has, 600 tokens, and numbers of another type, to the graph of token ids
 - numbers for texts, 600 tokens, 60 MB, pairs of 2 x 64 kB and broken UTF-8, to the entry
 
-half of each over HTTP, half over gRPC, all in binary. Every answer to a good client is held against what it
+half of each over HTTP, half over gRPC, all in binary. The two minutes come in turns of some seconds, so that
+what else the machine does disturbs both alike. Every answer to a good client is held against what it
 was alone: another is a failure. The bad ones are a process of their own and of the lowest priority, since the
 cores that they take to make requests would in earnest be another machine's; what the server takes to receive
 them counts. They send without a pause, unless `--pause` gives them one.
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
@@ -113,13 +114,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """How long the good send, and how long the bad wait between requests, in seconds."""
+    """How long the good send, in how many turns, and how long the bad wait between requests, in seconds."""
 
     seconds: float
+    turns: int
     pause: float
 
 
-def main(
+def main(  # noqa: PLR0913  one parameter per option
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
     *,
     rows: Annotated[Path, typer.Option(help="Labelled texts that the good ask, such as SST-2's dev set.")],
@@ -128,6 +130,7 @@ def main(
     ] = Path("benchmark_repository"),
     results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of the good alone, and of the good beside the bad.")] = 60,
+    turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
     pause: Annotated[float, typer.Option(help="Seconds between an answer and a bad one's next request.")] = 0,
     kinds: Annotated[
         str | None, typer.Option(help="Kinds of bad requests, separated by commas.", show_default="all")
@@ -145,7 +148,7 @@ def main(
             good = texts_of(texts) if asked == "text" else ids_of(entry, texts)
             chosen = kinds and kinds.split(",")
             bad = [kind for kind in poison_of(model) if not chosen or kind in chosen]
-            lines += compare(server, model, good, bad, Load(seconds, pause))
+            lines += compare(server, model, good, bad, Load(seconds, turns, pause))
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         about = environment(client.get_server_metadata().version)
     write_lines(results / "poison.csv", [about | line for line in lines])
@@ -206,26 +209,32 @@ def compare(
     urls = {"http": server.http_url, "grpc": server.grpc_url}
     asker = Asker(urls["grpc"], "grpc", model)
     crew = Crew(urls, model, good, [asker.ask(request) for request in good])
-    crew.send(WARM_UP_S)
-    server_ids = server.process_ids()
-    with cores({"triton": server_ids[:1], "models": server_ids[1:], "good": [os.getpid()]}) as took:
-        alone = crew.send(load.seconds)
-    yield {"model": model, "who": "good, alone"} | alone.line() | took
+    crew.send(WARM_UP_S, Seen())
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=poison, args=(theirs, urls, model, bad, load.pause), daemon=True)
     process.start()
-    ours.recv()  # each has had an answer
-    bad_ids = [process.pid or 0]
-    with cores(
-        {"triton": server_ids[:1], "models": server_ids[1:], "good": [os.getpid()], "bad": bad_ids}
-    ) as took:
-        beside = crew.send(load.seconds)
+    first, *rest = server.process_ids()
+    meters = [
+        Meter({"triton": [first], "models": rest, "good": [os.getpid()], "bad": [process.pid or 0]})
+        for _ in range(2)
+    ]
+    alone, beside = Seen(), Seen()
+    for _ in range(load.turns):
+        with meters[0].running():
+            crew.send(load.seconds / load.turns, alone)
+        ours.send(True)
+        ours.recv()  # each has had an answer
+        with meters[1].running():
+            crew.send(load.seconds / load.turns, beside)
+        ours.send(False)
+        ours.recv()  # each has had its last
     ours.send(None)
     got: dict[tuple[str, str], list[float]] = ours.recv()
     process.join()
     ratio = {"p99_ratio": f"{beside.percentile_ms(99) / alone.percentile_ms(99):.2f}"}
-    yield {"model": model, "who": "good, beside bad"} | beside.line() | ratio | took
+    yield {"model": model, "who": "good, alone"} | alone.line() | meters[0].line()
+    yield {"model": model, "who": "good, beside bad"} | beside.line() | ratio | meters[1].line()
     for (kind, answer), waited in sorted(got.items()):
         yield {"model": model, "who": f"bad, {kind}"} | Seen(waited).line() | {"answer": answer}
 
@@ -239,15 +248,13 @@ class Crew:
         self._urls, self._model = urls, model
         self._good = list(zip(good, right, strict=True))
 
-    def send(self, seconds: float) -> "Seen":
+    def send(self, seconds: float, seen: Seen) -> None:
         """Send for so long, one request after another."""
-        seen = Seen()
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(len(CLIENTS)) as pool:
             list(pool.map(lambda number: self._send(number, end, seen), range(len(CLIENTS))))
-        return seen
 
-    def _send(self, number: int, end: float, seen: "Seen") -> None:
+    def _send(self, number: int, end: float, seen: Seen) -> None:
         protocol = CLIENTS[number]
         asker = Asker(self._urls[protocol], protocol, self._model)
         first = number * len(self._good) // len(CLIENTS)
@@ -268,47 +275,63 @@ class Crew:
 def poison(
     connection: Connection, urls: Mapping[str, str], model: str, kinds: Sequence[str], pause: float
 ) -> None:
-    """Send bad requests until told to end, and tell how long each kind and answer took."""
+    """Send bad requests whenever told to, and tell in the end how long each kind and answer took."""
     os.nice(LOWEST_PRIORITY)
-    requests = {kind: request for kind, request in poison_of(model).items() if kind in kinds}
+    requests = [(kind, request) for kind, request in poison_of(model).items() if kind in kinds]
     got: dict[tuple[str, str], list[float]] = {}
-    end = Event()
-    begun = [Event() for _ in CLIENTS]
+    turns = [
+        cycle(requests[number % len(requests) :] + requests[: number % len(requests)])
+        for number in range(len(CLIENTS))
+    ]
 
-    def send(number: int) -> None:
+    def send(number: int, begun: Event, end: Event) -> None:
         asker = Asker(urls[CLIENTS[number]], CLIENTS[number], model)
-        first = number * len(requests) // len(CLIENTS)
-        for kind, request in islice(cycle(requests.items()), first, None):
+        for kind, request in turns[number]:
             start = time.monotonic()
             try:
                 answer = "an answer" if np.isfinite(asker.ask(request)).all() else "NaN"
             except Exception as error:  # whatever a client raises
                 answer = one_line(error)
             got.setdefault((kind, answer), []).append(time.monotonic() - start)
-            begun[number].set()
+            begun.set()
             if end.wait(pause):
                 return
 
-    with ThreadPoolExecutor(len(CLIENTS)) as pool:
-        senders = [pool.submit(send, number) for number in range(len(CLIENTS))]
-        for event in begun:
-            event.wait(TIMEOUT_S)
+    while connection.recv():
+        end = Event()
+        begun = [Event() for _ in CLIENTS]
+        with ThreadPoolExecutor(len(CLIENTS)) as pool:
+            senders = [pool.submit(send, number, begun[number], end) for number in range(len(CLIENTS))]
+            for event in begun:
+                event.wait(TIMEOUT_S)
+            connection.send(None)
+            connection.recv()
+            end.set()
+        for sender in senders:
+            sender.result()
         connection.send(None)
-        connection.recv()
-        end.set()
-    for sender in senders:
-        sender.result()
     connection.send(got)
 
 
-@contextmanager
-def cores(processes: Mapping[str, Sequence[int]]) -> Iterator[Line]:
-    """Tell in the end how many cores groups of processes took meanwhile."""
-    took: Line = {}
-    before, start = {name: cpu_seconds(ids) for name, ids in processes.items()}, time.monotonic()
-    yield took
-    for name, ids in processes.items():
-        took[f"cores_{name}"] = f"{(cpu_seconds(ids) - before[name]) / (time.monotonic() - start):.2f}"
+class Meter:
+    """How many cores groups of processes take while it runs."""
+
+    def __init__(self, processes: Mapping[str, Sequence[int]]) -> None:
+        self._processes = processes
+        self._took = dict.fromkeys(processes, 0.0)
+        self._seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        before = {name: cpu_seconds(ids) for name, ids in self._processes.items()}
+        start = time.monotonic()
+        yield
+        self._seconds += time.monotonic() - start
+        for name, ids in self._processes.items():
+            self._took[name] += cpu_seconds(ids) - before[name]
+
+    def line(self) -> Line:
+        return {f"cores_{name}": f"{took / self._seconds:.2f}" for name, took in self._took.items()}
 
 
 def cpu_seconds(process_ids: Sequence[int]) -> float:
