@@ -40,6 +40,7 @@ OUTPUT = "logits"
 EVERY_LONG = 10
 RUN_TOKENS = (256, 512, 1024, 2048, 4096, 16384)
 SETTLING = 2
+LIBRARY_TEXTS = 100
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ def main(
     results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 4,
+    loads: Annotated[
+        str | None, typer.Option(help="Loads, separated by semicolons.", show_default="all")
+    ] = None,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
     export(checkpoint, repository, NAME, "--token-model")
@@ -96,6 +100,8 @@ def main(
         "64 senders": (64, [tokens.batch([text]) for text in texts]),
         "8 senders, some long": (8, [tokens.batch([text]) for text in mixed]),
     }
+    if loads is not None:
+        streams = {name: stream for name, stream in streams.items() if name in loads.split(";")}
     with ExitStack() as stack:
         servers = {str(each): stack.enter_context(served(repository, each)) for each in SETTINGS}
         with TritonLoad(next(iter(servers.values())).grpc_url, NAME, OUTPUT) as load:
@@ -155,7 +161,7 @@ def asked(grpc_url: str, senders: int, batches: Sequence[Batch], seconds: float)
 
 def runs(entry: Path, texts: Sequence[str], rounds: int) -> Iterator[Line]:
     """Yield how fast the library is with so many tokens a run."""
-    part = texts[:200]
+    part = texts[:LIBRARY_TEXTS]
     classifiers = {tokens: Classifier(entry, run_tokens=tokens) for tokens in RUN_TOKENS}
     for number in range(rounds):
         for tokens, classifier in classifiers.items():
