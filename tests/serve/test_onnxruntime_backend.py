@@ -253,6 +253,17 @@ def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> N
     assert not long.answers.empty()
 
 
+def test_long_requests_among_themselves_are_answered_as_triton_counts_them(load: Callable[..., Any]) -> None:
+    backend = load()
+    long = request(np.full((10, 64), 5))
+    assert len(backend.execute([long, long])) == 2
+    backend.execute([request([[2, 5, 3]])])
+    assert backend.execute([long]) is None
+    assert not long.answers.get(timeout=30).has_error()
+    backend.short_until = 0.0
+    assert len(backend.execute([long])) == 1
+
+
 def test_text_comes_back_as_bytes(reading: Any) -> None:
     rows = [("é 中 😀".encode(), b""), (b"a\x00b", b""), (b"", b"")]
     (response,) = reading.execute([asking(*rows, names=("echo",))])

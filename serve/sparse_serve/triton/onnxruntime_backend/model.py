@@ -4,8 +4,8 @@ It serves `backend: "onnxruntime"` repositories on CPU and gives the configurati
 triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc): model_operations, the parameters
 read below, optimization.graph.level and default_model_filename. What it cannot do it refuses at load.
 
-Requests that arrive together are computed together, some hundred tokens at a time. Those that take long are
-answered by a thread of their own, so that short ones wait for none of them.
+Requests that arrive together are computed together, some hundred tokens at a time. Among short ones, those
+that take long are answered by a thread of their own, so that the short ones do not wait for them.
 Runs in Triton's Python stub: no package of this project is importable here.
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import struct
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,6 +51,8 @@ DEVICE_INITIALIZERS = "session.use_device_allocator_for_initializers"
 RUN_TOKENS = 1024
 # Of a request that others can wait for.
 SHORT_TOKENS = 256
+# So long after a short one, others are expected.
+SHORT_SECONDS = 0.25
 # Far more than any model reads. What is longer is not copied, decoded and searched for mistakes.
 MOST_TEXT_BYTES = 1 << 20
 # How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
@@ -123,27 +126,38 @@ class TritonPythonModel:
         self.axes = {tensor.name: tensor.shape for tensor in self.session.get_inputs()}
         self.max_length = int(self.parameters.get("max_length", np.iinfo(np.int32).max))
         self.long = None
+        self.short_until = 0.0
         self.run_options = onnxruntime.RunOptions()
         if ARENA_SHRINKAGE in self.parameters:
             self.run_options.add_run_config_entry(ARENA_SHRINKAGE, self.parameters[ARENA_SHRINKAGE])
 
     def execute(self, requests):
-        """Answer all requests that are short from as few runs as it takes, and leave the others to a thread.
+        """Answer short requests from as few runs as it takes; beside them, leave long ones to a thread.
 
         Only a request that is itself at fault gets an error.
         """
         asked = [self._read(request) for request in requests]
-        if all(each.tokens <= SHORT_TOKENS for each in asked):
-            return self._answer(asked)
+        are_short = [each.tokens <= SHORT_TOKENS for each in asked]
+        # Alone, what is long is answered here too: Triton's statistics do not see what a thread computes.
+        if all(are_short) or not (any(are_short) or time.monotonic() < self.short_until):
+            responses = self._answer(asked)
+            self._note(any(are_short))
+            return responses
         senders = [request.get_response_sender() for request in requests]
         short = []
-        for each, sender in zip(asked, senders, strict=True):
-            if each.tokens <= SHORT_TOKENS:
+        for each, sender, is_short in zip(asked, senders, are_short, strict=True):
+            if is_short:
                 short.append((each, sender))
             else:
                 self._long().put((each, sender))
         self._send(short)
+        self._note(bool(short))
         return None
+
+    def _note(self, has_short):
+        """Take note that short requests were answered: more of them may come."""
+        if has_short:
+            self.short_until = time.monotonic() + SHORT_SECONDS
 
     def finalize(self):
         """Answer what is still waiting."""
