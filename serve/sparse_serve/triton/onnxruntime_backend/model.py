@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
+from itertools import accumulate, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -241,9 +242,10 @@ class TritonPythonModel:
         for name, result in zip(names, results, strict=True):
             if len(result) != sum(rows):
                 raise ValueError(f"output '{name}' has {len(result)} rows for {sum(rows)} rows of input")
-        borders = np.cumsum(rows)[:-1]
-        parts = [np.split(result, borders) for result in results]
-        return [respond(dict(zip(names, part, strict=True))) for part in zip(*parts, strict=True)]
+        return [
+            respond({name: result[begin:end] for name, result in zip(names, results, strict=True)})
+            for begin, end in pairwise(accumulate(rows, initial=0))
+        ]
 
     def _run_parts(self, names, feed, row_tokens):
         """Run the graph on so many rows at a time that they have about `RUN_TOKENS` tokens."""
