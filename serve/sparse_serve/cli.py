@@ -1,4 +1,4 @@
-"""The commands of the serving side: `serve`, `classify`, `profile`, `check`, `info`."""
+"""The commands of the serving side: `serve`, `classify`, `profile`, `score`, `check`, `info`."""
 
 import json
 import signal
@@ -19,6 +19,7 @@ from rich.text import Text
 from sparse_serve.cli_classify import classify
 from sparse_serve.cli_options import CONTEXT, DEFAULT_REPOSITORY, Verbose, run, table_console
 from sparse_serve.cli_profile import profile_command
+from sparse_serve.cli_score import score
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.info import read_info
 from sparse_serve.repository.check import Finding, Level, check_entry
@@ -177,6 +178,7 @@ def _interrupt_once(server: Server) -> None:
 
 app.command(context_settings=CONTEXT)(classify)
 app.command("profile", context_settings=CONTEXT)(profile_command)
+app.command(context_settings=CONTEXT)(score)
 
 
 @app.command(context_settings=CONTEXT)

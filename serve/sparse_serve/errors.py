@@ -10,7 +10,8 @@
     ├── RepositoryError         1   a model repository or one of its entries
     ├── OpLibraryError          1   the op library: missing, foreign digest, wrong version
     ├── ServerError             1   Triton cannot be started, or stopped answering
-    └── RequestError            1   the server refused a request
+    ├── RequestError            1   the server refused a request
+    └── JobError                1   a job on a corpus: another's folder, workers that died
 
 Messages are one line and say what was wrong, what was received, what is accepted and what to do.
 """
@@ -66,3 +67,7 @@ class ServerError(SparseServeError):
 
 class RequestError(SparseServeError):
     """The server refused a request or could not be reached."""
+
+
+class JobError(SparseServeError):
+    """A job on a corpus cannot have its output folder, or lost its workers."""

@@ -89,6 +89,18 @@ def text_of(source: Path | str, line: int, record: Record, column: str) -> str:
     return value
 
 
+def object_of(source: Path | str, line: int, text: str) -> Record:
+    """Return the record that a line of JSONL is.
+
+    Raises:
+        DataError: it is no JSON object.
+    """
+    record = _json(text, f"{source}, line {line}", "each line must be one object")
+    if not isinstance(record, dict):
+        raise DataError(f"{source}, line {line}: a JSON {type(record).__name__} where an object is needed")
+    return record
+
+
 def _decoded_lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
     number = 0
     for number, raw in enumerate(stream, start=1):
@@ -135,9 +147,7 @@ def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Itera
     for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue
-        record = _json(text, f"{path}, line {line}", "each line must be one object")
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {line}: a JSON {type(record).__name__} where an object is needed")
+        record = object_of(path, line, text)
         _require(path, line, list(record), required)
         yield line, record
 
