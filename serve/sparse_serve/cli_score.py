@@ -1,8 +1,11 @@
 """The command `score`: a corpus through an entry's graph, on Ray Data."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +21,7 @@ from rich.progress import (
 
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.errors import OptionError
+from sparse_serve.scoring import PART_ROWS
 
 if TYPE_CHECKING:
     from sparse_serve.scoring.job import Progress as Done
@@ -63,6 +67,13 @@ def score(  # noqa: PLR0913  one parameter per option
             help="A further column to have in the output, under NAME. May be repeated.",
         ),
     ] = None,
+    part_rows: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Most rows of a file of the output.",
+        ),
+    ] = PART_ROWS,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Actors that compute.", show_default="cores / threads")
     ] = None,
@@ -97,17 +108,32 @@ def score(  # noqa: PLR0913  one parameter per option
         task=task,
         task_column=task_column,
         keep=_kept(keep or ()),
+        part_rows=part_rows,
         workers=workers,
         threads=threads,
         address=address,
     )
+    _interrupt_on(signal.SIGTERM, signal.SIGHUP)
     with _shown() as show:
         try:
-            summary = run_job(job, show)
+            # Ray tells on stdout of workers that died, which it starts again.
+            with redirect_stdout(sys.stderr) if verbose else redirect_stdout(StringIO()):
+                summary = run_job(job, show)
         except KeyboardInterrupt:
             print("interrupted; what is finished is kept: the same command goes on", file=sys.stderr)
             raise
     print(summary.model_dump_json(indent=2) if as_json else _told(summary, output))
+
+
+def _interrupt_on(*numbers: signal.Signals) -> None:
+    """Have signals end the job as Ctrl-C does, with what it started."""
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
 
 
 def _kept(given: Sequence[str]) -> dict[str, str]:

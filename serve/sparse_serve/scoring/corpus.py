@@ -56,7 +56,9 @@ def find_corpus(inputs: Sequence[str], columns: InputColumns) -> Corpus:
     """
     found = {file.name: file for name in inputs for file in _files(name)}
     files = tuple(found[name] for name in sorted(found))
-    formats = {format_of(file.name): file.name for file in reversed(files)}
+    formats: dict[str, str] = {}
+    for file in files:
+        formats.setdefault(format_of(file.name), file.name)
     if len(formats) > 1:
         (one, first), (other, second), *_ = formats.items()
         raise DataError(

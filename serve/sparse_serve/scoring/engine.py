@@ -6,7 +6,9 @@ started again and gets its part again; so is a reader.
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -53,6 +55,7 @@ class Plan:
         groups: of files, by their numbers: those that are not finished.
         finished: the numbers of a group's parts that are there.
         columns: of the files.
+        part_rows: how many rows a part has at most.
         output: the folder of the parts.
     """
 
@@ -63,6 +66,7 @@ class Plan:
     groups: Mapping[int, tuple[InputFile, ...]]
     finished: Mapping[int, frozenset[int]]
     columns: InputColumns
+    part_rows: int
     output: Location
 
 
@@ -118,7 +122,7 @@ class _Reader:
         """Yield parts, each a table of one row."""
         plan = self._plan
         for group in batch["group"].to_pylist():
-            for part in read_parts(plan.groups[group], plan.columns, plan.finished[group]):
+            for part in read_parts(plan.groups[group], plan.columns, plan.part_rows, plan.finished[group]):
                 content = pa.BufferOutputStream()
                 with pa.ipc.new_stream(content, part.rows.schema) as stream:
                     stream.write_table(part.rows)
@@ -146,7 +150,7 @@ def run(plan: Plan, workers: int | None, address: str | None) -> Iterator[PartRe
         JobError: workers died at one part again and again, or the output cannot be written.
         SparseServeError: what a reader or an actor met.
     """
-    with _connected(address) as cores:
+    with connected(address) as cores:
         actors = cores // plan.threads if workers is None else workers
         if actors < 1 or actors * plan.threads > cores:
             wanted = max(actors, 1)
@@ -163,19 +167,20 @@ def run(plan: Plan, workers: int | None, address: str | None) -> Iterator[PartRe
 
 
 def _records(plan: Plan, actors: int) -> Iterator[PartRecord]:
-    import ray.data  # noqa: PLC0415  see _connected
+    import ray.data  # noqa: PLC0415  see connected
 
     if not _logger.isEnabledFor(logging.DEBUG):
         for name in ("ray", "ray.data"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    context = ray.data.DataContext.get_current().copy()
-    # Of any size: a block for each part, which is what actors are given one by one.
-    context.target_max_block_size = 1
-    context.enable_progress_bars = False
-    context.log_internal_stack_trace_to_stdout = False
     groups = [{"group": number} for number in plan.groups]
-    with ray.data.DataContext.current(context), warnings.catch_warnings():
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # max_task_retries has no other door so far
+        context = ray.data.DataContext.get_current().copy()
+        # Of any size: a block for each part, which is what actors are given one by one.
+        context.target_max_block_size = 1
+        context.enable_progress_bars = False
+        stack.enter_context(ray.data.DataContext.current(context))
         parts = ray.data.from_items(groups, override_num_blocks=len(groups)).map_batches(
             _Reader(plan),
             batch_size=None,
@@ -199,7 +204,7 @@ def _records(plan: Plan, actors: int) -> Iterator[PartRecord]:
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[int]:
+def connected(address: str | None) -> Iterator[int]:
     """Have Ray, and tell how many cores it has. One that this process has already stays as it is.
 
     Raises:
@@ -229,7 +234,7 @@ def _connected(address: str | None) -> Iterator[int]:
                     "_temp_dir": folder,
                 }
             try:
-                with _without_stderr() if quiet else nullcontext():
+                with _own_signals(), _without_stderr() if quiet else nullcontext():
                     ray.init(address or "local", **options)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise OptionError(
@@ -273,6 +278,15 @@ def _of_this_machine() -> Iterator[None]:
 
 
 @contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what SIGTERM does here: Ray takes it, and tells of it."""
+    kept = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, kept)
+
+
+@contextmanager
 def _without_stderr() -> Iterator[None]:
     """Keep off the terminal what Ray's C++ side says as it starts: Python's logging has no say in it."""
     kept = os.dup(2)
@@ -292,9 +306,16 @@ def _short_folder() -> str | None:
 
 def _told(error: BaseException) -> SparseServeError:
     """Return what a user is told of an error of Ray's: ours, if a task met one."""
+    from ray.exceptions import ActorUnavailableError, RayActorError, WorkerCrashedError  # noqa: PLC0415
+
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SparseServeError):
             return seen
         seen = getattr(seen, "cause", None) or seen.__cause__
-    return JobError(f"the job ended: {type(error).__name__}: {first_line(error)}; the same command goes on")
+    if isinstance(error, ActorUnavailableError | RayActorError | WorkerCrashedError):
+        return JobError(
+            f"{_ATTEMPTS} workers died at one part, for want of memory or of a fault of the model; what is "
+            "finished is kept: the same command goes on, with fewer --workers in less memory"
+        )
+    return JobError(f"Ray gave up: {type(error).__name__}: {first_line(error)}; the same command goes on")

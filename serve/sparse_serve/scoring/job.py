@@ -12,6 +12,7 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.manifest import MANIFEST_NAME
 from sparse_serve.rows import TEXT_PAIR
+from sparse_serve.scoring import PART_ROWS
 from sparse_serve.scoring.answers import RESERVED
 from sparse_serve.scoring.corpus import Corpus, find_corpus
 from sparse_serve.scoring.engine import Plan, require_digests, require_ray, run
@@ -44,6 +45,8 @@ class Job:
         task: of all texts, where the model has several.
         task_column: that names the task of each.
         keep: further columns of the input, by the names that they get in the output.
+        part_rows: how many rows a part has at most: a file of the output, and what is done again where a
+            worker was killed.
         workers: how many actors; None for as many as Ray has cores for.
         threads: of each actor.
         address: of a Ray cluster, where every machine has this package and sees the entry, the input and the
@@ -59,6 +62,7 @@ class Job:
     task: str | None = None
     task_column: str | None = None
     keep: Mapping[str, str] = field(default_factory=dict)
+    part_rows: int = PART_ROWS
     workers: int | None = None
     threads: int = 1
     address: str | None = None
@@ -93,6 +97,9 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
         JobError: the output folder belongs to another job or cannot be written, or workers died again and
             again.
     """
+    for name, number in (("threads", job.threads), ("workers", job.workers), ("part_rows", job.part_rows)):
+        if number is not None and number < 1:
+            raise OptionError(f"{name} is {number}, at least 1 is needed")
     require_ray()
     # Opened here too: what is wrong with it is found before anything is started.
     classifier = Classifier(job.entry, version=job.version, threads=1)
@@ -109,6 +116,7 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
         columns=columns.texts,
         task=job.task,
         keep=dict(columns.keep),
+        part_rows=job.part_rows,
         files=tuple(
             FileRecord(name=file.name, size=file.size, modified=file.modified) for file in corpus.files
         ),
@@ -116,7 +124,17 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
     found = claim_folder(folder, own)
     kept = kept_parts(folder)
     groups, finished = _left(corpus, kept)
-    plan = Plan(entry.path.absolute(), version, job.threads, job.task, groups, finished, columns, folder)
+    plan = Plan(
+        entry=entry.path.absolute(),
+        version=version,
+        threads=job.threads,
+        task=job.task,
+        groups=groups,
+        finished=finished,
+        columns=columns,
+        part_rows=job.part_rows,
+        output=folder,
+    )
     parts = {part.name: part for part in kept}
     before = sum(part.rows for part in kept)
     rows = before

@@ -1,7 +1,7 @@
 """Rows of files, cut into parts.
 
 A row is read as far as it can be: what is no text stays in it, as bytes or with a reason. What becomes of it
-is decided where it is answered. A part has the next rows of its group of files, up to `PART_ROWS` and about
+is decided where it is answered. A part has the next rows of its group of files, so many at most and about
 `PART_BYTES` of text, whatever the machine: a job that is started again cuts its corpus as before.
 """
 
@@ -9,7 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ from sparse_serve.records import TABLES, Record, object_of
 from sparse_serve.scoring.storage import Location, first_line
 
 PARQUET = ".parquet"
-PART_ROWS = 4096
 PART_BYTES = 1 << 20
 """Of text: some minutes of a large model on one core. So much is done again where a worker was killed."""
 
@@ -33,6 +32,7 @@ MALFORMED = "malformed record"
 _OBJECTS = ".jsonl"
 _COMPRESSIONS = frozenset({".gz", ".bz2", ".zst"})
 _BUFFER_BYTES = 1 << 20
+_CHUNK_ROWS = 4096
 _BYTES = pa.large_binary()
 
 
@@ -133,13 +133,15 @@ def look(file: InputFile, columns: InputColumns) -> Seen:
     return Seen(None, {name: pa.string() for name in columns.keep.values()})
 
 
-def read_parts(files: Sequence[InputFile], columns: InputColumns, finished: frozenset[int]) -> Iterator[Part]:
+def read_parts(
+    files: Sequence[InputFile], columns: InputColumns, part_rows: int, finished: frozenset[int]
+) -> Iterator[Part]:
     """Yield the parts of files that are read one after the other, without those that are finished.
 
     Raises:
         DataError: a file cannot be read, or a table in it is malformed.
     """
-    cut = _cut(chunk for file in files for chunk in _chunks(file, columns))
+    cut = _cut((chunk for file in files for chunk in _chunks(file, columns)), part_rows)
     number, rows = 0, next(cut, None)
     while rows is not None:
         following = next(cut, None)
@@ -148,26 +150,26 @@ def read_parts(files: Sequence[InputFile], columns: InputColumns, finished: froz
         number, rows = number + 1, following
 
 
-def _cut(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _cut(chunks: Iterator[pa.Table], most: int) -> Iterator[pa.Table]:
     """Yield tables of as many rows as a part has."""
     rest: pa.Table | None = None
     for chunk in chunks:
         rest = chunk if rest is None else pa.concat_tables([rest, chunk])
-        while (count := _part_rows(rest)) < rest.num_rows:
+        while (count := _part_rows(rest, most)) < rest.num_rows:
             yield rest.slice(0, count)
             rest = rest.slice(count)
     if rest is not None and rest.num_rows:
         yield rest
 
 
-def _part_rows(rows: pa.Table) -> int:
+def _part_rows(rows: pa.Table, most: int) -> int:
     """Return how many of the first rows make a part, if it is full: all where it is not."""
     sizes = np.zeros(rows.num_rows, np.int64)
     for name in (TEXT, TEXT_PAIR):
         if name in rows.column_names:
             sizes += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy()
     full = int(np.searchsorted(np.cumsum(sizes), PART_BYTES)) + 1
-    return min(int(rows.num_rows), PART_ROWS, full)
+    return min(int(rows.num_rows), most, full)
 
 
 def _chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
@@ -186,7 +188,7 @@ def _chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
 def _parquet_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
     wanted = list(dict.fromkeys([*columns.texts.values(), *columns.keep.values()]))
     try:
-        for batch in _parquet(file).iter_batches(PART_ROWS, columns=wanted):
+        for batch in _parquet(file).iter_batches(_CHUNK_ROWS, columns=wanted):
             yield pa.table(
                 {
                     **{name: _as_bytes(batch[column]) for name, column in columns.texts.items()},
@@ -227,7 +229,7 @@ def _as_bytes(values: pa.Array) -> pa.Array:
 def _table_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
     records = _tables(file)
     texts, kept = columns.texts, columns.keep
-    while chunk := list(islice(records, PART_ROWS)):
+    while chunk := list(islice(records, _CHUNK_ROWS)):
         rows = [_Row(record, texts.values()) for record in chunk]
         yield pa.table(
             {
@@ -291,12 +293,14 @@ def _tables(file: InputFile) -> Iterator[Record | DataError]:
             lines = _lines(io.BufferedReader(stream, _BUFFER_BYTES))
             if suffix == _OBJECTS:
                 yield from _objects(file.name, lines)
-            else:
-                named = Path(file.name.removesuffix(PurePosixPath(file.name).suffix)).with_suffix(suffix)
-                for _, record in TABLES[suffix](named, lines, ()):
-                    yield record
-    except StopIteration:  # no header
-        raise DataError(f"data file {file.name} is empty; it needs a header row") from None
+                return
+            header = next(lines, None)
+            if header is None:
+                raise DataError(f"data file {file.name} is empty; it needs a header row")
+            # Of the name, messages show all and the format is told by the suffix.
+            named = Path(file.name.removesuffix("".join(_COMPRESSIONS & {PurePosixPath(file.name).suffix})))
+            for _, record in TABLES[suffix](named, chain([header], lines), ()):
+                yield record
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error
 

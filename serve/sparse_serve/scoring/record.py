@@ -73,6 +73,7 @@ class JobRecord(_Record):
         columns: read from the input, by what they are to the model.
         task: that all texts are of, if one was named.
         keep: further columns of the input, by their names in the output.
+        part_rows: how many rows a part has at most.
         files: of the input, in the order of the output's parts.
         state: `finished` once every row is in the output.
         summary: of the run that finished it.
@@ -85,6 +86,7 @@ class JobRecord(_Record):
     columns: dict[str, str]
     task: str | None
     keep: dict[str, str]
+    part_rows: int
     files: tuple[FileRecord, ...]
     summary: Summary | None = None
 
@@ -164,6 +166,7 @@ def _differences(found: JobRecord, job: JobRecord) -> Iterator[str]:
     for what, before, now in (
         ("reads the columns", found.columns, job.columns),
         ("keeps", found.keep, job.keep),
+        ("has parts of so many rows:", found.part_rows, job.part_rows),
         ("is of task", found.task, job.task),
         ("is of sparse-serve", found.package, job.package),
     ):

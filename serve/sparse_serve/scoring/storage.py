@@ -90,7 +90,7 @@ class Location:
         )
 
     def matching(self) -> Iterator["Location"]:
-        """Yield what a pattern names: `*`, `?` and `[…]` stand for characters of one name.
+        """Yield what a pattern names: `*`, `?` and `[…]` stand for characters of one name, `?` in no URL.
 
         Raises:
             DataError: a folder cannot be read.
@@ -100,9 +100,12 @@ class Location:
         if first is None:
             yield self
             return
+        rest = parts[first + 1 :]
         for info in self.at("/".join(parts[:first]) or "/")._listed(recursive=False):
-            if fnmatchcase(info.base_name, parts[first]) and not info.base_name.startswith("."):
-                yield from self.at("/".join([info.path.rstrip("/"), *parts[first + 1 :]])).matching()
+            is_hidden = info.base_name.startswith(".")
+            leads_on = not rest or info.type == FileType.Directory
+            if leads_on and not is_hidden and fnmatchcase(info.base_name, parts[first]):
+                yield from self.at("/".join([info.path.rstrip("/"), *rest])).matching()
 
     def write(self, content: bytes) -> None:
         """Write a file whole: beside, then renamed into place.

@@ -1,0 +1,170 @@
+"""Jobs on a Ray of this machine: the answers of the class, each row once, whatever is killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from sparse_serve import Classifier
+from sparse_serve.cli import app, run
+from sparse_serve.scoring.engine import connected
+from sparse_serve.scoring.job import Job, Progress, run_job
+
+SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
+WORDS = ["a", "warm", "funny", "and", "beautifully", "acted", "little", "film", "that", "comes", "together"]
+COMMAND = "from sparse_serve.cli import app, run; run(app)"
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [" ".join(WORDS[: number % 11]) + f" {number % 17}" * (number % 5) for number in range(1500)]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """One Ray for all jobs of this process."""
+    with connected(None):
+        yield
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """All rows, in the order of the parts."""
+    tables = [pq.read_table(path) for path in sorted(output.glob("part-*.parquet"))]
+    rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
+    return rows
+
+
+def require_answers(rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> None:
+    """See that rows are those of the class, in the order of the texts."""
+    expected = Classifier(SAMPLE, threads=1)(texts)
+    assert len(rows) == len(texts)
+    for row, reply in zip(rows, expected, strict=True):
+        assert (row["label"], row["token_count"]) == (reply.label, reply.token_count)
+        assert (row["truncated"], row["error"]) == (reply.truncated, None)
+        assert row["scores"] == pytest.approx(reply.scores, abs=1e-6)
+        assert row["score"] == max(row["scores"])
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """What a process started, but for Ray's agents, which take a while to see that their node is gone."""
+    started = psutil.Process(pid).children(recursive=True)
+    return [each for each in started if each.is_running() and "Agent" not in each.name()]
+
+
+def test_a_killed_job_goes_on(ray: None, texts: list[str], tmp_path: Path) -> None:
+    """Killed with -9 in the middle: no process stays, what is finished does, and every row comes once."""
+    source = tmp_path / "corpus"
+    source.mkdir()
+    for number in range(2):
+        half = texts[number::2] * 4
+        table = pa.table({"text_a": half, "id": range(len(half))})
+        pq.write_table(table, source / f"{number}.parquet", row_group_size=500)
+    output = tmp_path / "output"
+    options = ("--input", str(source), "--output", str(output), "--part-rows", "100", "--keep", "id=key")
+    named = ("score", "sample", "--model-repository", str(SAMPLE.parent))
+    driver = subprocess.Popen([sys.executable, "-c", COMMAND, *named, *options])
+    while driver.poll() is None and len(list(output.glob("part-*"))) < 3:
+        time.sleep(0.05)
+    started = processes_of(driver.pid)
+    driver.kill()
+    assert driver.wait() == -signal.SIGKILL
+    assert "raylet" in {each.name() for each in started}
+    before = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
+    job = json.loads((output / "job.json").read_text())
+    assert job["state"] == "running"
+
+    told: list[Progress] = []
+    same = Job(SAMPLE, [str(source)], str(output), keep={"key": "id"}, part_rows=100)
+    summary = run_job(same, told.append)
+    rows = rows_of(output)
+    require_answers(rows, texts[::2] * 4 + texts[1::2] * 4)
+    places = [(row["file"], row["row"]) for row in rows]
+    assert places == [(str(source / f"{file}.parquet"), row) for file in range(2) for row in range(3000)]
+    assert [row["key"] for row in rows] == [*range(3000)] * 2
+    assert 3 <= summary.kept < summary.parts == 60
+    assert (summary.rows, summary.scored) == (6000, 6000 - 100 * summary.kept)
+    assert [each.rows for each in told] == list(range(100 * summary.kept, 6001, 100))
+    assert told[0].total == 6000
+    finished = json.loads((output / "job.json").read_text())
+    assert finished["state"] == "finished"
+    assert finished["summary"]["rows"] == 6000
+    kept = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
+    assert before.items() <= kept.items()
+    assert {path.name for path in output.iterdir()} == {"job.json", *kept}
+    psutil.wait_procs(started, timeout=30)
+    assert not [each for each in started if each.is_running()]
+
+    assert run_job(same).scored == 0
+
+
+def test_a_killed_worker_is_replaced(ray: None, texts: list[str], tmp_path: Path) -> None:
+    """Rows that cannot be answered are told of, and no row is lost or there twice."""
+    source = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"sentence": text}) for text in texts]
+    lines[700:700] = ['{"sentence": null}', "no JSON", '{"sentence": "\\ud800"}']
+    source.write_text("\n".join(lines) + "\n")
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if not killed and progress.rows:
+            workers = [each for each in processes_of(os.getpid()) if "_Scorer" in " ".join(each.cmdline())]
+            killed.append(workers[0].pid)
+            workers[0].kill()
+
+    job = Job(
+        SAMPLE, [str(tmp_path / "*.jsonl")], str(tmp_path / "output"), text_column="sentence", part_rows=50
+    )
+    summary = run_job(job, kill)
+    assert killed
+    rows = rows_of(tmp_path / "output")
+    assert [row["row"] for row in rows] == [*range(1503)]
+    require_answers(rows[:700] + rows[703:], texts)
+    assert [(row["label"], row["error"]) for row in rows[700:703]] == [
+        (None, "no text"),
+        (
+            None,
+            f"malformed record: {source}, line 702: not JSON: Expecting value; each line must be one object",
+        ),
+        (None, "not UTF-8: byte 0xed at 0"),
+    ]
+    assert summary.refused == {"no text": 1, "malformed record": 1, "not UTF-8": 1}
+    assert (summary.rows, summary.parts, summary.kept) == (1503, 31, 0)
+    assert summary.tokens == sum(row["token_count"] or 0 for row in rows)
+
+
+def test_the_command_scores_csv(
+    ray: None, texts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It tells of a malformed table in one line, and goes on where it was mended."""
+    pa.csv.write_csv(pa.table({"text_a": texts[:300], "id": range(300)}), tmp_path / "a.csv")
+    output = tmp_path / "output"
+    arguments = ["score", "sample", "--model-repository", str(SAMPLE.parent), "--workers", "1"]
+    arguments += ["--input", str(tmp_path / "*.csv"), "--output"]
+    with pytest.raises(SystemExit) as ended:
+        run(app, [*arguments, str(output), "--json"])
+    told = capfd.readouterr()
+    assert (ended.value.code, told.err) == (0, "")
+    assert json.loads(told.out)["rows"] == 300
+    require_answers(rows_of(output), texts[:300])
+    with (tmp_path / "a.csv").open("a") as file:
+        file.write("1,2,3\n")
+    for folder, message in (
+        (output, f"is of another job, which read {tmp_path / 'a.csv'} before it was changed"),
+        (tmp_path / "other", f"{tmp_path / 'a.csv'}, line 302: 3 fields where the header has 2"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(app, [*arguments, str(folder)])
+        told = capfd.readouterr()
+        assert (ended.value.code, told.out, told.err.count("\n")) == (1, "", 1)
+        assert message in told.err

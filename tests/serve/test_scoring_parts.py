@@ -1,0 +1,448 @@
+"""What a job is made of, without Ray: files, their rows, parts, answers, and whose an output folder is."""
+
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tiny_entry import CLASSES, SEVERAL, VECTORS
+
+from sparse_serve.cli import app, run
+from sparse_serve.errors import DataError, JobError, OptionError
+from sparse_serve.replies import Embedding, Prediction, Reply
+from sparse_serve.scoring import engine
+from sparse_serve.scoring.answers import answer
+from sparse_serve.scoring.corpus import find_corpus
+from sparse_serve.scoring.job import Job, run_job
+from sparse_serve.scoring.parts import PartRecord, kept_parts, write_part
+from sparse_serve.scoring.reading import InputColumns, Part, read_parts
+from sparse_serve.scoring.record import (
+    EntryRecord,
+    FileRecord,
+    JobRecord,
+    claim_folder,
+    remove_unfinished,
+    write_record,
+)
+from sparse_serve.scoring.storage import Location
+from sparse_serve.tasks import Classification, Several, Task
+
+SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
+COLUMNS = InputColumns("text_a", None, None, {})
+PAIRS = InputColumns("text_a", "text_b", "task", {"key": "id"})
+Rows = list[dict[str, Any]]
+
+
+def write_parquet(path: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=7)
+    return path
+
+
+def write_lines(path: Path, lines: Iterable[str | bytes]) -> Path:
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    return path
+
+
+def parts_of(name: Path | str, columns: InputColumns = COLUMNS, part_rows: int = 100) -> list[Part]:
+    (group,) = find_corpus([str(name)], columns).groups()
+    return list(read_parts(group, columns, part_rows, frozenset()))
+
+
+def rows_of(name: Path | str, columns: InputColumns = COLUMNS) -> Rows:
+    return [row for part in parts_of(name, columns) for row in part.rows.to_pylist()]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(3):
+        texts = [f"text {number} {row}" for row in range(10)]
+        write_parquet(folder / f"{number}.parquet", {"text_a": texts, "id": list(range(10))})
+    return folder
+
+
+def test_a_part_has_the_next_rows_and_says_when_it_is_the_last(corpus: Path) -> None:
+    parts = parts_of(corpus, InputColumns("text_a", None, None, {"key": "id"}), part_rows=8)
+    assert [(part.number, part.rows.num_rows, part.is_last) for part in parts] == [
+        (0, 8, False),
+        (1, 8, False),
+        (2, 8, False),
+        (3, 6, True),
+    ]
+    rows = [row for part in parts for row in part.rows.to_pylist()]
+    expected = [(str(corpus / f"{file}.parquet"), row) for file in range(3) for row in range(10)]
+    assert [(row["file"], row["row"]) for row in rows] == expected
+    assert [row["key"] for row in rows] == list(range(10)) * 3
+    (group,) = find_corpus([str(corpus)], COLUMNS).groups()
+    left = read_parts(group, COLUMNS, 8, frozenset({0, 2}))
+    assert [(part.number, part.is_last) for part in left] == [(1, False), (3, True)]
+
+
+def test_a_part_of_long_texts_has_fewer(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "long.parquet", {"text_a": ["x" * 400_000] * 7 + ["y" * 3_000_000, "z"]})
+    assert [part.rows.num_rows for part in parts_of(path)] == [3, 3, 2, 1]
+
+
+def test_large_files_are_read_by_themselves(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        size = (5 << 20) if name == "b" else 10
+        write_lines(tmp_path / f"{name}.jsonl", [json.dumps({"text_a": "x" * size})])
+    groups = find_corpus([str(tmp_path)], COLUMNS).groups()
+    assert [[Path(file.name).stem for file in group] for group in groups] == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".jsonl.gz"])
+def test_tables_are_read_as_far_as_they_can_be(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    if suffix.startswith(".jsonl"):
+        lines: list[str | bytes] = [
+            '{"text_a": "naïve\\ncafé", "id": 7}',
+            b'{"text_a": "caf\xe9", "id": "a"}',
+            "",
+            '{"text_a": null, "id": [1]}',
+            '{"text_a": "\\ud800"}',
+            '{"text_a": 3}',
+            "no JSON",
+            '{"other": 1}',
+        ]
+    else:
+        separator = "," if suffix == ".csv" else "\t"
+        lines = [f"id{separator}text_a", f"7{separator}naïve café", f"a{separator}caf".encode() + b"\xe9"]
+    write_lines(path, lines)
+    if suffix.endswith(".gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    rows = rows_of(path, InputColumns("text_a", None, None, {"id": "id"}))
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    assert [row["id"] for row in rows[:2]] == ["7", "a"]
+    assert rows[0]["text"].decode().startswith("naïve")
+    assert rows[1]["text"] == b"caf\xe9"
+    if suffix.startswith(".jsonl"):
+        assert [row["id"] for row in rows[2:]] == ["[1]", None, None, None, None]
+        errors = [row["error"] for row in rows[2:]]
+        assert errors[:2] == [None, None]
+        assert errors[2] == "malformed record: column 'text_a' holds 3; a text is needed"
+        assert "line 7: not JSON" in errors[3]
+        assert errors[4] is None
+    with pytest.raises(UnicodeDecodeError):
+        rows[1]["text"].decode()
+
+
+def test_columns_of_parquet_may_be_of_any_kind_of_string(tmp_path: Path) -> None:
+    texts = pa.array([b"a", b"caf\xe9", None])
+    unchecked = pa.Array.from_buffers(pa.string(), 3, texts.buffers())
+    for number, values in enumerate(
+        (texts, unchecked, texts.cast(pa.large_binary()), pa.array(["a", "a", None]).dictionary_encode())
+    ):
+        path = write_parquet(tmp_path / f"{number}.parquet", {"text_a": values})
+        assert [row["text"] for row in rows_of(path)][::2] == [b"a", None]
+
+
+def test_inputs_are_named_in_many_ways(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (corpus / "below").mkdir()
+    write_parquet(corpus / "below" / "3.parquet", {"text_a": ["a"]})
+    (corpus / "_SUCCESS").touch()
+    (corpus / ".hidden.parquet").touch()
+    (corpus / "notes.txt").touch()
+    monkeypatch.chdir(corpus.parent)
+
+    def names(*inputs: str) -> str:
+        return " ".join(Path(file.name).stem for file in find_corpus(inputs, COLUMNS).files)
+
+    assert names("corpus") == names(str(corpus)) == names(corpus.as_uri()) == "0 1 2 3"
+    assert names("corpus/*.parquet") == names(f"{corpus.as_uri()}/*.parquet") == "0 1 2"
+    assert names("cor*/*/[3-5].parquet", "corpus/0.parquet", "corpus/0.parquet") == "0 3"
+    assert find_corpus(["corpus"], COLUMNS).rows == 31
+    assert all(file.name.startswith(str(corpus)) for file in find_corpus(["corpus"], COLUMNS).files)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "columns", "message"),
+    [
+        ("missing", COLUMNS, r"--input .*/missing is not there; give a file, a folder or a quoted pattern"),
+        ("*.pq", COLUMNS, r"has no data file; give a file, a folder or a quoted pattern of \.parquet"),
+        ("empty", COLUMNS, "has no data file"),
+        ("corpus/notes.txt", COLUMNS, r"has suffix '\.txt'; accepted are \.parquet, \.tsv, \.csv, \.jsonl"),
+        ("mixed", COLUMNS, r"files of several formats, \.csv \(.*a\.csv\) and \.jsonl .*; give those of one"),
+        (
+            "corpus",
+            InputColumns("text", None, None, {}),
+            r"no column 'text'; .* text_a, id: .* --text-column",
+        ),
+        ("corpus", InputColumns("text_a", "b", None, {}), r"no column 'b'; .* with --text-pair-column"),
+        ("corpus", InputColumns("text_a", None, "t", {}), r"no column 't'; .* with --task-column"),
+        ("corpus", InputColumns("text_a", None, None, {"k": "x"}), r"no column 'x'; .* with --keep"),
+        ("corpus", InputColumns("id", None, None, {}), "column 'id' is of type int64, strings are needed"),
+        (
+            "mixed/a.csv",
+            COLUMNS,
+            "there is no column 'text_a'; the columns are b: name yours with --text-col",
+        ),
+        ("broken.parquet", COLUMNS, r"broken\.parquet cannot be read: .*; give a readable file"),
+        ("blank.csv", COLUMNS, "is empty; it needs a header row"),
+        ("types", InputColumns("text_a", None, None, {"id": "id"}), "column 'id' is int64 in .* and string"),
+        ("nowhere://bucket/x", COLUMNS, "nowhere://bucket/x cannot be reached: .*nowhere"),
+    ],
+)
+def test_what_is_no_corpus(
+    corpus: Path, tmp_path: Path, inputs: str, columns: InputColumns, message: str
+) -> None:
+    for folder in ("empty", "mixed", "types"):
+        (tmp_path / folder).mkdir()
+    (corpus / "notes.txt").touch()
+    write_lines(tmp_path / "mixed" / "a.csv", ["b", "1"])
+    write_lines(tmp_path / "mixed" / "b.jsonl", ['{"text_a": ""}'])
+    write_lines(tmp_path / "broken.parquet", ["no Parquet"])
+    (tmp_path / "blank.csv").touch()
+    for number, values in enumerate(([1], ["1"])):
+        write_parquet(tmp_path / "types" / f"{number}.parquet", {"text_a": ["a"], "id": values})
+    with pytest.raises(DataError, match=message) as raised:
+        find_corpus([inputs if "://" in inputs else str(tmp_path / inputs)], columns)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_malformed_table_ends_the_job(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", "1"])
+    with pytest.raises(DataError, match=r"a\.csv, line 3: 1 fields where the header has 2"):
+        parts_of(path)
+
+
+class Answering:
+    """Stands in for a classifier: labels say what was asked."""
+
+    def __init__(self, task: Task, kind: type[Reply] = Prediction) -> None:
+        self.kind = kind
+        self.entry = SimpleNamespace(manifest=SimpleNamespace(task=task))
+        self.is_several = isinstance(task, Several)
+
+    def __call__(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, tasks: Sequence[str] | None
+    ) -> list[Prediction]:
+        assert (tasks is not None) == self.is_several
+        return [
+            Prediction(
+                label=f"{text}|{pair}",
+                score=0.5,
+                scores=(0.5, 0.25),
+                logits=(0, 0),
+                task=task,
+                token_count=len(text),
+                truncated=text == "long",
+            )
+            for text, pair, task in zip(
+                texts, pairs or [""] * len(texts), tasks or [None] * len(texts), strict=True
+            )
+        ]
+
+    def embed(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Embedding]:
+        assert pairs is None
+        return [
+            Embedding(vector=pa.array([len(text), 0.5]), token_count=1, truncated=False) for text in texts
+        ]  # type: ignore[arg-type]
+
+
+def asked(answering: Answering, rows: dict[str, list[Any]], task: str | None = None) -> tuple[Rows, Any]:
+    rows = {"file": ["f"] * len(rows["text"]), "row": [*range(len(rows["text"]))], **rows}
+    table = pa.table({"error": pa.nulls(len(rows["text"]), pa.string()), **rows})
+    answered = answer(answering, table, task)  # type: ignore[arg-type]
+    return answered.rows.to_pylist(), answered
+
+
+def test_rows_that_cannot_be_answered_are_no_concern_of_the_others() -> None:
+    rows, answered = asked(
+        Answering(CLASSES),
+        {"text": [b"a", None, b"caf\xe9", b"long", b"", b"b"], "error": [*[None] * 5, "malformed record: x"]},
+    )
+    assert [row["label"] for row in rows] == ["a|", None, None, "long|", "|", None]
+    assert [row["error"] for row in rows] == [
+        None,
+        "no text",
+        "not UTF-8: byte 0xe9 at 3",
+        None,
+        None,
+        "malformed record: x",
+    ]
+    assert list(rows[0]) == ["file", "row", "label", "score", "scores", "token_count", "truncated", "error"]
+    assert (rows[3]["token_count"], rows[3]["truncated"], rows[1]["truncated"]) == (4, True, None)
+    assert (answered.tokens, answered.truncated) == (5, 1)
+    assert answered.refused == {"no text": 1, "not UTF-8": 1, "malformed record": 1}
+
+
+def test_pairs_and_tasks() -> None:
+    several = Several(
+        tasks={name: task for name, task in SEVERAL.tasks.items() if name != "paraphrase"}
+        | {"paraphrase": Classification(("no", "yes"), paired=True)}
+    )
+    rows, _ = asked(
+        Answering(several),
+        {
+            "text": [b"a", b"b", b"c", b"d", b"e"],
+            "text_pair": [b"x", None, None, b"y", b"\xff"],
+            "task": [b"paraphrase", b"paraphrase", b"sentiment", b"mood", None],
+        },
+    )
+    assert [row["label"] for row in rows] == ["a|x", None, "c|", None, None]
+    assert [row["task"] for row in rows] == ["paraphrase", None, "sentiment", None, None]
+    errors = [row["error"] for row in rows]
+    assert errors[1] == "no second text"
+    assert errors[3].startswith("unknown task: 'mood'; this model's are sentiment")
+    assert errors[4] == "no task"
+    rows, _ = asked(Answering(several), {"text": [b"a"]}, "sentiment")
+    assert (rows[0]["label"], rows[0]["task"]) == ("a|", "sentiment")
+
+
+def test_embeddings_are_lists_of_numbers() -> None:
+    rows, _ = asked(Answering(VECTORS, Embedding), {"text": [b"abc", None]})
+    assert [row["embedding"] for row in rows] == [[3.0, 0.5], None]
+
+
+def part(number: int, **changes: Any) -> PartRecord:
+    told: dict[str, Any] = {"rows": 1, "tokens": 1, "truncated": 0, "refused": {}, "is_last": False}
+    return PartRecord(group=0, number=number, **{**told, **changes})
+
+
+def test_a_part_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Location.of(str(tmp_path))
+    rows = pa.table({"row": [1]})
+    for number in (1, 0, 2, 3):
+        write_part(folder, part(number), rows)
+    write_part(folder, part(0), rows)
+    content = (tmp_path / part(2).name).read_bytes()
+    (tmp_path / part(2).name).write_bytes(content[: len(content) // 2])
+    (tmp_path / part(3).name).rename(tmp_path / part(4).name)
+    write_parquet(tmp_path / part(5).name, {"row": [1]})
+    (tmp_path / f".{part(6).name}.0.tmp").write_bytes(content)
+    assert kept_parts(folder) == [part(0), part(1)]
+    assert pq.read_table(tmp_path / part(0).name).to_pylist() == [{"row": 1}]
+    remove_unfinished(folder)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.fixture
+def job() -> JobRecord:
+    return JobRecord(
+        package="1",
+        entry=EntryRecord(name="tiny", version=1, sha256="a" * 64),
+        columns={"text": "text_a"},
+        task=None,
+        keep={},
+        part_rows=8,
+        files=(FileRecord(name="a.csv", size=1, modified=None),),
+    )
+
+
+def test_a_folder_belongs_to_one_job(tmp_path: Path, job: JobRecord) -> None:
+    folder = Location.of((tmp_path / "new" / "folder").as_uri())
+    assert claim_folder(folder, job) == job
+    write_record(folder, job.model_copy(update={"state": "finished"}))
+    assert claim_folder(folder, job).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"entry": EntryRecord(name="tiny", version=1, sha256="b" * 64)},
+            "of another job, of entry tiny, version 1, sha256 aaaaaaaa… where this one is of .* bbb",
+        ),
+        (
+            {"columns": {"text": "b"}},
+            "which reads the columns text_a, this one b; give a new or empty folder",
+        ),
+        ({"keep": {"key": "id"}}, "which keeps none, this one id"),
+        ({"task": "mood"}, "which is of task None, this one mood"),
+        ({"part_rows": 9}, "which has parts of so many rows: 8, this one 9"),
+        ({"files": ()}, r"which reads a\.csv too"),
+        ({"files": (FileRecord(name="a.csv", size=2, modified=None),)}, r"read a\.csv before it was changed"),
+    ],
+)
+def test_the_folder_of_another_job_is_refused(
+    tmp_path: Path, job: JobRecord, changes: dict[str, Any], message: str
+) -> None:
+    folder = Location.of(str(tmp_path))
+    claim_folder(folder, job)
+    with pytest.raises(JobError, match=message):
+        claim_folder(folder, job.model_copy(update=changes))
+
+
+def test_a_folder_that_is_no_jobs_is_refused(tmp_path: Path, job: JobRecord) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(JobError, match=r"has a\.txt, but no job\.json: it is no job's; give a new or empty"):
+        claim_folder(Location.of(str(tmp_path)), job)
+    with pytest.raises(JobError, match=r"a\.txt is a file; give a folder"):
+        claim_folder(Location.of(str(tmp_path / "a.txt")), job)
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(JobError, match=r"job\.json is no record of a job .*; give another --output"):
+        claim_folder(Location.of(str(tmp_path)), job)
+    if os.geteuid():
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(JobError, match="cannot be written"):
+            claim_folder(Location.of(str(tmp_path / "locked")), job)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "mood"}, "the model has one task: leave out --task and --task-column"),
+        ({"task_column": "task"}, "the model has one task: leave out --task and --task-column"),
+        ({"text_pair_column": "b"}, "the model was trained on single texts: leave out --text-pair-column"),
+        ({"keep": {"label": "label"}}, "the output has a column 'label' of its own; .* label=NAME"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_options_that_are_not_for_the_model(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        run_job(Job(SAMPLE, [str(tmp_path)], str(tmp_path / "output"), **options))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def run_command(*arguments: str) -> tuple[int, str]:
+        options = ("--model-repository", str(SAMPLE.parent), *arguments)
+        with pytest.raises(SystemExit) as ended:
+            run(app, ["score", "sample", *options])
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, capsys.readouterr().err
+
+    return run_command
+
+
+def test_errors_of_the_command_are_one_line(
+    command: Callable[..., tuple[int, str]],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to = ("--output", str(tmp_path / "output"))
+    status, told = command("--input", str(corpus), *to, "--text-column", "sentence")
+    assert status == 1
+    assert told.startswith("error: ")
+    assert told.endswith(
+        "there is no column 'sentence'; the columns are text_a, id: name yours with --text-column\n"
+    )
+    status, told = command("--input", str(corpus), "--output", str(corpus))
+    assert (status, told.count("\n")) == (1, 1)
+    assert "has 0.parquet and other files, but no job.json" in told
+    for keep, message in (("=x", "names no column"), ("id", "a column 'id' is kept already")):
+        status, told = command("--input", str(corpus), *to, "--keep", "id", "--keep", keep)
+        assert status == 2
+        assert message in told
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    assert command("--input", str(corpus), *to) == (
+        2,
+        "error: there is no Ray Data here: pip install 'sparse-serve[batch]'\n",
+    )
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in [name for name in sys.modules if name.startswith("sparse_serve.scoring")]:
+        monkeypatch.delitem(sys.modules, name)
+    status, told = command("--input", str(corpus), *to)
+    assert (status, told) == (2, "error: score needs Ray Data: pip install 'sparse-serve[batch]'\n")
+    assert not (tmp_path / "output").exists()
