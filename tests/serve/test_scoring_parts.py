@@ -5,10 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -238,15 +240,14 @@ class Answering:
                 truncated=text == "long",
             )
             for text, pair, task in zip(
-                texts, pairs or [""] * len(texts), tasks or [None] * len(texts), strict=True
+                texts, pairs or [""] * len(texts), tasks or repeat(None, len(texts)), strict=True
             )
         ]
 
     def embed(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Embedding]:
         assert pairs is None
-        return [
-            Embedding(vector=pa.array([len(text), 0.5]), token_count=1, truncated=False) for text in texts
-        ]  # type: ignore[arg-type]
+        vectors = [np.array([len(text), 0.5], np.float32) for text in texts]
+        return [Embedding(vector=vector, token_count=1, truncated=False) for vector in vectors]
 
 
 def asked(answering: Answering, rows: dict[str, list[Any]], task: str | None = None) -> tuple[Rows, Any]:

@@ -69,7 +69,10 @@ class _RefusedError(Exception):
 
 
 def answer(classifier: Classifier, rows: pa.Table, task: str | None = None) -> Answered:
-    """Answer the rows of a part (`reading.Part`).
+    """Answer the rows of a part (`reading.Part`), in their order, about `RUN_TOKENS` tokens at a time.
+
+    Texts of one length together are no faster, as graphs drop padding: with the sample, a core answers 17,700
+    texts/s of SST-2 in its own order and 17,300 by length.
 
     Args:
         classifier: the entry.
@@ -91,14 +94,15 @@ def answer(classifier: Classifier, rows: pa.Table, task: str | None = None) -> A
         name: pa.array([None if reply is None else read(reply) for reply in replies], kind)
         for name, (kind, read) in _COLUMNS[classifier.kind].items()
     }
-    tasks = {TASK: pa.array([reply and reply.task for reply in replies], pa.string())}  # type: ignore[attr-defined]
+    tasks = iter(asked)
+    of_task = {TASK: pa.array([next(tasks).task if error is None else None for error in errors], pa.string())}
     kept = [name for name in rows.column_names if name not in (TEXT, TEXT_PAIR, TASK, ERROR)]
     seen = [reply for reply in replies if reply is not None]
     return Answered(
         pa.table(
             {
                 **{name: rows[name] for name in kept},
-                **(tasks if isinstance(own, Several) else {}),
+                **(of_task if isinstance(own, Several) else {}),
                 **answers,
                 ERROR: pa.array(errors, pa.string()),
             }
