@@ -133,7 +133,7 @@ def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
     assert len(answered) == 3
     assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
     assert '"label":' in answered[1]
-    assert re.match(r"\d+ rows in scored, 1 parts\n", answered[2])
+    assert re.match(r"\d+ rows in scored, 1 part\n", answered[2])
     assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", library)
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
     assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", plain)

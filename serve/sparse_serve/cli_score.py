@@ -179,7 +179,8 @@ def _shown() -> Iterator[Callable[["Done"], None]]:
 def _told(summary: "Summary", output: str) -> str:
     """Return what a summary says, for reading."""
     before = f", {summary.kept:,} of them from before" if summary.kept else ""
-    lines = [f"{summary.rows:,} rows in {output}, {summary.parts:,} parts{before}"]
+    parts = "1 part" if summary.parts == 1 else f"{summary.parts:,} parts"
+    lines = [f"{summary.rows:,} rows in {output}, {parts}{before}"]
     if summary.texts_per_second is not None:
         texts, tokens = summary.texts_per_second, summary.tokens_per_second
         lines.append(f"{summary.seconds:.1f} s: {texts:,.0f} texts/s, {tokens:,.0f} tokens/s")

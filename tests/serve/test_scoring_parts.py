@@ -436,6 +436,10 @@ def test_errors_of_the_command_are_one_line(
         status, told = command("--input", str(corpus), *to, "--keep", "id", "--keep", keep)
         assert status == 2
         assert message in told
+    told = command("--input", str(corpus), *to, "--address", "127.0.0.1:9")[1]
+    assert told.startswith(
+        "error: --address 127.0.0.1:9: nothing answers there ([Errno 111] Connection refused); "
+    )
     monkeypatch.setattr(engine, "find_spec", lambda name: None)
     assert command("--input", str(corpus), *to) == (
         2,
@@ -446,4 +450,3 @@ def test_errors_of_the_command_are_one_line(
         monkeypatch.delitem(sys.modules, name)
     status, told = command("--input", str(corpus), *to)
     assert (status, told) == (2, "error: score needs Ray Data: pip install 'sparse-serve[batch]'\n")
-    assert not (tmp_path / "output").exists()

@@ -7,6 +7,7 @@ started again and gets its part again; so is a reader.
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import warnings
@@ -38,6 +39,7 @@ _PARTS_AT_AN_ACTOR = 2
 _STORE_BYTES = 256 << 20
 # Rows are read that many times as fast as they are answered, and more.
 _ACTORS_A_READER = 8
+_ANSWER_SECONDS = 5
 # Ray's folder has sockets in it, whose paths are 107 bytes long at most.
 _LONGEST_FOLDER = 35
 _logger = logging.getLogger("sparse_serve")
@@ -211,8 +213,9 @@ def connected(address: str | None) -> Iterator[int]:
         OptionError: there is no such cluster.
     """
     with ExitStack() as stack:
-        if address is None:
-            stack.enter_context(_of_this_machine())
+        if address is not None:
+            _require_answering(address)
+        stack.enter_context(_environment(is_local=address is None))
         import ray  # noqa: PLC0415  it reads the environment
 
         if not ray.is_initialized():
@@ -238,11 +241,30 @@ def connected(address: str | None) -> Iterator[int]:
                     ray.init(address or "local", **options)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise OptionError(
-                    f"there is no Ray to work with at {address or 'this machine'}: {first_line(error)}; give "
-                    "--address the host:port of a cluster's head, or leave it out"
+                    f"there is no Ray to work with at {address or 'this machine'}: {first_line(error)}; "
+                    "give --address the host:port of a cluster's head, with RAY_AUTH_MODE=token where it asks for "
+                    "one, or leave it out"
                 ) from error
             stack.callback(ray.shutdown)
         yield int(ray.cluster_resources().get("CPU", 0))
+
+
+def _require_answering(address: str) -> None:
+    """See that something listens at a host:port: Ray itself would try for minutes.
+
+    Raises:
+        OptionError: nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise OptionError(
+            f"--address {address}: nothing answers there ({first_line(error)}); give the host:port of a Ray "
+            "cluster's head, auto, or no --address"
+        ) from error
 
 
 def require_ray() -> None:
@@ -256,18 +278,19 @@ def require_ray() -> None:
 
 
 @contextmanager
-def _of_this_machine() -> Iterator[None]:
-    """Set what a Ray of our own reads in the environment, for as long as it runs.
+def _environment(*, is_local: bool) -> Iterator[None]:
+    """Set what Ray reads in the environment, for as long as it is in use.
 
-    It reports to nobody, keeps its log lines in its folder, has a token of its own, and listens on loopback:
-    what says so is meant for other systems, and is read when Ray is imported.
+    It keeps its log lines off the terminal. A Ray of our own reports to nobody, has a token of its own, and
+    listens on loopback: what says so is meant for other systems, and is read when Ray is imported.
     """
-    wanted = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_BACKEND_LOG_LEVEL": "fatal",
-        "RAY_AUTH_TOKEN": token_hex(),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    }
+    wanted = {"RAY_BACKEND_LOG_LEVEL": "fatal"}
+    if is_local:
+        wanted |= {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_TOKEN": token_hex(),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
     added = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in added})
     try:
