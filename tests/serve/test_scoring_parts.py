@@ -5,8 +5,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import repeat
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,6 +167,25 @@ def test_inputs_are_named_in_many_ways(corpus: Path, monkeypatch: pytest.MonkeyP
     assert names("cor*/*/[3-5].parquet", "corpus/0.parquet", "corpus/0.parquet") == "0 3"
     assert find_corpus(["corpus"], COLUMNS).rows == 31
     assert all(file.name.startswith(str(corpus)) for file in find_corpus(["corpus"], COLUMNS).files)
+
+
+def test_inputs_may_be_behind_a_url(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", ['{"text_a": "a"}', '{"text_a": "b"}'])
+    write_parquet(tmp_path / "a.parquet", {"text_a": ["a"]})
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        rows = rows_of(f"{url}/a.jsonl")
+        with pytest.raises(
+            DataError, match=r"a\.parquet cannot be read: The HTTP server doesn't appear to sup"
+        ):
+            find_corpus([f"{url}/a.parquet"], COLUMNS)
+        server.shutdown()
+    assert [(row["file"], row["row"], row["text"]) for row in rows] == [
+        (f"{url}/a.jsonl", 0, b"a"),
+        (f"{url}/a.jsonl", 1, b"b"),
+    ]
 
 
 @pytest.mark.parametrize(

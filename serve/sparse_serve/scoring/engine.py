@@ -242,8 +242,8 @@ def connected(address: str | None) -> Iterator[int]:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise OptionError(
                     f"there is no Ray to work with at {address or 'this machine'}: {first_line(error)}; "
-                    "give --address the host:port of a cluster's head, with RAY_AUTH_MODE=token where it asks for "
-                    "one, or leave it out"
+                    "give --address the host:port of a cluster's head, with RAY_AUTH_MODE=token where that "
+                    "is asked for, or leave it out"
                 ) from error
             stack.callback(ray.shutdown)
         yield int(ray.cluster_resources().get("CPU", 0))

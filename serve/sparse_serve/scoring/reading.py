@@ -196,14 +196,14 @@ def _parquet_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table
                     **{name: batch[column] for name, column in columns.keep.items()},
                 }
             )
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error
 
 
 def _parquet(file: InputFile) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file.place.filesystem.open_input_file(file.place.path))
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error
 
 
@@ -301,7 +301,7 @@ def _tables(file: InputFile) -> Iterator[Record | DataError]:
             named = Path(file.name.removesuffix("".join(_COMPRESSIONS & {PurePosixPath(file.name).suffix})))
             for _, record in TABLES[suffix](named, chain([header], lines), ()):
                 yield record
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error
 
 
