@@ -113,8 +113,7 @@ def score(  # noqa: PLR0913  one parameter per option
         threads=threads,
         address=address,
     )
-    _interrupt_on(signal.SIGTERM, signal.SIGHUP)
-    with _shown() as show:
+    with _interrupted_by(signal.SIGTERM, signal.SIGHUP), _shown() as show:
         try:
             # Ray tells on stdout of workers that died, which it starts again.
             with redirect_stdout(sys.stderr) if verbose else redirect_stdout(StringIO()):
@@ -125,15 +124,22 @@ def score(  # noqa: PLR0913  one parameter per option
     print(summary.model_dump_json(indent=2) if as_json else _told(summary, output))
 
 
-def _interrupt_on(*numbers: signal.Signals) -> None:
+@contextmanager
+def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     """Have signals end the job as Ctrl-C does, with what it started."""
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, handle)
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup
+    for number in taken:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def _kept(given: Sequence[str]) -> dict[str, str]:

@@ -171,10 +171,9 @@ def test_inputs_are_named_in_many_ways(corpus: Path, monkeypatch: pytest.MonkeyP
 
 def test_inputs_may_be_behind_a_url(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ['{"text_a": "a"}', '{"text_a": "b"}'])
-    write_parquet(tmp_path / "a.parquet", {"text_a": ["a"]})
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         rows = rows_of(f"{url}/a.jsonl")
         with pytest.raises(

@@ -17,5 +17,5 @@ rows in memory, name their files at random and know nothing of the job that wrot
 Needs the extra `batch` and an ONNX Runtime. Importing this package imports none of them.
 """
 
-PART_ROWS = 4096
-"""How many rows a part has at most, unless a job says it."""
+PART_ROWS = 1024
+"""How many rows a part has at most, unless a job says it: few, so that workers end together."""
