@@ -5,16 +5,26 @@ python warm_command.py SOCKET   the parent, which forks one process for each com
 
 import atexit
 import gc
+import hashlib
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from sparse_export.graph.tokenizer.tables import TokenizerTables
 
 COMMANDS = ("finetune", "export", "check", "classify", "profile")
 """What is forked; the rest is started as ever."""
@@ -100,16 +110,35 @@ def _run(streams: list[int], arguments: list[str], folder: str, environment: Map
     return 0
 
 
+def _derived_once(folder: Path) -> "Callable[[Tokenizer], TokenizerTables]":
+    """Stand in for what asks a tokenizer for seconds: one process leaves the answer to the next."""
+    from sparse_export.graph.tokenizer.derive import derive_tables  # noqa: PLC0415
+
+    def derive(tokenizer: "Tokenizer") -> "TokenizerTables":
+        file = folder / f"{hashlib.sha256(tokenizer.to_str().encode()).hexdigest()}.tables"
+        if not file.exists():
+            file.write_bytes(pickle.dumps(derive_tables(tokenizer)))
+        tables: TokenizerTables = pickle.loads(file.read_bytes())
+        return tables
+
+    return derive
+
+
 if __name__ == "__main__":
     import torch
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     import sparse_export.entry
     import sparse_export.pretraining
     import sparse_export.training  # noqa: F401
     from sparse_export.cli import main
 
-    # What the exporter imports when it is first used.
+    # What the exporter imports when it is first used, and what it gathers anew at each export: all operators
+    # that torch can export.
+    patch.object(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib))).start()
+    patch("sparse_export.entry.derive_tables", _derived_once(Path(sys.argv[1]).parent)).start()
     torch.onnx.export(torch.nn.Linear(1, 1).eval(), (torch.zeros(1, 1),), dynamo=True, verbose=False)
     gc.collect()
     gc.freeze()  # what all processes share
+    gc.set_threshold(100_000, 50, 50)  # a trace makes little but objects that stay
     _serve(Path(sys.argv[1]))
