@@ -95,15 +95,15 @@ def test_embeddings_in_mixed_batches_are_mean_pooled_transformers(
 def test_similarity_of_sentences_without_training(
     exported: Exported, session: onnxruntime.InferenceSession
 ) -> None:
-    """Measured: Spearman 0.8081 on the 863 pairs."""
-    data = read_data(STS, task="embedding")
+    """Measured: Spearman 0.8076 on these 300 pairs, 0.8081 on all 863."""
+    data = read_data(STS, task="embedding", max_rows=300)
     (task,) = exported.tasks.values()
     texts, _ = task.asked(data)
     batches = [column(texts[start : start + 64]) for start in range(0, len(texts), 64)]
     answered = np.concatenate([session.run(["embedding"], {"TEXT": batch})[0] for batch in batches])
     spearman = task.evaluate({"embedding": answered}, task.targets(data))["spearman"]
     print(f"Spearman on {len(data.rows)} pairs: {spearman:.4f}")
-    assert spearman == pytest.approx(0.808, abs=0.001)
+    assert spearman == pytest.approx(0.8076, abs=0.001)
     alike = (answered[: len(data.rows)] * answered[len(data.rows) :]).sum(1)
     assert spearman == pytest.approx(spearmanr(alike, [row.label for row in data.rows]).statistic, abs=1e-6)
 
