@@ -50,7 +50,8 @@ class Model:
 
 MODELS = {
     "aaa": Model("bert", AttentionSpec.parse("axis", None)),
-    "mobilebert_aaa": Model("mobilebert", AttentionSpec.parse("axis+local2+global1", None)),
+    # As `test_axis_graph` has it: the graph is the same.
+    "mobilebert_aaa": Model("mobilebert", AttentionSpec.parse("axis+global1+random1", LAMBD, seed=3)),
     "plain": Model("distilbert", AttentionSpec(), instead=FIXED),
 }
 
@@ -116,7 +117,13 @@ def test_manifest_has_the_numbers_of_the_pattern(entries: dict[str, Exported]) -
         normalizer="softmax", pattern="axis+local2", local=2, diagonals=diagonals, rho_target=0.7, rho=0.75
     )
     assert attention["mobilebert_aaa"] == Attention(
-        normalizer="softmax", pattern="axis+local2+global1", local=2, global_size=1, diagonals=diagonals
+        normalizer="sparsegen",
+        lambd=LAMBD,
+        pattern="axis+global1+random1",
+        global_size=1,
+        random=1,
+        seed=3,
+        diagonals=((),),
     )
     # What was trained is not what is exported.
     assert attention["plain"] == Attention(
