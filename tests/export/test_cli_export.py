@@ -199,7 +199,7 @@ def test_a_longer_cut_than_the_trained_one_warns(
     model = load_checkpoint(checkpoint, AttentionSpec.parse("local1+global1", None))
     save_checkpoint(model, load_tokenizer(checkpoint), folder)
     (folder / "finetune.json").write_text('{"max_length": 40}')
-    args = ("--model-repository", tmp_path / "r", "--name", "x", "--max-length", "50")
+    args = ("--model-repository", tmp_path / "r", "--name=x", "--max-length=50", "--tokenizer=server")
     status, _, err = invoke(capsys, "export", folder, *args)
     assert status == 0
     assert err.count("\n") == 1
