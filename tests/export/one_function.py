@@ -50,6 +50,8 @@ def run(
     )
     attach_functions(model, opset)
     onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     answers: list[Array] = session.run(None, inputs)
     return answers
