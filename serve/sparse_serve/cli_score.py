@@ -35,6 +35,7 @@ def score(  # noqa: PLR0913  one parameter per option
         list[str],
         typer.Option(
             "--input",
+            envvar="SPARSE_SERVE_INPUT",
             help="Parquet, JSONL, CSV or TSV: a file, a folder, a quoted pattern or a URL. May be repeated.",
         ),
     ],

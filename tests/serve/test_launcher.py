@@ -72,6 +72,24 @@ def test_a_server_runs_and_leaves_nothing(repository: Path) -> None:
     server.stop()
 
 
+def test_a_free_port_that_is_taken_meanwhile_is_another_one(
+    repository: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where any port will do."""
+    found = [(taken_port, *preflight.claim_ports("127.0.0.1", 0, 0, 0)[1:])]
+    claim = preflight.claim_ports
+    monkeypatch.setattr(
+        "sparse_serve.triton.server.claim_ports", lambda *ports: found.pop() if found else claim(*ports)
+    )
+    with TritonServer(options(repository)) as server:
+        assert not found
+        assert server.http_port != taken_port
+    found.append((taken_port, *claim("127.0.0.1", 0, 0, 0)[1:]))
+    named = ServerOptions(repository, taken_port, *found[0][1:])
+    with pytest.raises(ServerError, match="already in use"):
+        TritonServer(named).start()
+
+
 def test_a_killed_stub_is_noticed_and_cleaned_up_after(repository: Path) -> None:
     with TritonServer(options(repository)) as server:
         stub = next(pid for pid in server.process_ids()[1:] if "stub" in psutil.Process(pid).name())

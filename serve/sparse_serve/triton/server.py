@@ -30,6 +30,10 @@ from sparse_serve.triton.preflight import (
     is_loopback,
 )
 
+# What Triton's log says where it cannot listen; between our look at a free port and that, others can take it.
+_PORT_TAKEN = "already in use"
+_PORT_ATTEMPTS = 3
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -174,14 +178,22 @@ class Server(ABC):
         """
         if self._process is not None:
             raise ServerError("the server is running already")
-        try:
-            self._start()
-        except OSError as error:
-            self.stop()
-            raise ServerError(f"Triton could not be started: {error}") from error
-        except BaseException:
-            self.stop()
-            raise
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            try:
+                self._start()
+                return
+            except OSError as error:
+                self.stop()
+                raise ServerError(f"Triton could not be started: {error}") from error
+            except BaseException as error:
+                self.stop()
+                if attempt == _PORT_ATTEMPTS or not self._lost_a_port(error):
+                    raise
+
+    def _lost_a_port(self, error: BaseException) -> bool:
+        """Tell whether another process has taken a port that was found free, and another one will do."""
+        ports = (self.options.http_port, self.options.grpc_port, self.options.metrics_port)
+        return 0 in ports and isinstance(error, ServerError) and _PORT_TAKEN in str(error)
 
     def _start(self) -> None:
         end_interrupted_exports(self.repository)
