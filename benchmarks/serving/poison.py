@@ -148,6 +148,10 @@ def main(  # noqa: PLR0913  one parameter per option
             good = texts_of(texts) if asked == "text" else ids_of(entry, texts)
             chosen = kinds and kinds.split(",")
             bad = [kind for kind in poison_of(model) if not chosen or kind in chosen]
+            if not bad:
+                raise typer.BadParameter(
+                    f"none of {kinds} is for {model}: it has {', '.join(poison_of(model))}"
+                )
             lines += compare(server, model, good, bad, Load(seconds, turns, pause))
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         about = environment(client.get_server_metadata().version)
