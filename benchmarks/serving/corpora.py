@@ -14,7 +14,6 @@ in turn, `--rounds` times. The class is timed from the first text to the last, w
 environment.
 """
 
-import csv
 import itertools
 import json
 import multiprocessing
@@ -36,12 +35,12 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
+from results import Line, write_lines
 
 from sparse_serve import Classifier
 from sparse_serve.data import read_data
 from sparse_serve.environment import available_cores, read_cpu
 
-Line = dict[str, str]
 _classifier: list[Classifier] = []  # of a process
 
 
@@ -80,7 +79,7 @@ def main(
         "system": f"{platform.system()} {platform.machine()}",
         **{name: version(name) for name in ("ray", "onnxruntime", "pyarrow")},
     }
-    write(results / "corpora.csv", [line | environment for line in lines])
+    write_lines(results / "corpora.csv", [line | environment for line in lines])
     report(lines)
 
 
@@ -158,15 +157,6 @@ def report(lines: list[Line]) -> None:
     best = max(rate for way, rate in medians.items() if way != "score")
     print(", ".join(f"{way} {rate:.0f} texts/s" for way, rate in medians.items()))
     print(f"score / class: {medians['score'] / best:.3f}")
-
-
-def write(path: Path, lines: list[Line]) -> None:
-    """Write lines, with a column for every name that any of them has."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,12 @@
-"""The entries that text in the graph is measured on, and the lines of a result."""
+"""The entries that are measured, exported where they are missing."""
 
-import csv
-import os
-import platform
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-
-import onnxruntime
-
-from sparse_serve import __version__
-from sparse_serve.environment import read_cpu
 
 COMMAND = Path(sysconfig.get_path("scripts"), "sparse-serve")
 SMALL_LAYERS, SMALL_WIDTH, SMALL_POSITIONS = 2, 32, 512
-Line = dict[str, str]
 
 
 def export(checkpoint: Path, repository: Path, name: str, *options: str) -> None:
@@ -51,28 +40,3 @@ def export_small(checkpoint: Path, repository: Path, name: str, *options: str) -
         folder.mkdir()
         save_checkpoint(model, load_tokenizer(str(checkpoint)), folder)
         export(folder, repository, name, *options)
-
-
-def environment(server_version: str) -> Line:
-    """Return where and with what is measured, the load of the machine at this moment included."""
-    cpu = read_cpu()
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu.model,
-        "cores": str(cpu.cores),
-        "load_average": f"{os.getloadavg()[0]:.1f}",
-        "system": f"{platform.system()} {platform.machine()}",
-        "triton": server_version,
-        "onnxruntime": onnxruntime.__version__,
-        "package": __version__,
-    }
-
-
-def write_lines(path: Path, lines: Sequence[Mapping[str, str]]) -> None:
-    """Write lines, with a column for every name that any of them has."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)

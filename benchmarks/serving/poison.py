@@ -39,7 +39,9 @@ import psutil
 import tritonclient.grpc
 import tritonclient.http
 import typer
-from entries import Line, environment, export, write_lines
+from entries import export
+from results import Line, environment, write_lines
+from servers import OUTPUT, served
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
@@ -49,12 +51,10 @@ from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks.encoding import text_column
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.launcher import TritonServer
 
 NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
-OUTPUT = "logits"
 TEXTS = 64
 TOLERANCE = 1e-4
 TIMEOUT_S = 60.0
@@ -142,7 +142,7 @@ def main(  # noqa: PLR0913  one parameter per option
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]
     lines: list[Line] = []
-    with served(repository) as server:
+    with served(repository, [NAME, graph_name(NAME)]) as server:
         for asked in models.split(","):
             model = NAME if asked == "text" else graph_name(NAME)
             good = texts_of(texts) if asked == "text" else ids_of(entry, texts)
@@ -158,11 +158,6 @@ def main(  # noqa: PLR0913  one parameter per option
     write_lines(results / "poison.csv", [about | line for line in lines])
     for line in lines:
         typer.echo("  ".join(line.values()))
-
-
-def served(repository: Path) -> TritonServer:
-    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
-    return TritonServer(options, RepositoryView([NAME, graph_name(NAME)]))
 
 
 def texts_of(texts: Sequence[str]) -> list[Request]:

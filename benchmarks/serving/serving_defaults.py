@@ -22,21 +22,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
-from entries import Line, environment, export, write_lines
+from entries import export
+from results import Line, environment, write_lines
+from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.data import read_data
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.measure import measure_window
+from sparse_serve.profiling.measure import PERCENTILE_METHOD, measure_window
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.entries import read_entry
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.launcher import TritonServer
 
 NAME = "reviews"
-OUTPUT = "logits"
 EVERY_LONG = 10
 RUN_TOKENS = (256, 512, 1024, 2048, 4096, 16384)
 SETTLING = 2
@@ -103,7 +104,7 @@ def main(
     if loads is not None:
         streams = {name: stream for name, stream in streams.items() if name in loads.split(";")}
     with ExitStack() as stack:
-        servers = {str(each): stack.enter_context(served(repository, each)) for each in SETTINGS}
+        servers = {str(each): stack.enter_context(served(repository, [NAME], each.edit)) for each in SETTINGS}
         with TritonLoad(next(iter(servers.values())).grpc_url, NAME, OUTPUT) as load:
             about = environment(load.server_version)
         lines: list[Line] = []
@@ -111,11 +112,6 @@ def main(
             lines.append(about | line)
             write_lines(results / "serving_defaults.csv", lines)  # what there is, should it be ended
     report(lines)
-
-
-def served(repository: Path, setting: Setting) -> TritonServer:
-    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
-    return TritonServer(options, RepositoryView([NAME], setting.edit))
 
 
 def with_long_ones(texts: Sequence[str]) -> list[str]:
@@ -145,16 +141,13 @@ def measure(
 
 def asked(grpc_url: str, senders: int, batches: Sequence[Batch], seconds: float) -> Line:
     with ExitStack() as stack:
-        loads = [stack.enter_context(TritonLoad(grpc_url, NAME, OUTPUT)) for _ in range(senders)]
-        for number, load in enumerate(loads):
-            first = number * len(batches) // senders
-            load.repeat([*batches[first:], *batches[:first]])
+        loads = make_senders(stack, grpc_url, NAME, batches, senders)
         window = measure_window(loads, seconds * 1000, SETTLING)
-    latencies = sorted(window.latencies_ms())
+    latencies = window.latencies_ms()
     return {
         "texts_per_s": f"{window.requests_per_second:.1f}",
         "p50_ms": f"{statistics.median(latencies):.2f}",
-        "p99_ms": f"{latencies[int(0.99 * (len(latencies) - 1))]:.2f}",
+        "p99_ms": f"{np.percentile(latencies, 99, method=PERCENTILE_METHOD):.2f}",
         "load_average": f"{os.getloadavg()[0]:.1f}",
     }
 

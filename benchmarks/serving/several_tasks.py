@@ -16,7 +16,6 @@ cores, several times in turn.
 Writes `several_tasks.csv`: a line per measurement, with the environment.
 """
 
-import csv
 import platform
 import random
 import statistics
@@ -33,6 +32,8 @@ import onnxruntime
 import psutil
 import torch
 import typer
+from results import Line, write_lines
+from servers import served
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_config, new_model, save_checkpoint
@@ -46,7 +47,6 @@ from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Classification, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
-from sparse_serve.triton.server import ServerOptions
 
 TASKS: dict[str, Task] = {
     "sentiment": Classification(tuple("01234")),
@@ -55,7 +55,6 @@ TASKS: dict[str, Task] = {
 }
 TOGETHER = "several"
 BATCH, LENGTH = 32, 128
-Line = dict[str, str]
 
 
 def main(
@@ -83,7 +82,7 @@ def main(
             for name, repository in repositories.items():
                 if name == "heads":
                     continue
-                for figure, value in served(repository, name, concurrency, seconds).items():
+                for figure, value in measure(repository, name, concurrency, seconds).items():
                     lines.append({"served": name, "round": str(number), "figure": figure, "value": value})
         lines += latencies(repositories, threads)
     environment = {
@@ -95,7 +94,7 @@ def main(
         "system": f"{platform.system()} {platform.machine()}",
         "onnxruntime": onnxruntime.__version__,
     }
-    write(results / "several_tasks.csv", [line | environment for line in lines])
+    write_lines(results / "several_tasks.csv", [line | environment for line in lines])
     report(lines)
 
 
@@ -126,11 +125,11 @@ def make_entries(encoder: str, attention: AttentionSpec, folder: Path) -> dict[s
     return repositories
 
 
-def served(repository: Path, way: str, concurrency: int, seconds: float) -> dict[str, str]:
+def measure(repository: Path, way: str, concurrency: int, seconds: float) -> dict[str, str]:
     """Start a server, measure it, and stop it."""
     texts = read_texts(None)
     started = time.monotonic()
-    with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
+    with served(repository) as server:
         with Client(server.http_url.removeprefix("http://")) as client:
             ask(client, way, "sentiment", texts[0])
             loaded = time.monotonic() - started
@@ -231,15 +230,6 @@ def report(lines: list[Line]) -> None:
         told = ", ".join(f"{way} {value:g}" for way, value in values.items())
         first, *others = values.values()
         print(f"{figure}: {told}; {', '.join(f'{first / other:.3f}' for other in others)}")
-
-
-def write(path: Path, lines: list[Line]) -> None:
-    """Write lines, with a column for every name that any of them has."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ import numpy as np
 import onnxruntime
 import psutil
 import typer
-from entries import COMMAND, Line, environment, export, export_small, write_lines
+from entries import COMMAND, export, export_small
+from results import Line, environment, write_lines
+from servers import OUTPUT, make_senders, served
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.client import Client, Protocol
@@ -47,12 +49,9 @@ from sparse_serve.replies import Prediction
 from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks.encoding import text_column
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
 
 DEMO, FRONT, SMALL = "reviews", "reviews_front", "small"
 PROTOCOLS: Sequence[Protocol] = ("http", "grpc")
-OUTPUT = "logits"
 SMALL_SENDERS, SINGLE_SENDERS = 8, 64
 FULL_SENDERS, FULL_TEXTS = 4, 32
 LIBRARY_TEXTS = 256
@@ -109,7 +108,7 @@ def main(
     export_small(checkpoint, repository, SMALL, "--token-model")
     texts = [row.text for row in read_data(rows).rows]
     with ExitStack() as stack:
-        server = stack.enter_context(served(repository, DEMO, SMALL, graph_name(SMALL)))
+        server = stack.enter_context(served(repository, [DEMO, SMALL, graph_name(SMALL)]))
         about = environment(TritonLoad(server.grpc_url, SMALL, OUTPUT).server_version)
         loads = make_loads(stack, server.grpc_url, repository, texts)
         lines = list(measure(loads, seconds, rounds))
@@ -119,11 +118,6 @@ def main(
     for line in lines:
         if line.get("wanted"):
             typer.echo(f"{line['figure']}: {line['value']} (wanted {line['wanted']}), best {line['best']}")
-
-
-def served(repository: Path, *models: str) -> TritonServer:
-    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
-    return TritonServer(options, RepositoryView(models))
 
 
 class InProcess:
@@ -152,11 +146,7 @@ def make_loads(stack: ExitStack, grpc_url: str, repository: Path, texts: Sequenc
     fulls = [tokens.batch(part) for part in parts(texts, FULL_TEXTS)]
 
     def asked(model: str, senders: int, batches: Sequence[Batch] = singles) -> Asked:
-        loads = [stack.enter_context(TritonLoad(grpc_url, model, OUTPUT)) for _ in range(senders)]
-        for number, load in enumerate(loads):
-            first = number * len(batches) // senders
-            load.repeat([*batches[first:], *batches[:first]])
-        return Asked(loads, len(batches[0].texts))
+        return Asked(make_senders(stack, grpc_url, model, batches, senders), len(batches[0].texts))
 
     return {
         "small, text": asked(SMALL, SMALL_SENDERS),
@@ -221,7 +211,7 @@ def median_ms(window: Window) -> float:
 
 def equal_rows(repository: Path, texts: Sequence[str]) -> Iterator[Line]:
     """Yield how far answers are from those of the server-side tokenizer, over each protocol and by hand."""
-    with served(repository, DEMO, FRONT, graph_name(FRONT)) as server:
+    with served(repository, [DEMO, FRONT, graph_name(FRONT)]) as server:
         urls: dict[Protocol, str] = {"http": server.http_url, "grpc": server.grpc_url}
         found: dict[str, list[Prediction]] = {}
         for protocol in PROTOCOLS:
@@ -276,7 +266,7 @@ def first_answers(repository: Path, text: str, starts: int) -> Iterator[Line]:
 
 
 def of_process(repository: Path, text: str) -> float:
-    with served(repository, DEMO) as server, Client(server.http_url) as client:
+    with served(repository, [DEMO]) as server, Client(server.http_url) as client:
         client.classify(DEMO, [text])
         return time.time() - psutil.Process(server.process_ids()[0]).create_time()
 
