@@ -1,9 +1,11 @@
 """Nodes in front of a graph and behind it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -59,6 +61,13 @@ class Middle:
         for node in self.model.graph.node:
             node.input[:] = [other if each == name else each for each in node.input]
             node.output[:] = [other if each == name else each for each in node.output]
+
+    def fail_rows(self, after: Nodes, answer: str, is_bad: str) -> None:
+        """Have nodes behind the graph make the answer NaN in the rows that `is_bad` says."""
+        of_rows = f"{answer}.of_rows"
+        self.rename(answer, of_rows)
+        nan = after.constant("nan", np.array(math.nan, np.float32))
+        after.add("Where", is_bad, nan, of_rows, output=answer)
 
     def between(
         self,

@@ -5,8 +5,6 @@ that the encoder does not embed, or a token beyond its positions, is put right b
 row is answered by NaN; the rows beside it are answered as ever.
 """
 
-import math
-
 import numpy as np
 from onnx import ModelProto
 from transformers import PreTrainedModel
@@ -51,12 +49,10 @@ def guarded_graph(core: ModelProto, model: PreTrainedModel) -> ModelProto:
     (is_bad,) = before.call("UnreadableRows", MASK, is_readable, outputs=("is_unreadable",))
 
     answer = model_head(model).task.graph_output
-    graph.rename(answer, f"{answer}.of_rows")
     axes = len(graph.outputs[answer].type.tensor_type.shape.dim)
     if axes > 2:
         is_bad = after.add("Unsqueeze", is_bad, after.constant("axes", np.arange(2, axes)))
-    nan = after.constant("nan", np.array(math.nan, np.float32))
-    after.add("Where", is_bad, nan, f"{answer}.of_rows", output=answer)
+    graph.fail_rows(after, answer, is_bad)
     return graph.between(before, after, graph.inputs.values(), graph.outputs.values())
 
 

@@ -6,7 +6,6 @@ Nothing that a client sends makes it fail: a row that is not UTF-8, or names no 
 and an empty label, and the rows beside it are answered as ever.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,12 +84,10 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
         _pad(before, reading.pad_id)
     after = Nodes("after")
     answer, measures = head.task.graph_output, [m.name for m in MEASURES if m.name in graph.outputs]
-    graph.rename(answer, f"{answer}.of_rows")
     is_bad = after.add("GreaterOrEqual", "invalid_at", after.constant("zero", np.array(0, np.int32)))
     if is_task is not None:
         is_bad = after.add("Or", is_bad, after.add("Not", is_task))
-    nan = after.constant("nan", np.array(math.nan, np.float32))
-    after.add("Where", is_bad, nan, f"{answer}.of_rows", output=answer)
+    graph.fail_rows(after, answer, is_bad)
     if answer == "logits":
         scores, label = _read(after, head, several)
         after.add("Identity", scores, output="scores")
