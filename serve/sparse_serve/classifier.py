@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import OptionError, RepositoryError, RequestError
+from sparse_serve.errors import OptionError, RepositoryError, RequestError, first_line
 from sparse_serve.op_library import library_version, verify_library
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
@@ -222,8 +222,7 @@ def _session(entry: Entry, version: int | None, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base
-        reason = str(error).strip().splitlines()[0]
-        raise RepositoryError(f"ONNX Runtime does not load {path}: {reason}") from error
+        raise RepositoryError(f"ONNX Runtime does not load {path}: {first_line(error)}") from error
 
 
 def _strings(values: Sequence[str], first: int) -> npt.NDArray[np.object_]:

@@ -71,3 +71,8 @@ class RequestError(SparseServeError):
 
 class JobError(SparseServeError):
     """A job on a corpus cannot have its output folder, or lost its workers."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without the lines below; its type's name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -31,7 +31,7 @@ from sparse_export.encoders.positions import fix_positions
 from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
-from sparse_serve.errors import CheckpointError, OptionError
+from sparse_serve.errors import CheckpointError, OptionError, first_line
 from sparse_serve.tasks import Task
 
 
@@ -162,7 +162,8 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
     try:
         config = AutoConfig.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        reason = _first_line(error.__cause__ if isinstance(error, StrictDataclassError) else error)
+        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        reason = first_line(cause or error)
         raise CheckpointError(f"{checkpoint}: config.json cannot be read: {reason}") from error
     try:
         family_of(config)
@@ -244,7 +245,7 @@ def load_model(
             raise
         raise CheckpointError(f"{checkpoint}: config.json: {error}") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {first_line(error)}") from error
     missing = sorted(report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]})
     missing = _check_extensions(checkpoint, model, report, missing, may_lack=other_head)
     if report["mismatched_keys"] and not other_head:
@@ -311,7 +312,3 @@ def _looks_like_path(checkpoint: str | Path) -> bool:
         or text.count("/") > 1
         or Path(text).exists()
     )
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

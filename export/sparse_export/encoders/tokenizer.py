@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from sparse_export.encoders.families import max_tokens
-from sparse_serve.errors import CheckpointError, OptionError
+from sparse_serve.errors import CheckpointError, OptionError, first_line
 
 # Where none of these is whole, Transformers makes up a tokenizer that knows no word.
 _FILES = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
@@ -32,8 +32,7 @@ def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTr
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{checkpoint}: the tokenizer cannot be loaded: {reason}") from error
+        raise CheckpointError(f"{checkpoint}: the tokenizer cannot be loaded: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(
             f"{checkpoint}: {type(tokenizer).__name__} has no tokenizer.json; a fast tokenizer is needed"

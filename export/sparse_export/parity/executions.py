@@ -26,7 +26,7 @@ from sparse_export.encoders.patterned import forced, recorded
 from sparse_export.graph.packing import PaddedPacking
 from sparse_export.parity.examples import Batch
 from sparse_export.tasks import model_head
-from sparse_serve.errors import CheckpointError
+from sparse_serve.errors import CheckpointError, first_line
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.tasks import TASK_IDS
 
@@ -177,8 +177,9 @@ def open_session(
     try:
         return onnxruntime.InferenceSession(model, options, providers=[provider])
     except Exception as error:  # its exceptions share no base
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"ONNX Runtime does not load the exported graph: {reason}") from error
+        raise CheckpointError(
+            f"ONNX Runtime does not load the exported graph: {first_line(error)}"
+        ) from error
 
 
 def _packed_tokens(batch: Batch) -> dict[str, Array]:

@@ -14,7 +14,7 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from sparse_serve.data import TEXT_PAIR, Arrange, Columns, Records, TextData, sample_records
-from sparse_serve.errors import DataError
+from sparse_serve.errors import DataError, first_line
 from sparse_serve.records import Record
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import TASKS
@@ -140,8 +140,7 @@ def _errors_of(split: DatasetSplit) -> Iterator[None]:
     try:
         yield
     except (DatasetsError, OSError, ValueError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
-            f"data set {split} cannot be loaded: {reason[0]}; give a hub id, a folder of data files, or a "
-            ".tsv, .csv or .jsonl file"
+            f"data set {split} cannot be loaded: {first_line(error)}; give a hub id, a folder of data "
+            "files, or a .tsv, .csv or .jsonl file"
         ) from error

@@ -24,13 +24,13 @@ import pyarrow as pa
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import JobError, OptionError, RepositoryError, SparseServeError
+from sparse_serve.errors import JobError, OptionError, RepositoryError, SparseServeError, first_line
 from sparse_serve.repository.check import Level, digest_faults
 from sparse_serve.repository.entries import Entry
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.parts import PartRecord, write_part
 from sparse_serve.scoring.reading import InputColumns, InputFile, read_parts
-from sparse_serve.scoring.storage import Location, first_line
+from sparse_serve.scoring.storage import Location
 
 # A part that costs so many workers their lives is what kills them.
 _ATTEMPTS = 4

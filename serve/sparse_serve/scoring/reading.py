@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparse_serve.errors import DataError
+from sparse_serve.errors import DataError, first_line
 from sparse_serve.records import TABLES, Record, object_of
-from sparse_serve.scoring.storage import Location, first_line
+from sparse_serve.scoring.storage import Location
 
 PARQUET = ".parquet"
 PART_BYTES = 1 << 20

@@ -7,8 +7,8 @@ import pyarrow as pa
 from pyarrow.fs import FileType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparse_serve.errors import JobError
-from sparse_serve.scoring.storage import Location, first_line
+from sparse_serve.errors import JobError, first_line
+from sparse_serve.scoring.storage import Location
 
 RECORD_NAME = "job.json"
 SCHEMA_VERSION: Literal[1] = 1

@@ -18,7 +18,7 @@ from pyarrow.fs import (
     PyFileSystem,
 )
 
-from sparse_serve.errors import DataError
+from sparse_serve.errors import DataError, first_line
 
 _URL = "://"
 _WILDCARDS = frozenset("*?[")
@@ -140,8 +140,3 @@ def _of_fsspec(name: str) -> tuple[FileSystem, str]:
     except (ImportError, ValueError, OSError) as error:
         raise DataError(f"{name} cannot be reached: {first_line(error)}") from error
     return PyFileSystem(FSSpecHandler(filesystem)), path
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error's message without the lines below it."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
