@@ -8,12 +8,10 @@ from pyarrow.fs import FileType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparse_serve.errors import JobError, first_line
-from sparse_serve.scoring.storage import Location
+from sparse_serve.scoring.storage import Location, is_unfinished
 
 RECORD_NAME = "job.json"
 SCHEMA_VERSION: Literal[1] = 1
-
-_BESIDE = ".tmp"
 
 
 class _Record(BaseModel):
@@ -101,7 +99,7 @@ def claim_folder(folder: Location, job: JobRecord) -> JobRecord:
         if folder.info().type == FileType.File:
             raise JobError(f"--output {folder} is a file; give a folder")
         folder.filesystem.create_dir(folder.path, recursive=True)
-        names = [info.base_name for info in folder.files() if not _is_beside(info.base_name)]
+        names = [info.base_name for info in folder.files() if not is_unfinished(info.base_name)]
         if RECORD_NAME in names:
             return _same(folder, job)
         if names:
@@ -128,12 +126,8 @@ def write_record(folder: Location, job: JobRecord) -> None:
 def remove_unfinished(folder: Location) -> None:
     """Remove what killed workers left beside the parts, once no part is missing."""
     for info in folder.files():
-        if _is_beside(info.base_name):
+        if is_unfinished(info.base_name):
             folder.filesystem.delete_file(info.path)
-
-
-def _is_beside(name: str) -> bool:
-    return name.startswith(".") and name.endswith(_BESIDE)
 
 
 def _same(folder: Location, job: JobRecord) -> JobRecord:
