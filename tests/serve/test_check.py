@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -12,7 +12,7 @@ from tiny_entry import tiny_graph
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
 from sparse_serve.repository import check, releases
-from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.repository.check import Fault, Finding, Level, check_entry, require_no_error
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, OpLibrary
@@ -43,6 +43,20 @@ def test_a_fresh_entry_passes(entry: Path) -> None:
         (Level.ok, "tiny_model 1"),
         (Level.ok, "tiny_packed_dense 1"),
     ]
+
+
+def test_what_may_not_have_a_fault(tmp_path: Path) -> None:
+    def unreadable() -> Iterator[Fault]:
+        yield Level.error, (tmp_path / "absent").read_text()
+
+    harmless = (Level.warning, "it is another")
+    require_no_error([harmless], "entry tiny")
+    with pytest.raises(RepositoryError, match=r"^entry tiny: it is missing; export it again$"):
+        require_no_error(
+            iter([(Level.warning, "it is another"), (Level.error, "it is missing")]), "entry tiny"
+        )
+    with pytest.raises(RepositoryError, match=r"^entry tiny: .*absent cannot be read: No such file"):
+        require_no_error(unreadable(), "entry tiny")
 
 
 def test_changed_missing_and_foreign_files(entry: Path) -> None:

@@ -89,6 +89,20 @@ def _findings(check: str, faults: Iterator[Fault]) -> list[Finding]:
     return found or [Finding(Level.ok, check, "")]
 
 
+def require_no_error(faults: Iterable[Fault], subject: str) -> None:
+    """Refuse what has a fault that is more than a warning.
+
+    Raises:
+        RepositoryError: says of `subject` the first such fault, or which file cannot be read.
+    """
+    try:
+        reason = next((message for level, message in faults if level is Level.error), None)
+    except OSError as error:
+        reason = f"{error.filename} cannot be read: {error.strerror}"
+    if reason is not None:
+        raise RepositoryError(f"{subject}: {reason}; export it again")
+
+
 def digest_faults(entry: Entry) -> Iterator[Fault]:
     """Yield which files are missing, changed, or not of the export."""
     repository = entry.graph_path.parent

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import JobError, OptionError, RepositoryError, SparseServeError, first_line
-from sparse_serve.repository.check import Level, digest_faults
+from sparse_serve.errors import JobError, OptionError, SparseServeError, first_line
+from sparse_serve.repository.check import digest_faults, require_no_error
 from sparse_serve.repository.entries import Entry
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.parts import PartRecord, write_part
@@ -78,9 +78,7 @@ def require_digests(entry: Entry) -> None:
     Raises:
         RepositoryError: one is not.
     """
-    for level, message in digest_faults(entry):
-        if level is Level.error:
-            raise RepositoryError(f"entry {entry.path}: {message}; export it again")
+    require_no_error(digest_faults(entry), f"entry {entry.path}")
 
 
 class _Scorer:

@@ -1,7 +1,7 @@
 """What must hold before Triton is started: servable models, a genuine op library, safe and free ports."""
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_librar
 from sparse_serve.repository import staging
 from sparse_serve.repository.agreement import entry_faults, library_faults
 from sparse_serve.repository.check import (
-    Fault,
     Level,
     digest_faults,
     label_faults,
     require_library_version,
+    require_no_error,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
@@ -75,26 +75,18 @@ def servable_models(
         for message in library_faults(config, model):
             raise RepositoryError(f"model repository {repository} is not fit to serve: {message}")
     for entry in _entries(repository, models):
-        _require(entry, ((Level.error, message) for message in entry_faults(entry)))
+        subject = f"entry '{entry.name}' is not fit to serve"
+        require_no_error(((Level.error, message) for message in entry_faults(entry)), subject)
         # An index without a label would be answered by an error, at the first text of that class.
-        _require(entry, label_faults(entry))
+        require_no_error(label_faults(entry), subject)
         if verify:
-            _require(entry, digest_faults(entry))
+            require_no_error(digest_faults(entry), subject)
     return models
 
 
 def _entries(repository: Path, models: Sequence[str]) -> list[Entry]:
     """Return the entries that have one of the models."""
     return [entry for entry in find_entries(repository) if set(entry.models).intersection(models)]
-
-
-def _require(entry: Entry, faults: Iterable[Fault]) -> None:
-    try:
-        errors = [message for level, message in faults if level is Level.error]
-    except OSError as error:
-        errors = [f"{error.filename} cannot be read: {error.strerror}"]
-    if errors:
-        raise RepositoryError(f"entry '{entry.name}' is not fit to serve: {errors[0]}; export it again")
 
 
 def refuse_blank_path(repository: Path) -> None:
