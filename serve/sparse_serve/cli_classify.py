@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-from sparse_serve.cli_options import Verbose
+from sparse_serve.cli_options import Task, Verbose
 from sparse_serve.cli_replies import Format, Shown, write
 from sparse_serve.cli_texts import (
     Text,
@@ -26,7 +26,7 @@ from sparse_serve.client import Client
 from sparse_serve.errors import OptionError
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat
-from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification
+from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification, require_task_named_once
 
 _DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 
@@ -46,9 +46,7 @@ def classify(  # noqa: PLR0913  one parameter per option
     text_column: TextColumn = None,
     text_pair_column: TextPairColumn = None,
     text_pair: TextPairs = None,
-    task: Annotated[
-        str | None, typer.Option(help="The task of the texts, where the model has several.")
-    ] = None,
+    task: Task = None,
     task_column: Annotated[
         str | None, typer.Option(help="The file's column that names each text's task, where it has several.")
     ] = None,
@@ -68,7 +66,9 @@ def classify(  # noqa: PLR0913  one parameter per option
     A question is a TEXT; its context is the second text.
     """
     require_one_source(texts, text_pair, file)
-    _require_one_task(task, task_column, file)
+    require_task_named_once(task, task_column)
+    if task_column is not None and file is None:
+        raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
     has_tasks = task is not None or task_column is not None
     with Client(url or _DEFAULT_URLS[interface], interface.value) as client:
         kind = client.kind(name)
@@ -78,13 +78,6 @@ def classify(  # noqa: PLR0913  one parameter per option
         if task is not None:
             source = (text._replace(task=task) for text in source)
         write(_ask(client, name, source, top_k), kind, output_format, Shown(top_k or 0, has_tasks))
-
-
-def _require_one_task(task: str | None, task_column: str | None, file: Path | None) -> None:
-    if task is not None and task_column is not None:
-        raise OptionError("give the task of all texts with --task, or of each with --task-column, not both")
-    if task_column is not None and file is None:
-        raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
 
 
 def _rows(kind: type[Reply], file: Path | None) -> RowFormat:

@@ -38,6 +38,10 @@ Verbose = Annotated[
 ModelRepository = Annotated[Path, typer.Option("--model-repository", help="Triton model repository.")]
 DEFAULT_REPOSITORY = Path("model_repository")
 
+Task = Annotated[
+    str | None, typer.Option("--task", help="The task of the texts, where the model has several.")
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Task, Verbose
 from sparse_serve.errors import OptionError
 from sparse_serve.scoring import PART_ROWS
 
@@ -55,9 +55,7 @@ def score(  # noqa: PLR0913  one parameter per option
             help="The column of second texts, for a model that was trained on pairs.", show_default="text_b"
         ),
     ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="The task of the texts, where the model has several.")
-    ] = None,
+    task: Task = None,
     task_column: Annotated[
         str | None, typer.Option(help="The column that names each text's task, where it has several.")
     ] = None,

@@ -411,6 +411,7 @@ def test_a_folder_that_is_no_jobs_is_refused(tmp_path: Path, job: JobRecord) -> 
     [
         ({"task": "mood"}, "the model has one task: leave out --task and --task-column"),
         ({"task_column": "task"}, "the model has one task: leave out --task and --task-column"),
+        ({"task": "mood", "task_column": "task"}, "with --task, or of each with --task-column, not both"),
         ({"text_pair_column": "b"}, "the model was trained on single texts: leave out --text-pair-column"),
         ({"keep": {"label": "label"}}, "the output has a column 'label' of its own; .* label=NAME"),
         ({"threads": 0}, "threads is 0"),

@@ -28,7 +28,7 @@ from sparse_serve.scoring.record import (
     write_record,
 )
 from sparse_serve.scoring.storage import Location
-from sparse_serve.tasks import Classification, Several, Task
+from sparse_serve.tasks import Classification, Several, Task, require_task_named_once
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,7 @@ def _columns(task: Task, job: Job) -> InputColumns:
     Raises:
         OptionError: an option is not for this model.
     """
-    if job.task is not None and job.task_column is not None:
-        raise OptionError("give the task of all texts with --task, or of each with --task-column, not both")
+    require_task_named_once(job.task, job.task_column)
     if isinstance(task, Several):
         if job.task is None and job.task_column is None:
             raise OptionError(

@@ -23,7 +23,7 @@ from sparse_serve.tasks.labels import json_array, sorted_labels
 from sparse_serve.tasks.multi_label import MultiLabel
 from sparse_serve.tasks.question_answering import QuestionAnswering
 from sparse_serve.tasks.regression import Regression
-from sparse_serve.tasks.several import Several, answered, require_task_name
+from sparse_serve.tasks.several import Several, answered, require_task_name, require_task_named_once
 from sparse_serve.tasks.task import OutputTensor, Task
 from sparse_serve.tasks.token_classification import TokenClassification
 
@@ -48,6 +48,7 @@ __all__ = [
     "read_task",
     "read_tasks",
     "require_task_name",
+    "require_task_named_once",
     "sorted_labels",
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.errors import TaskError
+from sparse_serve.errors import OptionError, TaskError
 from sparse_serve.rows import RowFormat, TextRows
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText
@@ -33,6 +33,16 @@ def require_task_name(name: str) -> None:
             f"{name!r:.80} cannot name a task: at most 64 letters, digits, _ and - are needed, a letter or a "
             "digit first"
         )
+
+
+def require_task_named_once(task: str | None, task_column: str | None) -> None:
+    """Refuse a task for all texts beside a column that names the task of each.
+
+    Raises:
+        OptionError: both are given.
+    """
+    if task is not None and task_column is not None:
+        raise OptionError("give the task of all texts with --task, or of each with --task-column, not both")
 
 
 @dataclass(frozen=True)
