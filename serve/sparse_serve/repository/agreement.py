@@ -15,10 +15,9 @@ from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import (
     CONFIG_NAME,
-    GRAPH_BACKEND,
     METRICS_PARAMETER,
-    SESSION_PARAMETERS,
     Signature,
+    fixed_parameters,
     graph_config,
     parameters,
     public_config,
@@ -116,9 +115,7 @@ def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterat
             yield f"{where} has another {part} than the export wrote{_shown(found, wanted, part)}"
     if bool(found.model_operations.op_library_filename) != bool(wanted.model_operations.op_library_filename):
         yield f"{where} and the graph disagree about model_operations"
-    tuned = SESSION_PARAMETERS if wanted.backend == GRAPH_BACKEND else frozenset[str]()
-    own = {key: value for key, value in parameters(found).items() if key not in tuned}
-    yield from _parameter_faults(own, parameters(wanted), where)
+    yield from _parameter_faults(fixed_parameters(found), fixed_parameters(wanted), where)
     yield from _accelerator_faults(found, where)
     if found.max_batch_size < 1:
         yield f"{where} has max_batch_size {found.max_batch_size}, at least 1 is needed"

@@ -421,6 +421,12 @@ def parameters(config: ModelConfig) -> Mapping[str, str]:
     return {key: value.string_value for key, value in config.parameters.items()}
 
 
+def fixed_parameters(config: ModelConfig) -> dict[str, str]:
+    """Return those of the configuration's parameters that are not the operator's."""
+    tunable = SESSION_PARAMETERS if config.backend == GRAPH_BACKEND else frozenset[str]()
+    return {key: value for key, value in parameters(config).items() if key not in tunable}
+
+
 def task_names(config: ModelConfig) -> list[str]:
     """Return the names that TASK can have on a public model of several tasks; none on any other model."""
     if not any(tensor.name == TASK_INPUT for tensor in config.input):

@@ -27,11 +27,11 @@ from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
-    SESSION_PARAMETERS,
     WARMUP_MASK,
     WARMUP_TOKENS,
     Computing,
     Signature,
+    fixed_parameters,
     graph_config,
     graph_name,
     graph_signature,
@@ -504,13 +504,9 @@ def _require_same_bytes(path: Path, content: bytes) -> None:
 def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
     """Compare what clients and the graph see; what is computed with may have been tuned since and is kept."""
     found = read_config(path)
-    wanted = ModelConfig.FromString(wanted.SerializeToString())
-    for key in SESSION_PARAMETERS:
-        wanted.parameters.pop(key, None)
-        found.parameters.pop(key, None)
-    if any(
+    if fixed_parameters(found) != fixed_parameters(wanted) or any(
         getattr(found, part) != getattr(wanted, part)
-        for part in ("backend", "input", "output", "parameters", "model_operations")
+        for part in ("backend", "input", "output", "model_operations")
     ):
         raise _disagreement(path)
 
