@@ -5,12 +5,13 @@
 The corpus has `--rows` rows: the texts of the file, shuffled, again and again with a number behind each, so
 that no two are equal. It is answered by
 
-- score: `sparse-serve score`, as a user runs it: from the start of the process to its end, with Ray's start
+- score: `sparse-serve score`, as a user runs it, which writes Parquet
 - class_threads: the class in one process, with a thread on each core
 - class_processes: the class in a process with one thread for each core, which share the texts evenly
 
-in turn, `--rounds` times. The class is timed from the first text to the last, when it has been loaded.
-`score` is held against the better of its two ways. Writes `corpora.csv`: a line per measurement, with the
+in turn, `--rounds` times. Each is timed from the start of its processes to their end: Ray starts in it, the
+class is imported and loaded in it, and each reads the texts from the same file of Parquet. `score` is held
+against the better of the class's two ways. Writes `corpora.csv`: a line per measurement, with the
 environment.
 """
 
@@ -41,8 +42,6 @@ from sparse_serve import Classifier
 from sparse_serve.data import read_data
 from sparse_serve.environment import available_cores, read_cpu
 
-_classifier: list[Classifier] = []  # of a process
-
 
 def main(
     entry: Annotated[Path, typer.Argument(help="Public folder of an entry.")],
@@ -60,8 +59,8 @@ def main(
         source = Path(scratch) / "corpus.parquet"
         pq.write_table(pa.table({"text_a": corpus}), source)
         ways: dict[str, Callable[[], float]] = {
-            "class_threads": partial(in_one_process, entry, corpus, cores),
-            "class_processes": partial(in_processes, entry, corpus, cores),
+            "class_threads": partial(by_class, entry, source, rows, processes=1, threads=cores),
+            "class_processes": partial(by_class, entry, source, rows, processes=cores, threads=1),
             "score": partial(scored, entry, source, rows),
         }
         for number in range(rounds):
@@ -119,33 +118,24 @@ def scored(entry: Path, source: Path, rows: int) -> float:
     return seconds
 
 
-def in_one_process(entry: Path, corpus: list[str], threads: int) -> float:
-    """Return the seconds of the class with a thread on each core."""
-    classifier = Classifier(entry, threads=threads)
-    classifier(corpus[:1000])
+def by_class(entry: Path, source: Path, rows: int, *, processes: int, threads: int) -> float:
+    """Return the seconds of the class in so many processes."""
     started = time.perf_counter()
-    classifier(corpus)
-    return time.perf_counter() - started
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        shares = [
+            pool.submit(answered, entry, source, slice(n, None, processes), threads) for n in range(processes)
+        ]
+        count = sum(share.result() for share in shares)
+    seconds = time.perf_counter() - started
+    if count != rows:
+        raise RuntimeError(f"{count} rows of {rows}")
+    return seconds
 
 
-def in_processes(entry: Path, corpus: list[str], processes: int) -> float:
-    """Return the seconds of the class in a process on each core."""
-    shares = [corpus[number::processes] for number in range(processes)]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, _open, (entry, corpus[:1000])) as pool:
-        list(pool.map(_count, [[""]] * processes * 8))  # all have begun
-        started = time.perf_counter()
-        list(pool.map(_count, shares))
-        return time.perf_counter() - started
-
-
-def _open(entry: Path, first: list[str]) -> None:
-    _classifier.append(Classifier(entry, threads=1))
-    _classifier[0](first)
-
-
-def _count(texts: list[str]) -> int:
-    return len(_classifier[0](texts))
+def answered(entry: Path, source: Path, share: slice, threads: int) -> int:
+    """Answer a share of the texts; return how many."""
+    texts = pq.read_table(source)["text_a"].to_pylist()[share]
+    return len(Classifier(entry, threads=threads)(texts))
 
 
 def report(lines: list[Line]) -> None:
