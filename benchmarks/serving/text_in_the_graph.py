@@ -9,7 +9,7 @@ and a model that costs next to nothing with the same tokenizer. Then, on the cor
   tokenized beforehand. Texts per second, over the same protocol.
 - served over library: texts per second of `Classifier` in this process, and of the server with so many
   senders, or so many texts a request, that it is never idle.
-- added by the server: the latency of one text with one sender, less that of `Classifier`.
+- added by the server: the latency of one text with one sender, over HTTP and gRPC, less that of `Classifier`.
 - the rows of a file, over HTTP and gRPC: labels, token counts, flags and logits against those of the
   server-side tokenizer, and a plain `onnxruntime` session with the op library against them too.
 - from the start of the server's process, and of the command `serve`, to the first answer.
@@ -27,12 +27,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import onnxruntime
 import psutil
+import tritonclient.http
 import typer
 from entries import COMMAND, export, export_small
 from results import Line, environment, write_lines
@@ -49,6 +51,7 @@ from sparse_serve.replies import Prediction
 from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks.encoding import text_column
+from sparse_serve.triton.launcher import TritonServer
 
 DEMO, FRONT, SMALL = "reviews", "reviews_front", "small"
 PROTOCOLS: Sequence[Protocol] = ("http", "grpc")
@@ -56,6 +59,7 @@ SMALL_SENDERS, SINGLE_SENDERS = 8, 64
 FULL_SENDERS, FULL_TEXTS = 4, 32
 LIBRARY_TEXTS = 256
 SETTLING = 2
+OVER_HTTP, OVER_GRPC, IN_PROCESS = "one sender, HTTP", "one sender, gRPC", "library, one text"
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ FIGURES = (
     Figure("small model, 8 senders: text over ids", ">= 0.95", ("small, text", "small, ids")),
     Figure("served over library, 64 senders of one text", ">= 0.9", ("single texts", "library, many texts")),
     Figure("served over library, 4 senders of 32", ">= 0.9", ("full requests", "library, many texts")),
-    Figure("added to one text, ms", "<= 1", ("one sender", "library, one text"), is_latency=True),
+    Figure("added to one text over HTTP, ms", "<= 1", (OVER_HTTP, IN_PROCESS), is_latency=True),
+    Figure("added to one text over gRPC, ms", "<= 1", (OVER_GRPC, IN_PROCESS), is_latency=True),
 )
 
 
@@ -110,7 +115,7 @@ def main(
     with ExitStack() as stack:
         server = stack.enter_context(served(repository, [DEMO, SMALL, graph_name(SMALL)]))
         about = environment(TritonLoad(server.grpc_url, SMALL, OUTPUT).server_version)
-        loads = make_loads(stack, server.grpc_url, repository, texts)
+        loads = make_loads(stack, server, repository, texts)
         lines = list(measure(loads, seconds, rounds))
     lines += equal_rows(repository, texts)
     lines += first_answers(repository, texts[0], starts)
@@ -138,7 +143,33 @@ class InProcess:
         return ServerTimes()
 
 
-def make_loads(stack: ExitStack, grpc_url: str, repository: Path, texts: Sequence[str]) -> dict[str, Asked]:
+class OverHttp:
+    """A sender of single texts over HTTP, by stock tritonclient; the others are of gRPC."""
+
+    def __init__(self, http_url: str, model: str, texts: Sequence[str]) -> None:
+        self._client = tritonclient.http.InferenceServerClient(http_url)
+        self._model = model
+        self._texts = cycle(texts)
+
+    def request(self) -> Timing:
+        start = time.perf_counter_ns()
+        column = text_column([next(self._texts)])
+        text = tritonclient.http.InferInput(TEXT_INPUT, column.shape, "BYTES")
+        text.set_data_from_numpy(column)
+        wanted = [tritonclient.http.InferRequestedOutput(OUTPUT)]
+        sent = time.perf_counter_ns()
+        result = self._client.infer(self._model, [text], outputs=wanted)
+        answered = time.perf_counter_ns()
+        result.as_numpy(OUTPUT)
+        return Timing(sent - start, answered - sent, time.perf_counter_ns() - answered)
+
+    def server_times(self) -> ServerTimes:
+        return ServerTimes()
+
+
+def make_loads(
+    stack: ExitStack, server: TritonServer, repository: Path, texts: Sequence[str]
+) -> dict[str, Asked]:
     entry = read_entry(repository / DEMO)
     classifier = Classifier(entry.path)
     tokens = tokens_of(entry)
@@ -146,7 +177,7 @@ def make_loads(stack: ExitStack, grpc_url: str, repository: Path, texts: Sequenc
     fulls = [tokens.batch(part) for part in parts(texts, FULL_TEXTS)]
 
     def asked(model: str, senders: int, batches: Sequence[Batch] = singles) -> Asked:
-        return Asked(make_senders(stack, grpc_url, model, batches, senders), len(batches[0].texts))
+        return Asked(make_senders(stack, server.grpc_url, model, batches, senders), len(batches[0].texts))
 
     return {
         "small, text": asked(SMALL, SMALL_SENDERS),
@@ -154,8 +185,9 @@ def make_loads(stack: ExitStack, grpc_url: str, repository: Path, texts: Sequenc
         "single texts": asked(DEMO, SINGLE_SENDERS),
         "full requests": asked(DEMO, FULL_SENDERS, fulls),
         "library, many texts": Asked([InProcess(classifier, parts(texts, LIBRARY_TEXTS))], LIBRARY_TEXTS),
-        "one sender": asked(DEMO, 1),
-        "library, one text": Asked([InProcess(classifier, parts(texts, 1))]),
+        OVER_HTTP: Asked([OverHttp(server.http_url, DEMO, texts)]),
+        OVER_GRPC: asked(DEMO, 1),
+        IN_PROCESS: Asked([InProcess(classifier, parts(texts, 1))]),
     }
 
 
