@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -28,9 +29,35 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# Files that wait for servers and other processes more than they compute, the longest first. Where several of
+# them run at a time, processors are idle.
+WAITING = (
+    *("readme", "profile", "launcher", "distributed", "scoring", "container", "cli_finetune", "faults"),
+    *("cli", "client", "docker"),
+)
+# Files that compute for 10 seconds and more, the longest first.
+COMPUTING = (
+    *("before", "heads", "axis_graph", "half", "served_heads", "served_data", "served_families"),
+    *("cli_export", "tokenizer", "served_tasks", "embeddings", "axis_attention", "element_types"),
+    *("pretraining", "served_corpora", "tokenizer_derivation", "served_several", "resume", "finetune_tasks"),
+    *("finetune", "served_axis", "packed", "served_text", "training_options"),
+)
+
+
+def _long_files() -> Iterator[str]:
+    """Give one that waits and two that compute, over and over."""
+    waiting = iter(WAITING)
+    for number, name in enumerate(COMPUTING):
+        if number % 2 == 0:
+            yield from islice(waiting, 1)
+        yield name
+    yield from waiting
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest file and leave the short ones to the end, so that the workers end together."""
-    items.sort(key=lambda item: (item.path.parent.name == "ops", item.path.name != "test_readme.py"))
+    """Begin with the long files and leave the short ones to the end, so that the workers end together."""
+    places = {name: place for place, name in enumerate(_long_files())}
+    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(places)))
 
 
 @pytest.fixture(scope="module", autouse=True)
