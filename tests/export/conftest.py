@@ -1,12 +1,15 @@
 """A tiny SSAF checkpoint and its export, made once a session."""
 
+import hashlib
 import os
+import pickle
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
@@ -17,6 +20,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.graph.export import export_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
+from sparse_export.graph.tokenizer.tables import TokenizerTables
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer
 
 
@@ -29,23 +33,38 @@ def _quiet_transformers() -> None:
 @pytest.fixture(scope="session")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> GraphTable:
     """Every graph of the session: see `GraphTable`."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # whose own folder lies in the session's
-        shared = shared.parent
-    return GraphTable(shared / "graphs", export_graph)
+    return GraphTable(_shared(tmp_path_factory) / "graphs", export_graph)
+
+
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all processes that run the session."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _entries_of_traced_graphs(graphs: GraphTable) -> Iterator[None]:
+def _entries_of_traced_graphs(graphs: GraphTable, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have entries made of the session's graphs, and of tables that a tokenizer was asked for once.
 
     All else of an export, the gate too, is done each time.
     """
-    tables = cache(lambda tokenizer: derive_tables(Tokenizer.from_str(tokenizer)))
+    folder = _shared(tmp_path_factory) / "tables"
+    folder.mkdir(exist_ok=True)
+    tables = cache(lambda tokenizer: _tables(tokenizer, folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparse_export.entry.export_graph", graphs.trace)
         patch.setattr("sparse_export.entry.derive_tables", lambda tokenizer: tables(tokenizer.to_str()))
         yield
+
+
+def _tables(tokenizer: str, folder: Path) -> TokenizerTables:
+    """Ask a tokenizer for its tables, or read what it told another process."""
+    path = folder / f"{hashlib.sha256(tokenizer.encode()).hexdigest()}.tables"
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            path.write_bytes(pickle.dumps(derive_tables(Tokenizer.from_str(tokenizer))))
+    tables: TokenizerTables = pickle.loads(path.read_bytes())
+    return tables
 
 
 @pytest.fixture(scope="session")
