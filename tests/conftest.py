@@ -6,8 +6,10 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
+from onnxruntime import InferenceSession, SessionOptions
 
 # A shell that starts a run in the background has it ignore SIGINT, and what the tests start would inherit
 # it; those that send the signal need it to arrive.
@@ -65,6 +67,30 @@ def _spared_garbage_collector() -> None:
     """Have the collector pass over what is imported: it takes half the time of a tiny training otherwise."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_that_do_not_spin() -> Iterator[None]:
+    """Have threads of ONNX Runtime sleep where there is nothing to do: other workers need the processor."""
+    open_session = InferenceSession.__init__
+
+    def opened(
+        self: InferenceSession,
+        model: Any,
+        sess_options: SessionOptions | None = None,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        options = sess_options or SessionOptions()
+        try:
+            options.get_session_config_entry("session.intra_op.allow_spinning")
+        except RuntimeError:  # it is not set
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        open_session(self, model, options, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InferenceSession, "__init__", opened)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
