@@ -23,6 +23,7 @@ import os
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -147,18 +148,20 @@ class OverHttp:
     """A sender of single texts over HTTP, by stock tritonclient; the others are of gRPC."""
 
     def __init__(self, http_url: str, model: str, texts: Sequence[str]) -> None:
-        self._client = tritonclient.http.InferenceServerClient(http_url)
-        self._model = model
+        self._url, self._model = http_url, model
+        self._own = threading.local()  # a window has a thread of its own, and a client is for one
         self._texts = cycle(texts)
 
     def request(self) -> Timing:
+        if not hasattr(self._own, "client"):
+            self._own.client = tritonclient.http.InferenceServerClient(self._url)
         start = time.perf_counter_ns()
         column = text_column([next(self._texts)])
         text = tritonclient.http.InferInput(TEXT_INPUT, column.shape, "BYTES")
         text.set_data_from_numpy(column)
         wanted = [tritonclient.http.InferRequestedOutput(OUTPUT)]
         sent = time.perf_counter_ns()
-        result = self._client.infer(self._model, [text], outputs=wanted)
+        result = self._own.client.infer(self._model, [text], outputs=wanted)
         answered = time.perf_counter_ns()
         result.as_numpy(OUTPUT)
         return Timing(sent - start, answered - sent, time.perf_counter_ns() - answered)
