@@ -5,6 +5,8 @@
 #   MODEL_REPOSITORY                    where the models are (default /models)
 #   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
 #                                       without it nobody can
+#   DRAIN_TIMEOUT                       seconds that a stop waits for requests in flight, and for clients to close
+#                                       their HTTP connections (default 8: docker stop kills after 10)
 #   GRPC_SERVER_CERT, GRPC_SERVER_KEY   PEM files: gRPC over TLS
 #   GRPC_ROOT_CERT                      PEM file: only clients with a certificate of this authority
 #
@@ -45,6 +47,7 @@ exec tritonserver \
   --disable-auto-complete-config \
   --exit-on-error=true \
   --strict-readiness=true \
+  "--exit-timeout-secs=${DRAIN_TIMEOUT:-8}" \
   "--http-restricted-api=$restricted" \
   "--grpc-restricted-protocol=$restricted" \
   "$@"

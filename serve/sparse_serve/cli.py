@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -86,6 +86,9 @@ def serve(  # noqa: PLR0913  one parameter per option
     verify: Annotated[
         bool, typer.Option("--verify", help="First hold every file against its digest in the manifest.")
     ] = False,
+    drain_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that a stop waits for requests in flight.")
+    ] = 30,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the command line that would be run.")
     ] = False,
@@ -112,8 +115,10 @@ def serve(  # noqa: PLR0913  one parameter per option
         extra_args=tuple(triton_args or ()),
         log_path=log_file,
         echo_log=verbose,
+        stop_seconds=drain_timeout,
     )
     if mode is ServerMode.docker:
+        options = replace(options, environment={"DRAIN_TIMEOUT": str(drain_timeout)})
         container = ContainerOptions(image or DEFAULT_IMAGE, gpus, memory)
         server: Server = ContainerServer(options, container)
     else:

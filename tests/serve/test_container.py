@@ -95,7 +95,8 @@ def test_the_line_gives_the_least_rights(repository: Path, capsys: pytest.Captur
         f"127.0.0.1:{grpc}:8001",
         f"127.0.0.1:{metrics}:8002",
     ]
-    assert (line.memory, line.memory_swap, line.gpus, line.env) == (None, None, None, [])
+    assert (line.memory, line.memory_swap, line.gpus) == (None, None, None)
+    assert line.env == ["DRAIN_TIMEOUT=30"]
 
 
 def test_the_line_and_compose_agree(repository: Path) -> None:

@@ -40,6 +40,7 @@ HARDENED = [
     "--disable-auto-complete-config",
     "--exit-on-error=true",
     "--strict-readiness=true",
+    "--exit-timeout-secs=8",
 ]
 
 
@@ -175,12 +176,12 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
         f"--http-port={http}",
         f"--grpc-port={grpc}",
         f"--metrics-port={metrics}",
-        "--exit-timeout-secs=1",  # it would wait for the model that has been killed
         f"--backend-config=python,shm-region-prefix-name={regions}",
         f"--backend-config=onnxruntime,shm-region-prefix-name={regions}",
         "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1",
         "--metrics-address=127.0.0.1",
+        DRAIN_TIMEOUT="1",  # it would wait for the model that has been killed
         MODEL_REPOSITORY=str(repository),
         PATH=environment["PATH"],
         LD_LIBRARY_PATH=environment["LD_LIBRARY_PATH"],

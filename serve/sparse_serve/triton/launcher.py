@@ -1,9 +1,11 @@
 """Starts the Triton of this machine on a model repository, and notices when a part of it has died."""
 
+import math
 import re
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import ServerError
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
 from sparse_serve.repository.entries import overlay_repository
+from sparse_serve.triton.connections import end_receiving
 from sparse_serve.triton.installation import (
     ONNXRUNTIME,
     PYTHON,
@@ -38,6 +41,7 @@ _CLOSED_APIS = ("shared-memory", "model-repository", "trace", "logging")
 _CLOSED_ABROAD = ("model-config", "statistics")
 
 _REAP_SECONDS = 5.0
+_STOP_INTERVAL = 0.1
 
 # The argument of a Python stub that names the model's instance, such as "reviews_model_0_0".
 _INSTANCE = re.compile(r"(?P<model>[^/]+)_\d+_\d+")
@@ -110,6 +114,7 @@ class TritonServer(Server):
             ("--disable-auto-complete-config", ""),
             ("--exit-on-error", "true"),
             ("--strict-readiness", "true"),
+            ("--exit-timeout-secs", str(math.ceil(options.stop_seconds))),
             ("--http-address", address),
             ("--grpc-address", address),
             ("--metrics-address", address),
@@ -199,8 +204,13 @@ class TritonServer(Server):
         # after another, and Triton would wait for them all.
         is_whole = not any(map(_is_dead, self._family))
         self._family |= dict.fromkeys(self._descendants(), "?")
-        if is_whole:
-            super()._end(process)
+        if not is_whole:
+            return
+        process.terminate()
+        deadline = time.monotonic() + self.options.stop_seconds
+        while process.poll() is None and time.monotonic() < deadline:
+            end_receiving(self.process_ids(), self.http_port)
+            time.sleep(_STOP_INTERVAL)
 
     def _clean_up(self) -> None:
         super()._clean_up()

@@ -3,7 +3,6 @@
 import os
 import secrets
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
@@ -41,7 +40,7 @@ class ServerOptions:
 
     A port of 0 picks a free one; with `verify`, every file is held against the digest of its export;
     `environment` is added to the server's; `log_path` None keeps Triton's log only while it runs; `echo_log`
-    copies it to stderr as it is written.
+    copies it to stderr as it is written; `stop_seconds` is how long a stop waits for requests in flight.
     """
 
     repository: Path
@@ -271,11 +270,9 @@ class Server(ABC):
         finally:
             self._clean_up()
 
+    @abstractmethod
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """End the server in good order, within `stop_seconds`."""
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(self.options.stop_seconds)
+        """End the server in good order, within `stop_seconds`, its requests in flight answered."""
 
     def _clean_up(self) -> None:
         guard.end(self._mark, self._folder)

@@ -1,0 +1,140 @@
+"""Stopping: idle connections are not waited for, requests in flight are, for as long as is said."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from serving import addresses, leftovers, serve
+from tritonclient import grpc as triton_grpc
+
+from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.triton.connections import end_receiving
+
+SLOW_CONFIG = """backend: "python"
+max_batch_size: 1
+input { name: "SECONDS" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "SLEPT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+SLOW_MODEL = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        seconds = pb_utils.get_input_tensor_by_name(request, "SECONDS").as_numpy()
+        time.sleep(float(seconds.max()))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT", seconds)])
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, make_spec: Callable[..., EntrySpec]) -> Path:
+    models = tmp_path / "models"
+    write_entry(models, make_spec())
+    (models / "slow" / "1").mkdir(parents=True)
+    (models / "slow" / CONFIG_NAME).write_text(SLOW_CONFIG)
+    (models / "slow" / "1" / "model.py").write_text(SLOW_MODEL)
+    return models
+
+
+def ask_http(connection: HTTPConnection, seconds: float) -> float:
+    tensor = {"name": "SECONDS", "shape": [1, 1], "datatype": "FP32", "data": [seconds]}
+    connection.request("POST", "/v2/models/slow/infer", json.dumps({"inputs": [tensor]}))
+    answer = json.loads(connection.getresponse().read())
+    return float(answer["outputs"][0]["data"][0])
+
+
+def ask_grpc(url: str, seconds: float) -> float:
+    tensor = triton_grpc.InferInput("SECONDS", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 1), seconds, np.float32))
+    with triton_grpc.InferenceServerClient(url) as client:
+        return float(client.infer("slow", [tensor]).as_numpy("SLEPT")[0, 0])
+
+
+@contextmanager
+def kept_alive(urls: dict[str, str]) -> Iterator[HTTPConnection]:
+    """Hold an idle connection of each kind, used once where it is of HTTP."""
+    channel = grpc.insecure_channel(urls["grpc"])
+    grpc.channel_ready_future(channel).result(timeout=10)
+    connections = [HTTPConnection(urls[name]) for name in ("http", "metrics")]
+    assert ask_http(connections[0], 0) == 0
+    connections[1].request("GET", "/metrics")
+    connections[1].getresponse().read()
+    yield connections[0]
+    channel.close()
+    for connection in connections:
+        connection.close()
+
+
+def seconds_to_stop(process: "subprocess.Popen[str]") -> float:
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert not leftovers(process.pid)
+    return time.monotonic() - started
+
+
+def test_idle_connections_are_not_waited_for(repository: Path) -> None:
+    """Some 4 s on a machine with nothing else to do; it was the exit time-out of Triton."""
+    process = serve(repository)
+    with kept_alive(addresses(process)):
+        assert seconds_to_stop(process) < 10
+
+
+def test_what_is_in_flight_is_answered(repository: Path) -> None:
+    """One request is in work, another waits for it over the other protocol; others are idle."""
+    process = serve(repository)
+    urls = addresses(process)
+    with kept_alive(urls), kept_alive(urls) as used, ThreadPoolExecutor() as threads:
+        answers: list[Future[float]] = [
+            threads.submit(ask_http, used, 2.0),
+            threads.submit(ask_grpc, urls["grpc"], 1.0),
+        ]
+        time.sleep(0.5)
+        assert seconds_to_stop(process) > 2
+        assert [answer.result(timeout=1) for answer in answers] == [2.0, 1.0]
+
+
+def test_what_takes_too_long_is_cut_off(repository: Path) -> None:
+    process = serve(repository, "--drain-timeout", "1")
+    connection = HTTPConnection(addresses(process)["http"])
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(ask_http, connection, 30.0)
+        time.sleep(0.5)
+        assert seconds_to_stop(process) < 10
+        with pytest.raises(OSError):  # noqa: PT011  whichever way the connection breaks
+            answer.result(timeout=5)
+
+
+def test_connections_of_another_port_or_process_are_left_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = listener.accept()
+            accepted.settimeout(0.1)
+            end_receiving([os.getpid()], port + 1)
+            end_receiving([2**22 + 1], port)
+            with pytest.raises(TimeoutError):
+                accepted.recv(1)
+            end_receiving([os.getpid()], port)
+            assert accepted.recv(1) == b""
+            accepted.sendall(b"answer")
+            assert client.recv(6) == b"answer"
+            accepted.close()
