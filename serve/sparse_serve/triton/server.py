@@ -101,8 +101,9 @@ class Server(ABC):
         )
         # In the environment of the server's processes and in the names of its regions in /dev/shm, so that
         # both are found even after kill -9.
-        self._mark = f"sparse_serve_{os.getpid()}_{secrets.token_hex(4)}_"
-        self._folder = Path(tempfile.gettempdir(), f"sparse-serve-{os.getpid()}-{secrets.token_hex(4)}")
+        token = secrets.token_hex(4)
+        self._mark = guard.mark_of(os.getpid(), token)
+        self._folder = Path(tempfile.gettempdir(), guard.folder_of(os.getpid(), token))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._log: LogFile | None = None
@@ -195,6 +196,7 @@ class Server(ABC):
         return 0 in ports and isinstance(error, ServerError) and _PORT_TAKEN in str(error)
 
     def _start(self) -> None:
+        guard.clear(Path(tempfile.gettempdir()))
         end_interrupted_exports(self.repository)
         line = self.launch_line(claim_ports=True)
         self._guard = guard.start(self._mark, self._folder, self._end_command())
