@@ -17,7 +17,7 @@ from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, Se
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
-from sparse_serve.triton import preflight, probe
+from sparse_serve.triton import installation, preflight, probe
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.log import reason_in_log
@@ -372,6 +372,7 @@ def test_a_triton_on_path_gets_the_flags_it_knows(
     programs.mkdir()
     (programs / "tritonserver").write_text(FAKE_TRITON.format(record=record))
     (programs / "tritonserver").chmod(0o755)
+    (tmp_path / "backends" / "python").mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with pytest.raises(ServerError, match="error: fake"):
         TritonServer(options(repository, extra_args=("--log-verbose=1",))).start()
@@ -410,6 +411,48 @@ def test_backends_of_a_triton_on_path_are_merged_with_ours(
     }
     assert not any(path.is_symlink() for path in target.rglob("*"))
     assert (target / "onnxruntime" / "libtriton_onnxruntime.so").read_text().startswith("onnxruntime/")
+
+
+@pytest.fixture
+def triton_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on PATH with a link to a server that has none of the usual folders around it."""
+    program = tmp_path / "store" / "some" / "where" / "triton"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "tritonserver").symlink_to(program)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'usr' / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(installation, "_USUAL_HOME", tmp_path / "opt" / "tritonserver")
+    return tmp_path
+
+
+@pytest.mark.parametrize("home", ["usr", "usr/bin", "store/some", "store/some/where", "opt/tritonserver"])
+def test_backends_of_a_triton_on_path_are_found(triton_on_path: Path, home: str) -> None:
+    backends = triton_on_path / home / "backends"
+    (backends / "python").mkdir(parents=True)
+    found = find_triton()
+    assert (found.kind, found.backends) == ("path", backends)
+    assert found.executable == triton_on_path / "store" / "some" / "where" / "triton"
+
+
+def test_a_triton_on_path_without_backends_is_refused(triton_on_path: Path) -> None:
+    expected = (
+        rf"Triton at {triton_on_path}/usr/bin/tritonserver has no backends: none of python or onnxruntime is "
+        rf"in {triton_on_path}/store/some/where/backends, .*/opt/tritonserver/backends; .* --mode bundled"
+    )
+    with pytest.raises(ServerError, match=expected):
+        find_triton()
+
+
+def test_a_triton_on_path_without_the_backend_that_models_need_is_refused(
+    triton_on_path: Path, repository: Path
+) -> None:
+    backends = triton_on_path / "usr" / "backends"
+    (backends / "onnxruntime").mkdir(parents=True)
+    find_triton().require_backends(["onnxruntime", ""])
+    with pytest.raises(ServerError, match=rf"no Python backend in {backends}, .* sparse_serve_text of a mo"):
+        TritonServer(options(repository)).start()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,13 @@ TEXT_BACKEND_MODULES = (
 )
 """What of this package its text backend needs, beside `model.py`."""
 
+# What serves our entries: one of these, or both.
+_NEEDED = (PYTHON, ONNXRUNTIME)
+# Of Triton's images and packages, which a tritonserver elsewhere may only start.
+_USUAL_HOME = Path("/opt/tritonserver")
 _WHEEL = "nvidia-pytriton"
+_STUB = "triton_python_backend_stub"
+_PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _HELP_SECONDS = 30
 _COMPILED = shutil.ignore_patterns("__pycache__")
 
@@ -57,6 +63,20 @@ class TritonInstallation:
     def has_onnxruntime(self) -> bool:
         """Whether the server has an onnxruntime backend of its own."""
         return (self.backends / ONNXRUNTIME).is_dir()
+
+    def require_backends(self, names: Iterable[str]) -> None:
+        """See that the backends that models name can run: ours, one in onnxruntime's place, run on Python.
+
+        Raises:
+            ServerError: the server has no Python backend, and they need it.
+        """
+        on_python = {PYTHON, TEXT_BACKEND} | (set() if self.has_onnxruntime else {ONNXRUNTIME})
+        needing = sorted(on_python.intersection(names))
+        if needing and not (self.backends / PYTHON).is_dir():
+            raise ServerError(
+                f"Triton at {self.executable} has no Python backend in {self.backends}, which the backend "
+                f"{needing[0]} of a model needs: install a Triton with it, or use --mode bundled"
+            )
 
     def variables(self) -> dict[str, str]:
         """Return the variables the server needs set, the op library's folder on its library path."""
@@ -111,18 +131,27 @@ def find_triton(mode: Mode = "auto") -> TritonInstallation:
     if mode in ("auto", "path"):
         executable = shutil.which("tritonserver")
         if executable is not None:
-            return _on_path(Path(executable).resolve())
+            return _on_path(Path(executable).absolute())
         if mode == "path":
             raise ServerError("no tritonserver on PATH: install Triton, or use --mode bundled")
     return _bundled()
 
 
 def _on_path(executable: Path) -> TritonInstallation:
+    """Describe a server whose backends lie beside it, or what it is a link to, or where images have them."""
+    homes = [folder for path in (executable.resolve(), executable) for folder in path.parents[:2]]
+    looked = list(dict.fromkeys(home / "backends" for home in (*homes, _USUAL_HOME)))
+    backends = next((each for each in looked if any((each / name).is_dir() for name in _NEEDED)), None)
+    if backends is None:
+        raise ServerError(
+            f"Triton at {executable} has no backends: none of {' or '.join(_NEEDED)} is in "
+            f"{', '.join(map(str, looked))}; put its folder 'backends' there, or use --mode bundled"
+        )
     return TritonInstallation(
         kind="path",
-        executable=executable,
-        backends=executable.parent.parent / "backends",
-        stub=None,
+        executable=executable.resolve(),
+        backends=backends,
+        stub=None if (backends / PYTHON / _STUB).exists() else _stub_beside(backends),
         library_folders=_op_library_folder(),
         version=None,
     )
@@ -143,16 +172,16 @@ def _bundled() -> TritonInstallation:
         )
     site = Path(str(wheel.locate_file("")))
     root = site / "pytriton" / "tritonserver"
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = root / "python_backend_stubs" / python / "triton_python_backend_stub"
-    if not stub.is_file():
+    backends = root / "backends"
+    stub = _stub_beside(backends)
+    if stub is None:
         raise ServerError(
-            f"the bundled Triton has no Python stub for Python {python}: use Python 3.11 or 3.12"
+            f"the bundled Triton has no Python stub for Python {_PYTHON_VERSION}: use Python 3.11 or 3.12"
         )
     return TritonInstallation(
         kind="bundled",
         executable=root / "bin" / "tritonserver",
-        backends=root / "backends",
+        backends=backends,
         stub=stub,
         library_folders=(
             site / "nvidia_pytriton.libs",
@@ -161,6 +190,12 @@ def _bundled() -> TritonInstallation:
         ),
         version=BUNDLED,
     )
+
+
+def _stub_beside(backends: Path) -> Path | None:
+    """Return the stub for this Python where it lies as in the wheel, beside the backends."""
+    stub = backends.parent / "python_backend_stubs" / _PYTHON_VERSION / _STUB
+    return stub if stub.is_file() else None
 
 
 def _op_library_folder() -> tuple[Path, ...]:
@@ -181,7 +216,7 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
             )
     if installation.stub is not None:
         (target / PYTHON).mkdir(parents=True, exist_ok=True)
-        _link(installation.stub, target / PYTHON / "triton_python_backend_stub")
+        _link(installation.stub, target / PYTHON / _STUB)
     package = Path(__file__).parents[1]
     if not installation.has_onnxruntime:
         _copy(package / "triton" / "onnxruntime_backend", target / ONNXRUNTIME)

@@ -88,6 +88,7 @@ class TritonServer(Server):
         self.installation = installation = find_triton(options.mode)
         if installation.kind == "bundled":
             require_loopback(options.address, installation.version)
+        installation.require_backends(self._backends_of_models())
         flags = installation.flags()
         if claim_ports:
             self._claim_ports()
@@ -146,10 +147,12 @@ class TritonServer(Server):
 
     def _prepare(self) -> None:
         if self.installation is not None:
-            configs = (read_config(self.repository / model / CONFIG_NAME) for model in self.models)
-            backend_directory(self.installation, self._backends, map(backend_of, configs))
+            backend_directory(self.installation, self._backends, self._backends_of_models())
         if self._is_changed:
             overlay_repository(self.repository, self._overlay, self._edit, self.models)
+
+    def _backends_of_models(self) -> list[str]:
+        return [backend_of(read_config(self.repository / model / CONFIG_NAME)) for model in self.models]
 
     @property
     def _is_changed(self) -> bool:
