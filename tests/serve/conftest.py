@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,24 @@ def server(
     write_entry(repository, make_spec(name="aaa", graph=axes, attention=AAA, metrics=True))
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificate and key of localhost, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificate")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    line = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    subprocess.run(
+        [*line, *names, "-keyout", folder / "key.pem", "-out", folder / "only.pem"],
+        check=True,
+        capture_output=True,
+    )
+    both = folder / "tls.pem"
+    both.write_text((folder / "only.pem").read_text() + (folder / "key.pem").read_text())
+    return both
 
 
 @pytest.fixture

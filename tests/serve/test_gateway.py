@@ -1,0 +1,352 @@
+"""The gateway: HAProxy before a real Triton, and before servers that are slow, hung or gone."""
+
+import json
+import re
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from serving import wait_for
+from tiny_entry import SEVERAL, SPANS
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
+from sparse_serve.deploy.limits import Limits, health_request
+from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.preflight import claim_ports
+
+MakeSpec = Callable[..., EntrySpec]
+
+HAPROXY = shutil.which("haproxy")
+needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+
+LIMITS = Limits(
+    max_body=100_000, max_requests=1, max_pending_requests=0, request_timeout=0.5, queue_timeout=0.2
+)
+
+
+def check_config(folder: Path) -> None:
+    done = subprocess.run(
+        [HAPROXY or "", "-c", "-f", folder / CONFIG], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[WARNING]" not in done.stderr
+
+
+@needs_haproxy
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_haproxy_takes_the_configuration(tmp_path: Path, certificate: Path, with_tls: bool) -> None:
+    asked = {"TEXT": "it's"}
+    gateway = Gateway(
+        models=("a.b", "a.b_model"),
+        health_request=asked,
+        limits=LIMITS,
+        http_server="127.0.0.1:8000",
+        grpc_server="127.0.0.1:8001",
+    )
+    write_gateway(tmp_path, replace(gateway, certificate=str(certificate)) if with_tls else gateway)
+    check_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["TEXT"]),
+        ({"task": SPANS}, ["TEXT", "TEXT_PAIR"]),
+        ({"task": SEVERAL}, ["TEXT", "TASK"]),
+    ],
+)
+def test_health_asks_for_what_the_entry_needs(
+    tmp_path: Path, make_spec: MakeSpec, changes: dict[str, Any], names: list[str]
+) -> None:
+    asked = health_request(read_entry(write_entry(tmp_path, make_spec(**changes))))
+    assert [tensor["name"] for tensor in asked["inputs"]] == names
+
+
+def write_gateway(folder: Path, gateway: Gateway) -> None:
+    for name, text in gateway_files(gateway).items():
+        (folder / name).write_text(text, newline="")
+
+
+@contextmanager
+def started(folder: Path, gateway: Gateway) -> Iterator[Gateway]:
+    """Run HAProxy on free ports until it calls its server ready."""
+    http, grpc_port, metrics = (f"127.0.0.1:{port}" for port in claim_ports("127.0.0.1", 0, 0, 0))
+    gateway = replace(gateway, http=http, grpc=grpc_port, metrics=metrics)
+    folder.mkdir(exist_ok=True)
+    write_gateway(folder, gateway)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([HAPROXY or "", "-db", "-f", folder / CONFIG], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: process.poll() is not None or is_ready(gateway))
+        assert process.poll() is None, (folder / "log").read_text()
+        yield gateway
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ready(gateway: Gateway) -> bool:
+    try:
+        return ask(gateway, "GET", "/v2/health/ready")[0] == 200
+    except OSError:
+        return False
+
+
+def ask(
+    gateway: Gateway, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> tuple[int, str, dict[str, str]]:
+    """Return status, body and headers of what the gateway's HTTP answers."""
+    if gateway.certificate is None:
+        connection = HTTPConnection(gateway.http, timeout=10)
+    else:
+        trusted = ssl.create_default_context(cafile=gateway.certificate)
+        connection = HTTPSConnection(gateway.http, timeout=10, context=trusted)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read().decode(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def metrics(gateway: Gateway) -> str:
+    with urlopen(f"http://{gateway.metrics}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def texts(api: Any, text: bytes) -> list[Any]:
+    tensor = api.InferInput("TEXT", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[text]], object))
+    return [tensor]
+
+
+@needs_haproxy
+def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate: Path) -> None:
+    entry = read_entry(server.repository / "tiny")
+    limits = replace(LIMITS, max_requests=8, max_pending_requests=8, request_timeout=10)
+    gateway = Gateway(
+        models=tuple(entry.models),
+        health_request=health_request(entry),
+        limits=limits,
+        http_server=server.http_url,
+        grpc_server=server.grpc_url,
+    )
+
+    def answers(api: Any, url: str, text: bytes = b"w1 w2", **options: Any) -> list[Any]:
+        with api.InferenceServerClient(url, **options) as client:
+            result = client.infer("tiny", texts(api, text))
+        return [result.as_numpy(name).tolist() for name in ("label", "scores", "token_count")]
+
+    direct = answers(tritonclient.grpc, server.grpc_url)
+    with started(tmp_path / "plain", gateway) as plain:
+        both = ((tritonclient.http, plain.http), (tritonclient.grpc, plain.grpc))
+        for api, url in both:
+            assert answers(api, url) == direct
+            assert answers(api, url, b"w1 " * 30_000)[2] == [[16]]
+            with api.InferenceServerClient(url) as client:
+                assert client.is_server_live()
+                assert client.is_server_ready()
+                assert client.is_model_ready("tiny")
+                metadata = client.get_model_metadata("tiny")
+                assert "tiny" in str(metadata)
+            with futures.ThreadPoolExecutor(4) as pool:
+                large = pool.submit(answers, api, url, b"w" * 20_000_000)
+                others = [pool.submit(answers, *each) for each in both for _ in range(4)]
+                assert all(other.result() == direct for other in others)
+                assert large.exception() is not None
+        with tritonclient.grpc.InferenceServerClient(plain.grpc) as client:
+            # Of a client that is still sending, gRPC says so only by CANCELLED.
+            with pytest.raises(InferenceServerException, match=r"more than 100000 bytes|CANCELLED"):
+                client.infer("tiny", texts(tritonclient.grpc, b"w" * 100_001))
+            repetitive = texts(tritonclient.grpc, b"w1 " * 1000)  # short ones are sent as they are
+            with pytest.raises(InferenceServerException, match="without compression"):
+                client.infer("tiny", repetitive, compression_algorithm="gzip")
+            with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+                client.get_model_repository_index()
+        infer = "/v2/models/tiny/infer"
+        assert ask(plain, "POST", infer, b"{}", {"content-encoding": "gzip"})[0] == 415
+        assert ask(plain, "POST", infer, None, {"transfer-encoding": "chunked"})[0] == 411
+        status, answer, _ = ask(plain, "POST", infer, None, {"content-length": "100001"})
+        assert (status, answer) == (413, '{"error": "a request of more than 100000 bytes"}')
+        assert ask(plain, "POST", "/v2/repository/index", b"{}")[0] == 404
+        assert ask(plain, "POST", "/v2/models/spans/infer", b"{}")[0] == 404
+        refused = 'haproxy_frontend_http_responses_total{proxy="http",code="4xx"}'
+        (count,) = re.findall(rf"^{re.escape(refused)} (\d+)$", metrics(plain), re.MULTILINE)
+        assert int(count) >= 5
+    with started(tmp_path / "tls", replace(gateway, certificate=str(certificate))) as secure:
+        status, answer, _ = ask(secure, "POST", infer, json.dumps(gateway.health_request))
+        assert (status, json.loads(answer)["outputs"][0]["name"]) == (200, "token_count")
+        trusted: dict[str, Any] = {"ssl": True, "root_certificates": str(certificate)}
+        assert answers(tritonclient.grpc, secure.grpc, **trusted) == direct
+
+
+class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated
+    """A server of both protocols that answers health checks, or nothing, and inferences when it may."""
+
+    def __init__(self) -> None:
+        self.may_answer, self.is_hung = threading.Event(), threading.Event()
+        self.in_flight = self.most_in_flight = 0
+        self._lock = threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                is_check = b"health check" in self.rfile.read(int(self.headers["content-length"]))
+                if is_check:
+                    while stub.is_hung.is_set():
+                        time.sleep(0.05)
+                else:
+                    stub.infer()
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(8))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._grpc)
+        grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        self.http_url, self.grpc_url = (
+            f"127.0.0.1:{port}" for port in (self._http.server_address[1], grpc_port)
+        )
+
+    def infer(self) -> None:
+        with self._lock:
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.may_answer.wait(10)
+        with self._lock:
+            self.in_flight -= 1
+
+    def ModelInfer(self, _request: object, _context: object) -> object:  # noqa: N802  gRPC's own name
+        self.infer()
+        return service_pb2.ModelInferResponse(model_name="m")
+
+    def stop(self) -> None:
+        self.is_hung.clear()
+        self.may_answer.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._grpc.stop(0)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    made = Stub()
+    yield made
+    made.stop()
+
+
+def infer_both(gateway: Gateway) -> dict[str, Callable[[], tuple[object, str]]]:
+    """Return inferences by protocol, each of which returns its status and what was said."""
+
+    def over_http() -> tuple[object, str]:
+        status, answer, headers = ask(gateway, "POST", "/v2/models/m/infer", b"{}")
+        if status == 503:
+            assert headers["retry-after"] == "1"
+        return status, answer
+
+    def over_grpc() -> tuple[object, str]:
+        with grpc.insecure_channel(gateway.grpc) as channel:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+            try:
+                call(service_pb2.ModelInferRequest(model_name="m"), timeout=5)
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return grpc.StatusCode.OK, ""
+
+    return {"http": over_http, "grpc": over_grpc}
+
+
+STATUS: dict[str, dict[str, object]] = {
+    "http": {"ok": 200, "overloaded": 503, "late": 504},
+    "grpc": {
+        "ok": grpc.StatusCode.OK,
+        "overloaded": grpc.StatusCode.UNAVAILABLE,
+        "late": grpc.StatusCode.DEADLINE_EXCEEDED,
+    },
+}
+
+
+def of_stub(stub: Stub, limits: Limits) -> Gateway:
+    return Gateway(
+        models=("m",),
+        health_request={"TEXT": "health check"},
+        limits=limits,
+        http_server=stub.http_url,
+        grpc_server=stub.grpc_url,
+    )
+
+
+@needs_haproxy
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_overload_is_refused_and_is_not_death(stub: Stub, tmp_path: Path, protocol: str) -> None:
+    status = STATUS[protocol]
+    limits = replace(LIMITS, max_requests=2, max_pending_requests=1, request_timeout=5, queue_timeout=0.5)
+    with started(tmp_path, of_stub(stub, limits)) as gateway, futures.ThreadPoolExecutor(8) as pool:
+        infer = infer_both(gateway)[protocol]
+        running = [pool.submit(infer) for _ in range(2)]
+        wait_for(lambda: stub.in_flight == 2)
+        # One waits, and is told after a while that it was in vain; another one is told at once.
+        waiting = pool.submit(infer)
+        queued = f'haproxy_backend_current_queue{{proxy="{protocol}_inference"}} 1'
+        wait_for(lambda: queued in metrics(gateway))
+        found, message = infer()
+        assert found == status["overloaded"]
+        assert "too many requests" in message
+        assert not waiting.done()
+        assert waiting.result()[0] == status["overloaded"]
+        assert is_ready(gateway)
+        assert not any(each.done() for each in running)
+        stub.may_answer.set()
+        assert [each.result()[0] for each in running] == [status["ok"]] * 2
+        assert infer()[0] == status["ok"]
+        assert stub.most_in_flight == 2
+
+
+@needs_haproxy
+def test_late_hung_and_stopped(stub: Stub, tmp_path: Path) -> None:
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway, futures.ThreadPoolExecutor(8) as pool:
+        both = infer_both(gateway)
+        late = {protocol: pool.submit(infer) for protocol, infer in both.items()}
+        for protocol, each in late.items():
+            found, message = each.result()
+            assert found == STATUS[protocol]["late"]
+            assert "no answer within 0.5 s" in message
+        assert is_ready(gateway)
+        stub.may_answer.set()
+        stub.is_hung.set()
+        wait_for(lambda: not is_ready(gateway), 5)
+        assert ask(gateway, "GET", "/v2/health/live")[0] == 200
+        for protocol, infer in both.items():
+            assert infer()[0] == STATUS[protocol]["overloaded"]
+        stub.is_hung.clear()
+        wait_for(lambda: is_ready(gateway), 5)
+        assert all(infer()[0] == STATUS[protocol]["ok"] for protocol, infer in both.items())
+        stub.stop()
+        wait_for(lambda: not is_ready(gateway), 5)
+        assert all(infer()[0] == STATUS[protocol]["overloaded"] for protocol, infer in both.items())
