@@ -1,4 +1,4 @@
-"""The commands of the serving side: `serve`, `classify`, `profile`, `score`, `check`, `info`."""
+"""The commands of the serving side: `serve`, `classify`, `profile`, `score`, `deploy`, `check`, `info`."""
 
 import json
 import signal
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_serve.cli_classify import classify
+from sparse_serve.cli_deploy import deploy
 from sparse_serve.cli_options import CONTEXT, DEFAULT_REPOSITORY, Verbose, run, table_console
 from sparse_serve.cli_profile import profile_command
 from sparse_serve.cli_score import score
@@ -184,6 +185,7 @@ def _interrupt_once(server: Server) -> None:
 app.command(context_settings=CONTEXT)(classify)
 app.command("profile", context_settings=CONTEXT)(profile_command)
 app.command(context_settings=CONTEXT)(score)
+app.command(context_settings=CONTEXT)(deploy)
 
 
 @app.command(context_settings=CONTEXT)

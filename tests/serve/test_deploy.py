@@ -1,0 +1,185 @@
+"""The command `deploy`: the files of a target."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparse_serve.cli import app, run
+from sparse_serve.deploy.deployment import require_certificate
+from sparse_serve.deploy.gateway import CONFIG
+from sparse_serve.errors import SparseServeError
+from sparse_serve.repository.config import CONFIG_NAME, Computing
+from sparse_serve.repository.entries import EntrySpec, write_entry
+
+MakeSpec = Callable[..., EntrySpec]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    write_entry(folder, make_spec(computing=Computing(instances=2, threads=1), max_batch_size=8))
+    return folder
+
+
+@pytest.fixture
+def deploy(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Deploy the entry `tiny` to `tmp_path / "out"`: status, stdout, stderr."""
+
+    def run_deploy(*arguments: str, name: str = "tiny") -> tuple[int, str, str]:
+        line = ["deploy", name, "--target", "compose", "--output-dir", str(tmp_path / "out")]
+        with pytest.raises(SystemExit) as ended:
+            run(app, [*line, "--model-repository", str(repository), *arguments])
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run_deploy
+
+
+def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> None:
+    status, output, errors = deploy("--json", "--host", "0.0.0.0", "--grpc-port", "9001", "--image", "a:1")
+    assert status == 0, errors
+    out = tmp_path / "out"
+    told = json.loads(output)
+    assert {Path(path) for path in told["files"]} == {path for path in out.rglob("*") if path.is_file()}
+    assert errors.splitlines() == [f"wrote {path}" for path in told["files"]]
+    assert told["limits"] == {
+        "max_body": 4 << 20,
+        "max_requests": 16,  # two instances with batches of eight
+        "max_pending_requests": 16,
+        "request_timeout": 30,
+        "queue_timeout": 2,
+    }
+    compose = yaml.safe_load((out / "compose.yaml").read_text())
+    services = compose["services"]
+    assert set(services) == {"triton", "gateway", "prometheus"}
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not service["user"].startswith("0")
+        assert not service["image"].endswith(":latest")
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert services["gateway"]["ports"] == ["0.0.0.0:8000:8000", "0.0.0.0:9001:8001"]
+    assert services["triton"]["image"] == "a:1"
+    assert services["triton"]["networks"] == services["prometheus"]["networks"] == ["serving"]
+    assert compose["networks"]["serving"] == {"internal": True}
+    # Of the repository, the server sees this entry alone.
+    assert [(each["source"], each["target"]) for each in services["triton"]["volumes"]] == [
+        (str((repository / name).resolve()), f"/models/{name}") for name in ("tiny", "tiny_model")
+    ]
+    scraped = yaml.safe_load((out / "prometheus.yml").read_text())["scrape_configs"]
+    assert [job["static_configs"][0]["targets"] for job in scraped] == [["triton:8002"], ["gateway:8404"]]
+
+
+def test_options_are_in_the_files_and_read_from_the_environment(
+    deploy: Run, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {
+        "MAX_BODY": "512k",
+        "MAX_REQUESTS": "5",
+        "MAX_PENDING_REQUESTS": "0",
+        "REQUEST_TIMEOUT": "1.5",
+        "QUEUE_TIMEOUT": "0.5",
+        "TLS_CERT": str(certificate),
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
+    status, output, errors = deploy()
+    assert status == 0, errors
+    assert output == f"docker compose --project-directory {tmp_path / 'out'} up --detach --wait\n"
+    config = (tmp_path / "out" / "gateway" / CONFIG).read_text()
+    for part in (
+        "req.body_size gt 524288",
+        "maxconn 5 ",
+        "be_conn(http_inference) ge 5",
+        "timeout server 1500ms",
+        "timeout check 1500ms",
+        "timeout queue 500ms",
+        "bind :8001 ssl crt /run/secrets/tls_certificate ssl-min-ver TLSv1.2 alpn h2",
+    ):
+        assert part in config
+    compose = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())
+    assert compose["secrets"] == {"tls_certificate": {"file": str(certificate)}}
+    assert compose["services"]["gateway"]["secrets"] == ["tls_certificate"]
+    assert "PRIVATE" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.*"))
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+def test_haproxy_takes_the_gateway(deploy: Run, tmp_path: Path) -> None:
+    assert deploy()[0] == 0
+    config = tmp_path / "out" / "gateway" / CONFIG
+    done = subprocess.run(["haproxy", "-c", "-f", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert deploy()[0] == 0
+    assert deploy("--max-requests", "3")[0] == 0
+    assert "maxconn 3 " in (out / "gateway" / CONFIG).read_text()
+    (out / "gateway" / CONFIG).write_text("mine\n")
+    status, _, errors = deploy()
+    assert status == 1
+    assert f"holds gateway/{CONFIG}, which deploy did not write, or not as it is now" in errors
+    assert (out / "gateway" / CONFIG).read_text() == "mine\n"
+    assert deploy("--force")[0] == 0
+    (out / "notes.txt").write_text("mine\n")
+    assert "holds notes.txt" in deploy()[2]
+    assert deploy("--force")[0] == 0
+    assert (out / "notes.txt").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "status", "message"),
+    [
+        ("none", [], 1, "none is no entry of a model repository: it has no manifest.json"),
+        ("../tiny", [], 1, "entry name '../tiny' is not allowed"),
+        ("tiny", ["--target", "nomad"], 2, "'nomad' is not"),
+        ("tiny", ["--max-body", "4 MiB"], 2, "--max-body '4 MiB' is no size up to 2g"),
+        ("tiny", ["--max-body", "3g"], 2, "--max-body '3g' is no size up to 2g"),
+        ("tiny", ["--max-requests", "0"], 2, "'--max-requests': Input should be greater than or equal to 1"),
+        ("tiny", ["--queue-timeout", "0"], 2, "'--queue-timeout': Input should be greater than"),
+        ("tiny", ["--request-timeout", "nan"], 2, "'--request-timeout'"),
+        ("tiny", ["--http-port", "8001"], 2, "--http-port and --grpc-port are both 8001"),
+        ("tiny", ["--image", "-v"], 2, "--image '-v' is no name of an image"),
+        ("tiny", ["--host", "::1"], 1, "give an IPv4 address"),
+        ("tiny", ["--tls-cert", "/none.pem"], 1, "--tls-cert /none.pem cannot be read: No such file"),
+        ("tiny", ["--tls-cert", "/etc/hostname"], 1, "is not a PEM file with a certificate and its key"),
+        ("tiny", ["--output-dir", "/proc/x"], 1, "--output-dir /proc/x cannot be written: No such file"),
+        (
+            "tiny",
+            ["--output-dir", "/etc/hostname"],
+            1,
+            "--output-dir /etc/hostname cannot be written: File exists",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    deploy: Run, tmp_path: Path, name: str, arguments: list[str], status: int, message: str
+) -> None:
+    found, output, errors = deploy(*arguments, name=name)
+    assert (found, output) == (status, ""), errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_entry_with_a_fault_is_not_deployed(
+    tmp_path: Path, make_spec: MakeSpec, deploy: Run, certificate: Path
+) -> None:
+    entry = write_entry(tmp_path / "faulty", make_spec())
+    config = entry / CONFIG_NAME
+    config.write_text(config.read_text().replace('"sparse_serve_text"', '"other"'))
+    status, _, errors = deploy("--model-repository", str(tmp_path / "faulty"))
+    assert status == 1
+    assert "has another backend than the export wrote" in errors
+    with pytest.raises(SparseServeError, match="put both into one file"):
+        require_certificate(certificate.parent / "only.pem")
