@@ -1,10 +1,15 @@
 """The command `classify`: texts from arguments, a file or stdin; what the model answers on stdout."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated
+from queue import SimpleQueue
+from threading import Thread
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -22,8 +27,8 @@ from sparse_serve.cli_texts import (
     iter_texts,
     require_one_source,
 )
-from sparse_serve.client import Client
-from sparse_serve.errors import OptionError
+from sparse_serve.client import DEFAULT_RETRIES, Client
+from sparse_serve.errors import OptionError, RefusedTextError
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification, require_task_named_once
@@ -36,6 +41,37 @@ class Interface(StrEnum):
 
     http = "http"
     grpc = "grpc"
+
+
+class Job(NamedTuple):
+    """A batch of texts, and where its answer goes."""
+
+    batch: list[Text]
+    answer: Future[Sequence[Reply]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How a model is asked: where it is, its name, and how many best classes are wanted."""
+
+    url: str
+    interface: Interface
+    retries: int
+    name: str
+    top_k: int | None
+
+    def client(self) -> Client:
+        """Return a new client, which is of one thread over HTTP."""
+        return Client(self.url, self.interface.value, self.retries)
+
+    def __call__(self, client: Client, batch: Sequence[Text]) -> Sequence[Reply]:
+        """Return the replies to a batch, whose texts all have second ones or have none; so with tasks."""
+        texts = [text.text for text in batch]
+        pairs = [text.pair or "" for text in batch] if batch[0].pair is not None else None
+        tasks = [text.task for text in batch if text.task is not None] or None
+        if self.top_k is None:
+            return client.ask(self.name, texts, pairs, tasks)
+        return client.classify(self.name, texts, pairs, self.top_k, tasks)
 
 
 def classify(  # noqa: PLR0913  one parameter per option
@@ -59,6 +95,11 @@ def classify(  # noqa: PLR0913  one parameter per option
     output_format: Annotated[
         Format, typer.Option("--format", envvar="SPARSE_SERVE_FORMAT", help="Output format.")
     ] = Format.table,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = 1,
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="Further attempts where a server is overloaded or the connection is lost."),
+    ] = DEFAULT_RETRIES,
     verbose: Verbose = False,
 ) -> None:
     """Ask a served model: labels of texts, answers to questions, entities or embeddings.
@@ -70,14 +111,16 @@ def classify(  # noqa: PLR0913  one parameter per option
     if task_column is not None and file is None:
         raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
     has_tasks = task is not None or task_column is not None
-    with Client(url or _DEFAULT_URLS[interface], interface.value) as client:
+    ask = Ask(url or _DEFAULT_URLS[interface], interface, retries, name, top_k)
+    with ask.client() as client:
         kind = client.kind(name)
         client.require_task(name, named=has_tasks)
         rows = _rows(kind, file)
         source = iter_texts(texts, text_pair, file, text_column, text_pair_column, rows, task_column)
         if task is not None:
             source = (text._replace(task=task) for text in source)
-        write(_ask(client, name, source, top_k), kind, output_format, Shown(top_k or 0, has_tasks))
+        answered = _ask(ask, client.batch_size(name), source, concurrency)
+        write(answered, kind, output_format, Shown(top_k or 0, has_tasks))
 
 
 def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
@@ -90,25 +133,55 @@ def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
     return Classification.rows
 
 
-def _ask(
-    client: Client, name: str, source: Iterator[Text], top_k: int | None
-) -> Iterator[tuple[Text, Reply]]:
-    """Yield replies in the order of the texts, holding one batch at a time."""
+def _ask(ask: Ask, size: int, source: Iterator[Text], concurrency: int) -> Iterator[tuple[Text, Reply]]:
+    """Yield replies in the order of the texts, holding at most two batches for each of so many threads."""
     columns = (SpinnerColumn(), MofNCompleteColumn(), "texts", TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        # A request either has second texts or has none.
-        for has_pair, group in groupby(source, key=lambda text: text.pair is not None):
-            while batch := list(islice(group, client.batch_size(name))):
-                texts = [text.text for text in batch]
-                pairs = [text.pair or "" for text in batch] if has_pair else None
-                # All texts have the name of a task, or none has.
-                tasks = [text.task for text in batch if text.task is not None] or None
-                replies: Sequence[Reply]
-                if top_k is None:
-                    replies = client.ask(name, texts, pairs, tasks)
-                else:
-                    replies = client.classify(name, texts, pairs, top_k, tasks)
+    jobs: SimpleQueue[Job | None] = SimpleQueue()
+    pending: deque[tuple[int, Job]] = deque()
+    for _ in range(concurrency):
+        # A daemon, so that Ctrl-C does not wait for what is in flight.
+        Thread(target=_work, args=(ask, jobs), daemon=True).start()
+    try:
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+            task = progress.add_task("", total=None)
+            batches = _batches(source, size)
+            while True:
+                for first, batch in islice(batches, 2 * concurrency - len(pending)):
+                    pending.append((first, Job(batch, Future())))
+                    jobs.put(pending[-1][1])
+                if not pending:
+                    return
+                first, (batch, answer) = pending.popleft()
+                try:
+                    replies = answer.result()
+                except RefusedTextError as error:
+                    raise RefusedTextError(error.reason, first + error.row, error.text) from error
                 progress.advance(task, len(batch))
                 yield from zip(batch, replies, strict=True)
+    finally:
+        for _, job in pending:
+            job.answer.cancel()
+        for _ in range(concurrency):
+            jobs.put(None)
+
+
+def _batches(source: Iterator[Text], size: int) -> Iterator[tuple[int, list[Text]]]:
+    """Yield at most `size` texts at a time, with the number of the first of them."""
+    first = 0
+    # A request either has second texts or has none.
+    for _, group in groupby(source, key=lambda text: text.pair is not None):
+        while batch := list(islice(group, size)):
+            yield first, batch
+            first += len(batch)
+
+
+def _work(ask: Ask, jobs: SimpleQueue[Job | None]) -> None:
+    """Do jobs until there is None, with a client of this thread's own."""
+    with ask.client() as client:
+        while (job := jobs.get()) is not None:
+            if job.answer.set_running_or_notify_cancel():
+                try:
+                    job.answer.set_result(ask(client, job.batch))
+                except Exception as error:  # told where the answer is wanted
+                    job.answer.set_exception(error)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rich.table import Table
@@ -17,6 +17,7 @@ from sparse_serve.cli_texts import Text, plain
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply
 
 _SHOWN_CHARACTERS = 60
+_ROWS_OF_TABLE = 1000
 _SHOWN_NUMBERS = 4
 
 
@@ -195,7 +196,7 @@ class EmbeddingWriter(Writer[Embedding]):
 
 
 def write(answered: Answered[Reply], kind: type[Reply], form: Format, shown: Shown) -> None:
-    """Write replies of one kind to stdout, each as soon as it is there; a table when all are."""
+    """Write replies of one kind to stdout, each as soon as it is there; a table when a thousand are."""
     writers: dict[type[Reply], Writer[Any]] = {
         Prediction: PredictionWriter(shown),
         Answer: AnswerWriter(),
@@ -241,6 +242,15 @@ def _write_csv(answered: Answered[Reply], writer: Writer[Any]) -> None:
 
 
 def _write_table(answered: Answered[Reply], writer: Writer[Any]) -> None:
+    """Print a table of all, or several where there are many: a table needs all its rows before its first."""
+    console = table_console()
+    texts = iter(answered)
+    console.print(_table(islice(texts, _ROWS_OF_TABLE), writer))
+    while (more := _table(islice(texts, _ROWS_OF_TABLE), writer)).row_count:
+        console.print(more)
+
+
+def _table(answered: Answered[Reply], writer: Writer[Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in writer.table:
         table.add_column(
@@ -256,7 +266,7 @@ def _write_table(answered: Answered[Reply], writer: Writer[Any]) -> None:
             shown = f"{shown} (cut)"
         for number, cells in enumerate(writer.cells(reply)):
             table.add_row(*map(plain, cells), plain("" if number else shown))
-    table_console().print(table)
+    return table
 
 
 _FORMATS: dict[Format, Callable[[Answered[Reply], Writer[Any]], None]] = {

@@ -1,8 +1,10 @@
 """A client of the public models: texts in, answers out, over HTTP or gRPC."""
 
 import json
+import random
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType, TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -10,16 +12,25 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import grpc
 import numpy as np
 import numpy.typing as npt
+from geventhttpclient.response import HTTPParseError
 from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.errors import OptionError, RequestError
+from sparse_serve.errors import OptionError, RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 
 Protocol = Literal["http", "grpc"]
 
+DEFAULT_RETRIES = 4
+
 _TIMEOUT_SECONDS = 600.0
+# Before each further attempt twice as long as before the last, and up to half less, so that many clients of a
+# server that comes back do not come back together.
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_RETRY_SECONDS = 60.0
+_TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), "503")
+_INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
@@ -61,16 +72,24 @@ class Client:
     What a model answers, its metadata says: `ask` gives the replies of any, the other methods those of one
     kind. Texts are sent in batches of at most the model's size. A model of several tasks is told the task of
     each text.
+
+    A request that an overloaded server turns away, or whose connection is lost, is sent again: it changes
+    nothing on the server. A text that is refused is named, as `RefusedTextError`.
     """
 
-    def __init__(self, url: str, protocol: Protocol = "http") -> None:
+    def __init__(self, url: str, protocol: Protocol = "http", retries: int = DEFAULT_RETRIES) -> None:
         """Prepare a client for the server at `host:port`; nothing is sent yet.
 
+        `retries` is how often a request is sent again, within a minute and with growing pauses.
+
         Raises:
-            OptionError: the address is malformed.
+            OptionError: the address is malformed, or `retries` is negative.
         """
+        if retries < 0:
+            raise OptionError(f"retries is {retries}: give 0 or more")
         self.url = url
         self.protocol = protocol
+        self.retries = retries
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
         self._described: dict[str, _Described | None] = {}
         self._labels: dict[str, list[str | None]] = {}
@@ -188,14 +207,46 @@ class Client:
             batch = {tensor: values[rows] for tensor, values in inputs.items() if values is not None}
             try:
                 columns = self._infer(name, kind, batch)
+            except RefusedTextError as error:
+                raise RefusedTextError(error.reason, start + error.row, error.text) from error
             except RequestError as error:
                 limit = _BATCH_LIMIT.search(str(error))
                 if limit is None or int(limit[1]) >= self._batch_sizes[name]:
+                    self._find_refused(name, kind, batch, start, error)
                     raise
                 self._batch_sizes[name] = int(limit[1])
                 continue
             replies += kind.read(columns if tasks is None else of_tasks(columns, tasks[rows]))
         return replies
+
+    def _find_refused(
+        self,
+        name: str,
+        kind: type[Reply],
+        batch: Mapping[str, Sequence[str]],
+        start: int,
+        refusal: RequestError,
+    ) -> None:
+        """Ask a batch that was refused text by text, and raise for the first that is.
+
+        Raises:
+            RefusedTextError: for a text; its row is counted from `start`.
+            RequestError: the server cannot be reached.
+        """
+        if not _is_refusal(refusal):
+            return
+        texts = batch[_FIRST_TEXT]
+        for row, text in enumerate(texts):
+            reason = refusal
+            if len(texts) > 1:
+                try:
+                    self._infer(name, kind, {key: values[row : row + 1] for key, values in batch.items()})
+                    continue
+                except RequestError as error:
+                    if not _is_refusal(error):
+                        raise
+                    reason = error
+            raise RefusedTextError(str(reason), start + row, text) from reason
 
     def _require(self, name: str, kind: type[Reply]) -> None:
         """See that a model gives replies of a kind, if the server says so."""
@@ -376,17 +427,20 @@ class Client:
         """Refuse for a graph that answers NaN where it cannot."""
         for row, place in enumerate(columns[_INVALID_AT][:, 0]):
             if place >= 0:
-                raise RequestError(
-                    f"the server at {self.url} refused the request to '{name}': text {row + 1} of it is "
-                    f"not UTF-8 at byte {place}"
+                raise RefusedTextError(
+                    f"the server at {self.url} refused the request to '{name}': not UTF-8 at byte {place}",
+                    row,
+                    batch[_FIRST_TEXT][row],
                 )
         if _TASK in batch:
             for row, logits in enumerate(columns["logits"]):
                 if np.isnan(logits).all():
                     known = ", ".join(self.tasks(name)) or "those of its file"
-                    raise RequestError(
+                    raise RefusedTextError(
                         f"the server at {self.url} refused the request to '{name}': there is no task "
-                        f"'{batch[_TASK][row]}'; this model's are {known}"
+                        f"'{batch[_TASK][row]}'; this model's are {known}",
+                        row,
+                        batch[_FIRST_TEXT][row],
                     )
 
     def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
@@ -403,26 +457,57 @@ class Client:
     def _call(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.protocol == "grpc":
             kwargs["client_timeout"] = _TIMEOUT_SECONDS
-        try:
-            return getattr(self._client, method)(*args, **kwargs)
-        except InferenceServerException as error:
-            if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s") from error
-            is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
-            if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
-                raise self._unreachable(error.message()) from error
-            message = " ".join(str(error.message()).split())
-            raise RequestError(
-                f"the server at {self.url} refused the request to '{name}': {message}"
-            ) from error
-        except Exception as error:  # whatever geventhttpclient and sockets raise on a broken connection
-            raise self._unreachable(str(error) or type(error).__name__) from error
+        pauses = self._pauses()
+        while True:
+            try:
+                return getattr(self._client, method)(*args, **kwargs)
+            except Exception as error:  # whatever geventhttpclient and sockets raise on a broken connection
+                pause = next(pauses, None) if _may_pass(error) else None
+                if pause is None:
+                    raise self._failure(name, error) from error
+                time.sleep(pause)
+
+    def _pauses(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt of a request."""
+        deadline = time.monotonic() + _RETRY_SECONDS
+        for attempt in range(self.retries):
+            pause = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1)
+            if time.monotonic() + pause > deadline:
+                return
+            yield pause
+
+    def _failure(self, name: str, error: Exception) -> RequestError:
+        """Return what is told of a request that failed."""
+        if not isinstance(error, InferenceServerException):
+            return self._unreachable(str(error) or type(error).__name__)
+        if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
+            return self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s")
+        is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
+        if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
+            return self._unreachable(error.message())
+        message = " ".join(str(error.message()).split())
+        return RequestError(f"the server at {self.url} refused the request to '{name}': {message}")
 
     def _unreachable(self, reason: str) -> RequestError:
         return RequestError(
             f"no answer from {self.url} over {self.protocol}: {' '.join(reason.split())}; "
             "is `sparse-serve serve` running there?"
         )
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether a request that failed may be answered later: the server is overloaded, or was not reached.
+
+    One that takes too long is not sent again: it would take as long.
+    """
+    if isinstance(error, InferenceServerException):
+        return error.status() in _TRANSIENT and "restricted" not in str(error.message())
+    return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError)
+
+
+def _is_refusal(error: RequestError) -> bool:
+    """Tell whether a server calls what it was asked invalid."""
+    return isinstance(error.__cause__, InferenceServerException) and error.__cause__.status() in _INVALID
 
 
 def _is_restricted(error: RequestError) -> bool:

@@ -11,12 +11,15 @@
     ├── OpLibraryError          1   the op library: missing, foreign digest, wrong version
     ├── ServerError             1   Triton cannot be started, or stopped answering
     ├── RequestError            1   the server refused a request
+    │   └── RefusedTextError    1   one of its texts
     └── JobError                1   a job on a corpus: another's folder, workers that died
 
 Messages are one line and say what was wrong, what was received, what is accepted and what to do.
 """
 
 from typing import ClassVar
+
+_SHOWN_CHARACTERS = 40
 
 
 class SparseServeError(Exception):
@@ -67,6 +70,21 @@ class ServerError(SparseServeError):
 
 class RequestError(SparseServeError):
     """The server refused a request or could not be reached."""
+
+
+class RefusedTextError(RequestError):
+    """The server refused one text; the message gives its number, from 1, and how it starts.
+
+    Attributes:
+        reason: what the server said.
+        row: which of the texts asked about it is, from 0.
+        text: the text.
+    """
+
+    def __init__(self, reason: str, row: int, text: str) -> None:
+        start = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        super().__init__(f"{reason}; it is text {row + 1}, '{start}'")
+        self.reason, self.row, self.text = reason, row, text
 
 
 class JobError(SparseServeError):

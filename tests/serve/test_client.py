@@ -1,10 +1,14 @@
 """The client: what it makes of models of each task, and where there is no server that answers."""
 
+import json
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar
 
+import grpc
 import numpy as np
 import pytest
 from tiny_entry import SEVERAL, WORDS
@@ -12,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve import client
 from sparse_serve.client import Client, Protocol
-from sparse_serve.errors import OptionError, RequestError
+from sparse_serve.errors import OptionError, RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, reply_of
 from sparse_serve.tasks import TASKS
 from sparse_serve.triton.launcher import TritonServer
@@ -45,6 +49,125 @@ def test_malformed_addresses_are_refused(url: str) -> None:
         Client(url)
 
 
+class Unsteady(BaseHTTPRequestHandler):
+    """Answers the metadata of a classifier, after other endings: a status each, or None for a hang-up."""
+
+    endings: ClassVar[list[int | None]] = []
+
+    def do_GET(self) -> None:
+        status = self.endings.pop(0) if self.endings else 200
+        if status is None:
+            self.close_connection = True
+            return
+        outputs = ("scores", "label", "logits", "token_count", "truncated")
+        described = {
+            "name": "tiny",
+            "inputs": [{"name": "TEXT"}],
+            "outputs": [{"name": each} for each in outputs],
+        }
+        body = json.dumps(described if status == 200 else {"error": "not now"}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def unsteady_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unsteady) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client has waited between its attempts, without having waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("sparse_serve.client.time.sleep", waited.append)
+    return waited
+
+
+def test_what_may_pass_is_asked_again(
+    unsteady_url: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unsteady, "endings", [503, 503, 503, 503])
+    with Client(unsteady_url) as asking:
+        assert asking.kind("tiny") is Prediction
+    assert len(pauses) == 4
+    for attempt, pause in enumerate(pauses):
+        assert 0.1 * 2**attempt <= pause <= 0.2 * 2**attempt
+
+
+def test_lost_connections_are_made_again(
+    unsteady_url: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """geventhttpclient makes some again itself, at once."""
+    monkeypatch.setattr(Unsteady, "endings", [None] * 4)
+    with Client(unsteady_url) as asking:
+        assert asking.kind("tiny") is Prediction
+    assert 1 <= len(pauses) <= 4
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"), [(503, "refused the request to 'tiny': not now"), (None, "no answer from")]
+)
+def test_attempts_are_bounded(
+    unsteady_url: str,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: int | None,
+    message: str,
+) -> None:
+    monkeypatch.setattr(Unsteady, "endings", [ending] * 20)
+    with Client(unsteady_url, retries=2) as asking, pytest.raises(RequestError, match=message):
+        asking.kind("tiny")
+    assert len(pauses) == 2
+    monkeypatch.setattr(client, "_RETRY_SECONDS", 0.0)
+    with Client(unsteady_url) as asking, pytest.raises(RequestError, match=message):
+        asking.kind("tiny")
+    assert len(pauses) == 2
+
+
+def test_what_does_not_pass_is_asked_once(
+    unsteady_url: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unsteady, "endings", [400, 500])
+    with Client(unsteady_url) as asking:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="not now"):
+                asking.kind("tiny")
+    assert (pauses, Unsteady.endings) == ([], [])
+
+
+def test_grpc_is_asked_again_too(
+    server: TritonServer, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [
+        InferenceServerException(message, str(grpc.StatusCode.UNAVAILABLE))
+        for message in ("queue full", "Socket closed", "This protocol is restricted, expecting header 'x'")
+    ]
+    with Client(server.grpc_url, "grpc") as asking:
+        send = asking._client.get_model_metadata
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            if failures:
+                raise failures.pop(0)
+            return send(*arguments, **options)
+
+        monkeypatch.setattr(asking._client, "get_model_metadata", fail)
+        assert asking._describe("tiny") is None  # kept back, as it is with the third
+        assert len(pauses) == 2
+
+
+def test_fewer_than_no_retries_are_refused() -> None:
+    with pytest.raises(OptionError, match="retries is -1: give 0 or more"):
+        Client("127.0.0.1:1", retries=-1)
+
+
 @pytest.fixture(params=["http", "grpc"])
 def asking(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
     url = server.http_url if request.param == "http" else server.grpc_url
@@ -71,6 +194,19 @@ def test_any_model_is_asked_alike(asking: Client) -> None:
     (ours,), (theirs,) = asking.ask("vectors", ["w1"]), asking.embed("vectors", ["w1"])
     assert isinstance(ours, Embedding)
     np.testing.assert_array_equal(ours.vector, theirs.vector)
+
+
+def test_a_text_that_is_refused_is_named(asking: Client) -> None:
+    """Its request is refused as a whole."""
+    texts = [f"w{number} {'w1 ' * 20}" for number in range(20)]
+    tasks = ["sts"] * 17 + ["absent"] + ["sts"] * 2
+    with pytest.raises(
+        RefusedTextError, match=r"no task 'absent'; .*; it is text 18, 'w17( w1){12} …'"
+    ) as raised:
+        asking.classify("several", texts, task=tasks)
+    assert (raised.value.row, raised.value.text) == (17, texts[17])
+    with pytest.raises(RefusedTextError, match=r"no task 'absent'; .*; it is text 1, 'w17"):
+        asking.classify("several", texts[17:18], task="absent")
 
 
 def test_more_questions_than_a_batch_are_answered_in_order(asking: Client) -> None:
