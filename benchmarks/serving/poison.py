@@ -12,7 +12,8 @@ half of each over HTTP, half over gRPC, all in binary. The two minutes come in t
 what else the machine does disturbs both alike. Every answer to a good client is held against what it
 was alone: another is a failure. The bad ones would in earnest be on another machine: they are a session of
 their own that runs where no other wants to, and send bytes that were made before; what the server takes to
-receive them counts. They send without a pause, unless `--pause` gives them one.
+receive them counts. They send without a pause, unless `--pause` gives them one. With `--gateway` all ask by
+way of the HAProxy that `deploy` configures, which refuses what is too large.
 
 Writes `poison.csv`: lines of the good clients, of what each kind of bad request got, and of the processor
 time that the processes took, with the environment.
@@ -22,11 +23,13 @@ import json
 import multiprocessing
 import os
 import re
+import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -51,12 +54,16 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
+from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
+from sparse_serve.deploy.limits import Limits, full_batches, health_request
 from sparse_serve.profiling.measure import PERCENTILE_METHOD
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.preflight import claim_ports
+from sparse_serve.triton.probe import is_ready
 
 NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
@@ -69,6 +76,7 @@ WARM_UP_S = 2.0
 MESSAGE_CHARACTERS = 120
 Answer = npt.NDArray[np.float32]
 Request = Mapping[str, npt.NDArray[Any]]
+Urls = Mapping[Protocol, str]
 
 
 class Asker:
@@ -203,6 +211,9 @@ def main(  # noqa: PLR0913  one parameter per option
         str | None, typer.Option(help="Kinds of bad requests, separated by commas.", show_default="all")
     ] = None,
     models: Annotated[str, typer.Option(help="What is asked, separated by commas.")] = "text,ids",
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Ask by way of the gateway that `deploy` writes; needs HAProxy.")
+    ] = False,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
     export(checkpoint, repository, NAME, "--text-pair", "--token-model")
@@ -219,12 +230,50 @@ def main(  # noqa: PLR0913  one parameter per option
                 raise typer.BadParameter(
                     f"none of {kinds} is for {model}: it has {', '.join(poison_of(model))}"
                 )
-            lines += compare(server, model, good, bad, Load(seconds, turns, pause))
+            with behind_gateway(server, entry) if gateway else nullcontext(urls_of(server)) as urls:
+                found = compare(server, urls, model, good, bad, Load(seconds, turns, pause))
+                lines += [{"gateway": "yes" if gateway else "no"} | line for line in found]
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         about = environment(client.get_server_metadata().version)
     write_lines(results / "poison.csv", [about | line for line in lines])
     for line in lines:
         typer.echo("  ".join(line.values()))
+
+
+def urls_of(server: TritonServer) -> Urls:
+    return {"http": server.http_url, "grpc": server.grpc_url}
+
+
+@contextmanager
+def behind_gateway(server: TritonServer, entry: Entry) -> Iterator[Urls]:
+    """Run HAProxy before a server, and tell where it listens once it calls the server ready."""
+    places = [f"127.0.0.1:{port}" for port in claim_ports("127.0.0.1", 0, 0, 0)]
+    http, own_grpc, metrics = places
+    requests = full_batches(entry)
+    gateway = Gateway(
+        models=tuple(entry.models),
+        health_request=health_request(entry),
+        limits=Limits(max_requests=requests, max_pending_requests=requests),
+        http=http,
+        grpc=own_grpc,
+        metrics=metrics,
+        http_server=server.http_url,
+        grpc_server=server.grpc_url,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in gateway_files(gateway).items():
+            Path(folder, name).write_text(text, encoding="utf-8", newline="")
+        process = subprocess.Popen(["haproxy", "-db", "-f", Path(folder, CONFIG)], stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not is_ready(http):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the gateway does not call its server ready")
+                time.sleep(0.1)
+            yield {"http": http, "grpc": own_grpc}
+        finally:
+            process.kill()
+            process.wait()
 
 
 def texts_of(texts: Sequence[str]) -> list[Request]:
@@ -269,10 +318,9 @@ def poison_of(model: str) -> dict[str, Request]:
 
 
 def compare(
-    server: TritonServer, model: str, good: Sequence[Request], bad: Sequence[str], load: Load
+    server: TritonServer, urls: Urls, model: str, good: Sequence[Request], bad: Sequence[str], load: Load
 ) -> Iterator[Line]:
     """Yield what good clients of a model saw alone and beside bad ones, and what those got."""
-    urls = {"http": server.http_url, "grpc": server.grpc_url}
     asker = Asker(urls["grpc"], "grpc", model)
     crew = Crew(urls, model, good, [asker.ask(request) for request in good])
     crew.send(WARM_UP_S, Seen())
@@ -308,9 +356,7 @@ def compare(
 class Crew:
     """Good clients of a model, each with a connection of its own, which no other thread may use over HTTP."""
 
-    def __init__(
-        self, urls: Mapping[str, str], model: str, good: Sequence[Request], right: Sequence[Answer]
-    ) -> None:
+    def __init__(self, urls: Urls, model: str, good: Sequence[Request], right: Sequence[Answer]) -> None:
         self._urls, self._model = urls, model
         self._good = list(zip(good, right, strict=True))
 
@@ -338,9 +384,7 @@ class Crew:
                 seen.failures["another answer"] += 1
 
 
-def poison(
-    connection: Connection, urls: Mapping[str, str], model: str, kinds: Sequence[str], pause: float
-) -> None:
+def poison(connection: Connection, urls: Urls, model: str, kinds: Sequence[str], pause: float) -> None:
     """Send bad requests whenever told to, and tell in the end how long each kind and answer took."""
     give_way()
     requests = {kind: request for kind, request in poison_of(model).items() if kind in kinds}
