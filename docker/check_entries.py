@@ -16,22 +16,24 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
-LIBRARY = Path(__file__).parent / "lib" / "libsparse_ops.so"
+# Some of the package's modules lie beside this file, where the package is not installed.
+sys.path.insert(0, str(Path(__file__).parent))
 
-# The parts of a configuration that an entry may have, with the value of those that have but one.
-TUNABLE = {
-    "dynamic_batching",
-    "instance_group",
-    "max_batch_size",
-    "model_warmup",
-    "name",
-    "optimization",
-    "response_cache",
-    "version_policy",
-}
+from sparse_serve.repository.tunable import (
+    ACCELERATOR,
+    ACCELERATOR_PARAMETERS,
+    SESSION_PARAMETERS,
+    TUNABLE,
+    WARMUP_FILE,
+)
+
+LIBRARY = Path(__file__).parent / "lib" / "libsparse_ops.so"
+LABELS = "labels.txt"
+
+# What a configuration of an entry has beside its tunable parts; of those with but one value, that.
 GRAPH = {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
 GRAPH_PARTS = TUNABLE | {
     "backend",
@@ -40,15 +42,6 @@ GRAPH_PARTS = TUNABLE | {
     "output",
     "model_operations",
     "parameters",
-}
-SESSION_PARAMETERS = {
-    "enable_mem_arena",
-    "enable_mem_pattern",
-    "execution_mode",
-    "inter_op_thread_count",
-    "intra_op_thread_count",
-    "memory.enable_memory_arena_shrinkage",
-    "session.use_device_allocator_for_initializers",
 }
 FRONT = {"backend": "sparse_serve_text"}
 FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
@@ -135,7 +128,7 @@ def require_entry(manifest: Path, version: int) -> None:
         require_data(graph, is_legacy=False)
 
 
-def require_parts(path: Path, parts: set[str], values: dict[str, str]) -> None:
+def require_parts(path: Path, parts: Set[str], values: dict[str, str]) -> None:
     """Refuse parts of a configuration that sparse-serve does not write, and other values of those it does."""
     config = read_config(path)
     foreign = sorted(config.keys() - parts)
@@ -144,17 +137,38 @@ def require_parts(path: Path, parts: set[str], values: dict[str, str]) -> None:
     for key, value in values.items():
         if config.get(key) != [value]:
             raise UnfitError(f"{path} has {config.get(key)!r:.80} as {key}, not '{value}': export it again")
+    require_tuned(config, path)
+    for output in messages(config, "output"):
+        for name in output.get("label_filename", []):
+            if name != LABELS:
+                raise UnfitError(f"{path} takes labels from {name!r:.80}, not {LABELS}: export it again")
+
+
+def require_tuned(config: Message, path: Path) -> None:
+    """Refuse what, in the parts that operators tune, names a file or an address."""
     for optimization in messages(config, "optimization"):
         for accelerators in messages(optimization, "execution_accelerators"):
-            for kind in accelerators:
-                for each in messages(accelerators, kind):
-                    if each.get("name") != ["cuda"]:
-                        raise UnfitError(f"{path} asks for an accelerator other than cuda: remove it")
+            for each in (each for kind in accelerators for each in messages(accelerators, kind)):
+                if each.get("name") != [ACCELERATOR]:
+                    raise UnfitError(f"{path} asks for an accelerator other than {ACCELERATOR}: remove it")
+                require_keys(each, ACCELERATOR_PARAMETERS, path)
+    for warmup in messages(config, "model_warmup"):
+        for sample in (value for each in messages(warmup, "inputs") for value in messages(each, "value")):
+            for name in sample.get("input_data_file", []):
+                if not re.fullmatch(WARMUP_FILE, str(name)):
+                    raise UnfitError(
+                        f"{path} warms up with {name!r:.80}, no file of the folder warmup: remove it"
+                    )
 
 
-def require_parameters(path: Path, known: set[str]) -> None:
-    """Refuse a parameter that sparse-serve does not write."""
-    for parameter in messages(read_config(path), "parameters"):
+def require_parameters(path: Path, known: Set[str]) -> None:
+    """Refuse a parameter of a configuration that sparse-serve does not write."""
+    require_keys(read_config(path), known, path)
+
+
+def require_keys(holder: Message, known: Set[str], path: Path) -> None:
+    """Refuse the parameters of a message that are not known."""
+    for parameter in messages(holder, "parameters"):
         for key in parameter.get("key", []):
             if key not in known:
                 raise UnfitError(f"{path} has the parameter {key!r:.80}, which no entry has: remove it")

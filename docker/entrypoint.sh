@@ -18,7 +18,7 @@ if ! (cd "$home/lib" && sha256sum --check --status libsparse_ops.so.sha256) 2>/d
   echo "error: $home/lib/libsparse_ops.so is not the op library this image was built with: build it again" >&2
   exit 1
 fi
-python3 "$home/check_entries.py"
+python3 -I -S "$home/check_entries.py"
 
 key=${ADMIN_KEY:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 restricted="shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=$key"

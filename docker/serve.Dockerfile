@@ -34,6 +34,11 @@ RUN backend=/backend/sparse_serve_text \
     && cp triton/text_backend/model.py $backend/ \
     && cp -r __init__.py errors.py records.py rows.py tags.py tasks $backend/sparse_serve/ \
     && cp repository/__init__.py repository/measures.py $backend/sparse_serve/repository/
+# And what the entry point's check of the repository needs.
+RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \
+    sparse_serve/__init__.py \
+    sparse_serve/repository/__init__.py \
+    sparse_serve/repository/tunable.py
 
 FROM ${TRITON_IMAGE}
 # Into the system's Python, as Triton's Python backend reads no PYTHONPATH. The dependencies of tokenizers
@@ -49,6 +54,7 @@ COPY --from=build /backend/ /opt/tritonserver/backends/
 RUN cd /opt/tritonserver/backends/sparse_serve_text \
     && python3 -c "import ctypes, sparse_serve.tasks; ctypes.CDLL('libsparse_ops.so')"
 
+COPY --from=build /check/ /opt/sparse-serve/
 COPY --chmod=755 docker/entrypoint.sh docker/check_entries.py docker/healthcheck.py /opt/sparse-serve/
 # `serve --mode docker` compares it with the entries before it starts a container.
 LABEL sparse-serve.op-library-version="1"

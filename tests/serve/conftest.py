@@ -128,6 +128,13 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def checking_modules() -> list[str]:
+    """What of the package the image's build puts beside the check of its entry point."""
+    build = (DOCKER / "serve.Dockerfile").read_text().replace("\\\n", " ")
+    (command,) = (line for line in build.splitlines() if "cp --parents --target-directory=/check " in line)
+    return [word for word in command.split() if word.startswith("sparse_serve/")]
+
+
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """What the image has in /opt/sparse-serve, as the build puts it there."""
@@ -135,6 +142,9 @@ def image(tmp_path: Path) -> Path:
     (home / "lib").mkdir(parents=True)
     for name in ("entrypoint.sh", "check_entries.py"):
         shutil.copy2(DOCKER / name, home / name)
+    for name in checking_modules():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(DOCKER.parent / "serve" / name, home / name)
     shutil.copy2(library_path(), home / "lib" / LIBRARY_NAME)
     digest = f"{file_digest(library_path())}  {LIBRARY_NAME}\n"
     (home / "lib" / f"{LIBRARY_NAME}.sha256").write_text(digest)

@@ -28,9 +28,9 @@ from tiny_entry import (
 
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
-from sparse_serve.repository import agreement, legacy
+from sparse_serve.repository import legacy
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME, SESSION_PARAMETERS, Signature, text_graph_config
+from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, Signature, text_graph_config
 from sparse_serve.repository.entries import EntrySpec, find_entries, read_entry, write_entry
 from sparse_serve.tasks import Classification
 from sparse_serve.triton.container import ContainerServer
@@ -175,6 +175,15 @@ EDITS = {
         "tiny_model",
         'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
     ),
+    "an accelerator's allocator": (
+        "tiny_model",
+        "optimization { execution_accelerators { gpu_execution_accelerator "
+        '{ name: "cuda" parameters { key: "gpu_external_alloc" value: "4096" } } } }',
+    ),
+    "a file outside": (
+        "tiny_model",
+        'model_warmup { inputs { key: "input_ids" value { input_data_file: "../../tokens" } } }',
+    ),
     "a ragged batch": ("tiny_model", 'batch_output { target_name: "rho" }'),
     "a parameter of an earlier version": (
         "sample",
@@ -187,7 +196,7 @@ EDITS = {
 def test_what_no_export_writes_is_refused(repository: Path, image: Path, name: str) -> None:
     model, text = EDITS[name]
     add(repository / model / CONFIG_NAME, text)
-    with pytest.raises(RepositoryError, match=rf"{model}/config\.pbtxt (has|is|asks)") as raised:
+    with pytest.raises(RepositoryError, match=rf"{model}/config\.pbtxt (has|is|asks|warms)") as raised:
         servable_models(repository)
     assert "\n" not in str(raised.value)
     assert f"{model}/config.pbtxt" in check_in_image(image, repository)
@@ -214,6 +223,7 @@ def test_what_no_export_writes_is_refused(repository: Path, image: Path, name: s
         ("reading", 'name: "TEXT"', 'name: "input_ids"', False),
         ("reading", 'name: "TEXT"\n  data_type: TYPE_STRING', 'name: "TEXT"\n  data_type: TYPE_INT64', False),
         ("reading", "negative", "other", False),
+        ("tiny", 'label_filename: "labels.txt"', 'label_filename: "../../secret"', True),
     ],
 )
 def test_what_an_export_writes_otherwise_is_refused(
@@ -368,10 +378,9 @@ def image_check() -> ModuleType:
 
 
 def test_the_image_knows_what_the_package_knows(image_check: ModuleType) -> None:
-    assert image_check.TUNABLE == agreement.TUNABLE
-    assert image_check.SESSION_PARAMETERS == SESSION_PARAMETERS
     assert image_check.LEGACY_DIGESTS == legacy.FRONT_DIGESTS
     assert image_check.LIBRARY.name == LIBRARY_NAME
+    assert image_check.LABELS == LABELS_NAME
     written = text_graph_config("name", Signature((), ()), tasks={"default": CLASSES}, max_length=8)
     assert set(written.parameters) == image_check.TOLD_PARAMETERS
 

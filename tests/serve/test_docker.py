@@ -273,6 +273,7 @@ def test_the_image_has_the_text_backend_that_the_package_has() -> None:
         folder = source.rpartition("/")[0]
         assert target == (f"{below}{folder}/" if folder else below)
     assert ("COPY", "--from=build /backend/ /opt/tritonserver/backends/") in instructions()
+    assert ("COPY", "--from=build /check/ /opt/sparse-serve/") in instructions()
 
 
 def test_everything_the_build_copies_exists_and_is_not_ignored() -> None:

@@ -13,7 +13,6 @@ from sparse_serve.repository import staging
 from sparse_serve.repository.config import (
     CONFIG_NAME,
     LABELS_NAME,
-    THREADS_PARAMETER,
     Computing,
     graph_name,
     read_config,
@@ -29,6 +28,7 @@ from sparse_serve.repository.entries import (
 )
 from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
+from sparse_serve.repository.tunable import THREADS_PARAMETER
 from sparse_serve.tasks import Classification, Regression
 
 MakeSpec = Callable[..., EntrySpec]

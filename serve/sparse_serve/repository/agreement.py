@@ -5,6 +5,7 @@ operators tune is theirs. What is held here needs no graph to be read, so that e
 for it.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,23 +27,8 @@ from sparse_serve.repository.config import (
 )
 from sparse_serve.repository.entries import Entry, config_of_graph
 from sparse_serve.repository.legacy import FRONT_DIGESTS, FRONT_NAME, legacy_config
+from sparse_serve.repository.tunable import ACCELERATOR, ACCELERATOR_PARAMETERS, TUNABLE, WARMUP_FILE
 
-TUNABLE = frozenset(
-    {
-        "dynamic_batching",
-        "instance_group",
-        "max_batch_size",
-        "model_warmup",
-        "name",
-        "optimization",
-        "response_cache",
-        "version_policy",
-    }
-)
-"""The parts of a configuration that are the operator's; the name is held against the folder."""
-
-# What other accelerators open is theirs to say.
-_ACCELERATOR = "cuda"
 _CODE = (".py", ".pyc", ".so")
 
 
@@ -117,6 +103,7 @@ def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterat
         yield f"{where} and the graph disagree about model_operations"
     yield from _parameter_faults(fixed_parameters(found), fixed_parameters(wanted), where)
     yield from _accelerator_faults(found, where)
+    yield from _warmup_faults(found, where)
     if found.max_batch_size < 1:
         yield f"{where} has max_batch_size {found.max_batch_size}, at least 1 is needed"
 
@@ -181,5 +168,18 @@ def _parameter_faults(found: Mapping[str, str], wanted: Mapping[str, str], where
 def _accelerator_faults(config: ModelConfig, where: str) -> Iterator[str]:
     accelerators = config.optimization.execution_accelerators
     for each in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        if each.name != _ACCELERATOR:
-            yield f"{where} asks for the accelerator {each.name!r:.80}: only {_ACCELERATOR} is served"
+        if each.name != ACCELERATOR:
+            yield f"{where} asks for the accelerator {each.name!r:.80}: only {ACCELERATOR} is served"
+        for key in sorted(each.parameters.keys() - ACCELERATOR_PARAMETERS):
+            yield (
+                f"{where} has the parameter {key!r:.80} of {ACCELERATOR}, served are "
+                f"{', '.join(sorted(ACCELERATOR_PARAMETERS))}"
+            )
+
+
+def _warmup_faults(config: ModelConfig, where: str) -> Iterator[str]:
+    for warmup in config.model_warmup:
+        for sample in warmup.inputs.values():
+            name = sample.input_data_file
+            if name and not re.fullmatch(WARMUP_FILE, name):
+                yield f"{where} warms up with {name!r:.80}: only files of the folder warmup are opened"

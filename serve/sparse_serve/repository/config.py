@@ -14,6 +14,7 @@ from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
+from sparse_serve.repository.tunable import SESSION_PARAMETERS, THREADS_PARAMETER
 from sparse_serve.tasks import TASK_IDS, Several, Task, answered
 
 CONFIG_NAME = "config.pbtxt"
@@ -27,20 +28,6 @@ GRAPH_BACKEND = "onnxruntime"
 TASK_INPUT = "TASK"
 """The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
 TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
-THREADS_PARAMETER = "intra_op_thread_count"
-
-SESSION_PARAMETERS = frozenset(
-    {
-        "enable_mem_arena",
-        "enable_mem_pattern",
-        "execution_mode",
-        "inter_op_thread_count",
-        THREADS_PARAMETER,
-        "memory.enable_memory_arena_shrinkage",
-        "session.use_device_allocator_for_initializers",
-    }
-)
-"""The parameters of Triton's onnxruntime backend that are the operator's: none of them names a file."""
 
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
