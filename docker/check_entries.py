@@ -1,27 +1,29 @@
 """Exits 0 when nothing that Triton would load or open for the model repository is foreign to this image.
 
-    every model    names no op library but the image's own
+    every model    names no op library but the image's own; no link of it leads out of the repository, and
+                   nothing of it can be written by everybody
     every entry    was made for the version of the op library that the image has; its configurations, of one
                    model or two, have the backends and the parameters that sparse-serve writes, besides what
-                   operators tune; no code lies in it
+                   operators tune; its files are those that its manifest records, and none of them is code
 
 Entries of earlier versions have a front of their own, which is one of those that sparse-serve wrote. What
-`serve` holds beyond this, a configuration's values against the manifest, needs the package.
+`serve` holds beyond this, a configuration's values against the manifest, needs the package. With VERIFY=0
+neither digests, links nor rights are looked at.
 Standard library only, for the image.
 """
 
 import ctypes
-import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 # Some of the package's modules lie beside this file, where the package is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from sparse_serve.repository.contents import Contents, Fault, access_faults, code_faults, file_faults
 from sparse_serve.repository.tunable import (
     ACCELERATOR,
     ACCELERATOR_PARAMETERS,
@@ -50,12 +52,6 @@ PARAMETERS = {"model", "inputs", "max_length", "tasks", "metrics"}
 TOLD_PARAMETERS = {"max_length", "tasks"}
 LEGACY_FRONT = {"backend": "python"}
 LEGACY_PARAMETERS = {"model", "inputs", "max_length", "problem_type", "metrics"}
-LEGACY_DIGESTS = {
-    "9c7bd59e86ea89e6fd984ee3da70cf67f6a053dbce1c8a780220c4ad34294380",
-    "1d6da2df42db824c58d0ef81f019d6870cb11719080ec381f036d10a71ad9919",
-    "2823364176fb31180648780c09f85f2fa7c1d9c132b8520db6025f72a62e69bc",
-}
-CODE = (".py", ".pyc", ".so")
 
 TOKEN = re.compile(
     r"""(?P<skip>\s+|\#[^\n]*)
@@ -78,14 +74,26 @@ def main() -> int:
     repository = Path(os.environ.get("MODEL_REPOSITORY", "/models"))
     version = ctypes.CDLL(str(LIBRARY)).SparseOpsVersion()
     try:
+        verify = asks_for_digests(os.environ.get("VERIFY", "1"))
         for path in sorted(repository.glob("*/config.pbtxt")):
             require_own_library(path)
+            if path.parent.name.startswith("."):
+                raise UnfitError(f"Triton would load the hidden folder {path.parent} as a model: remove it")
+            if verify:
+                require_no_fault(access_faults(path.parent), f"model repository {repository}")
         for path in sorted(repository.glob("*/manifest.json")):
-            require_entry(path, version)
+            require_entry(path, version, verify=verify)
     except UnfitError as error:
         print("error:", error, file=sys.stderr)
         return 1
     return 0
+
+
+def asks_for_digests(value: str) -> bool:
+    """Read VERIFY."""
+    if value not in ("0", "1"):
+        raise UnfitError(f"VERIFY is {value!r:.80}: 1 and 0 are understood")
+    return value == "1"
 
 
 def require_own_library(path: Path) -> None:
@@ -96,7 +104,7 @@ def require_own_library(path: Path) -> None:
                 raise UnfitError(f"{path} names the op library {name!r:.80}: only {LIBRARY.name} is served")
 
 
-def require_entry(manifest: Path, version: int) -> None:
+def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
     """Refuse an entry for another op library, or with what Triton would load and no export writes."""
     public, name = manifest.parent, manifest.parent.name
     graph = public.parent / f"{name}_model"
@@ -104,7 +112,9 @@ def require_entry(manifest: Path, version: int) -> None:
         record = json.loads(manifest.read_bytes())
         wanted = record["op_library"]
         needed = version if wanted is None else wanted["version"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        files = {str(file): str(digest) for file, digest in record["files"].items()}
+        number = int(record.get("version", 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnfitError(
             f"manifest {manifest} cannot be read ({type(error).__name__}): export the entry again"
         ) from None
@@ -121,11 +131,15 @@ def require_entry(manifest: Path, version: int) -> None:
     else:
         require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
         require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)
-    require_data(public, is_legacy=is_legacy)
+    models = [public]
     if graph.is_dir() or not takes_text:
         require_parts(graph / "config.pbtxt", GRAPH_PARTS, GRAPH)
         require_parameters(graph / "config.pbtxt", SESSION_PARAMETERS)
-        require_data(graph, is_legacy=False)
+        models.append(graph)
+    require_no_fault(code_faults(models, is_legacy=is_legacy), f"entry '{name}'")
+    if verify:
+        tuned = {f"{model.name}/config.pbtxt" for model in models}
+        require_no_fault(file_faults(Contents(models, files, number, tuned)), f"entry '{name}'")
 
 
 def require_parts(path: Path, parts: Set[str], values: dict[str, str]) -> None:
@@ -174,15 +188,13 @@ def require_keys(holder: Message, known: Set[str], path: Path) -> None:
                 raise UnfitError(f"{path} has the parameter {key!r:.80}, which no entry has: remove it")
 
 
-def require_data(folder: Path, *, is_legacy: bool) -> None:
-    """Refuse code in a model's folder or in one of its versions."""
-    versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
-    for path in (inner for each in (folder, *versions) for inner in each.iterdir() if inner.is_file()):
-        if ".so" not in path.suffixes and path.suffix not in CODE:
-            continue
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not (is_legacy and path.name == "model.py" and digest in LEGACY_DIGESTS):
-            raise UnfitError(f"{path} is code that sparse-serve has not written: remove it")
+def require_no_fault(faults: Iterable[Fault], subject: str) -> None:
+    """Refuse what has a fault, or cannot be read."""
+    try:
+        for fault in faults:
+            raise UnfitError(f"{subject} is not fit to serve: {fault.message}; {fault.remedy}")
+    except OSError as error:
+        raise UnfitError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def messages(config: Message, key: str) -> list[Message]:

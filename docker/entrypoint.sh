@@ -1,8 +1,10 @@
 #!/bin/sh
 # Starts Triton with everything closed that answering requests does not need. Arguments are added to its own.
-# Nothing is started on an op library that is not the image's own, or not of the version the entries need.
+# Nothing is started on an op library that is not the image's own, or not of the version the entries need, nor
+# on entries that are not as they were exported.
 #
 #   MODEL_REPOSITORY                    where the models are (default /models)
+#   VERIFY                              0: neither digests, links nor rights of the entries' files are checked
 #   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
 #                                       without it nobody can
 #   DRAIN_TIMEOUT                       seconds that a stop waits for requests in flight, and for clients to close

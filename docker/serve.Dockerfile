@@ -37,7 +37,9 @@ RUN backend=/backend/sparse_serve_text \
 # And what the entry point's check of the repository needs.
 RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \
     sparse_serve/__init__.py \
+    sparse_serve/digests.py \
     sparse_serve/repository/__init__.py \
+    sparse_serve/repository/contents.py \
     sparse_serve/repository/tunable.py
 
 FROM ${TRITON_IMAGE}

@@ -85,8 +85,9 @@ def serve(  # noqa: PLR0913  one parameter per option
         bool, typer.Option("--portable", help="Serve without the op library, slower.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="First hold every file against its digest in the manifest.")
-    ] = False,
+        bool,
+        typer.Option(help="First hold every file against the manifest, and see who else can write it."),
+    ] = True,
     drain_timeout: Annotated[
         int, typer.Option(min=0, help="Seconds that a stop waits for requests in flight.")
     ] = 30,

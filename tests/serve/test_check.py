@@ -37,6 +37,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_a_fresh_entry_passes(entry: Path) -> None:
     assert [(finding.level, finding.check) for finding in check_entry(entry)] == [
+        (Level.ok, "access"),
         (Level.ok, "digests"),
         (Level.ok, "public model"),
         (Level.ok, "op library"),
@@ -67,13 +68,14 @@ def test_changed_missing_and_foreign_files(entry: Path) -> None:
     (entry / "1" / "libtriton_sparse_serve_text.so").write_text("")
     messages = [(finding.level, finding.message) for finding in faults(entry)]
     assert messages[0] == (Level.error, "tiny/tokenizer.json is missing")
-    assert messages[1:4] == [
-        (Level.warning, "tiny/1/libtriton_sparse_serve_text.so is not of the export"),
-        (Level.warning, "tiny_model/1/notes.txt is not of the export"),
+    assert messages[1:5] == [
+        (Level.error, "tiny/1/__pycache__/model.pyc is not of the export"),
+        (Level.error, "tiny/1/libtriton_sparse_serve_text.so is not of the export"),
+        (Level.error, "tiny_model/1/notes.txt is not of the export"),
         (Level.error, "tiny/1/libtriton_sparse_serve_text.so is code, which no entry has"),
     ]
-    assert messages[4][1].startswith("tokenizer.json cannot be read")
-    assert len(messages) == 5
+    assert messages[5][1].startswith("tokenizer.json cannot be read")
+    assert len(messages) == 6
 
 
 def test_tuned_scheduling_is_only_a_warning(entry: Path) -> None:

@@ -13,6 +13,7 @@ from threading import Thread
 
 import psutil
 import pytest
+from image_runs import FAKE_TRITON, entrypoint
 from tiny_entry import SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
@@ -27,14 +28,6 @@ from sparse_serve.triton.preflight import claim_ports
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 
-FAKE_TRITON = """#!/bin/sh
-if [ "$1" = --help ]; then
-  echo "  --allow-vertex-ai <boolean>" >&2
-  exit 1
-fi
-printf '%s\\n' "$@"
-"""
-
 HARDENED = [
     "--model-control-mode=none",
     "--disable-auto-complete-config",
@@ -42,21 +35,6 @@ HARDENED = [
     "--strict-readiness=true",
     "--exit-timeout-secs=8",
 ]
-
-
-def entrypoint(image: Path, triton: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Run the entry point with `triton` as the `tritonserver` on its PATH."""
-    programs = image / "bin"
-    programs.mkdir(exist_ok=True)
-    (programs / "tritonserver").write_text(triton)
-    (programs / "tritonserver").chmod(0o755)
-    return subprocess.Popen(
-        ["sh", str(image / "entrypoint.sh"), *arguments],
-        env=environment | {"PATH": f"{programs}:{environment.get('PATH', os.environ['PATH'])}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def launch_line(image: Path, *arguments: str, **environment: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_new_task_is_served(
     public = write_entry(tmp_path, make_spec(Ranking(top=3), name="ranks"))
     assert read_entry(public).manifest.task == Ranking(top=3)
     assert not [finding for finding in check_entry(public) if finding.level is not Level.ok]
-    assert servable_models(tmp_path, verify=True) == ("ranks", "ranks_model")
+    assert servable_models(tmp_path) == ("ranks", "ranks_model")
 
     backend = stub.load_model(TRITON / "onnxruntime_backend" / "model.py", tmp_path / "ranks_model")
     monkeypatch.setattr(stub.Request, "call", lambda call: backend.execute([call])[0], raising=False)

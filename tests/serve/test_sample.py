@@ -1,5 +1,6 @@
 """The entry in git is what `export` writes today, and Triton serves it with the op library."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparse_serve.repository.config import (
     text_graph_config,
     to_text,
 )
-from sparse_serve.repository.entries import overlay_repository, read_entry
+from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import SCHEMA_VERSION
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
@@ -41,14 +42,14 @@ def test_the_sample_is_up_to_date() -> None:
 
 
 def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:
-    view = overlay_repository(REPOSITORY, tmp_path, lambda config: None, ["sample"])
+    shutil.copytree(SAMPLE, tmp_path / "sample")
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(library_path()))
     session = onnxruntime.InferenceSession(
         SAMPLE / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
     )
     with (
-        TritonServer(ServerOptions(view, http_port=0, grpc_port=0, metrics_port=0)) as server,
+        TritonServer(ServerOptions(tmp_path, http_port=0, grpc_port=0, metrics_port=0)) as server,
         Client(server.grpc_url, "grpc") as client,
     ):
         (empty, text) = client.classify("sample", ["", "a fine film"])

@@ -220,3 +220,15 @@ def tiny_tokenizer(path: Path) -> Path:
     tokenizer.enable_truncation(max_length=5)
     tokenizer.save(str(path))
     return path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a part of a text file that has it, once."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def add(path: Path, text: str) -> None:
+    """Put a text behind that of a file."""
+    path.write_text(path.read_text() + text)

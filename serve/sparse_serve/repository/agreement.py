@@ -1,4 +1,4 @@
-"""Whether an entry is what this package writes: its configurations part by part, and no code beside them.
+"""Whether the configurations of an entry are what this package writes, part by part.
 
 Everything in a `config.pbtxt` that Triton would open or load for it must be as `export` wrote it; what
 operators tune is theirs. What is held here needs no graph to be read, so that every start of a server can ask
@@ -7,11 +7,9 @@ for it.
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import (
@@ -26,10 +24,8 @@ from sparse_serve.repository.config import (
     signature_in,
 )
 from sparse_serve.repository.entries import Entry, config_of_graph
-from sparse_serve.repository.legacy import FRONT_DIGESTS, FRONT_NAME, legacy_config
+from sparse_serve.repository.legacy import legacy_config
 from sparse_serve.repository.tunable import ACCELERATOR, ACCELERATOR_PARAMETERS, TUNABLE, WARMUP_FILE
-
-_CODE = (".py", ".pyc", ".so")
 
 
 def entry_faults(entry: Entry) -> Iterator[str]:
@@ -37,9 +33,7 @@ def entry_faults(entry: Entry) -> Iterator[str]:
 
     Raises:
         RepositoryError: a configuration is missing or malformed.
-        OSError: a folder cannot be read.
     """
-    yield from code_faults(entry)
     graphs = {
         path.name: read_config(path / CONFIG_NAME) for path in (entry.graph_path, entry.token_path) if path
     }
@@ -125,29 +119,6 @@ def library_faults(config: ModelConfig, model: str) -> Iterator[str]:
                 f"{model}/{CONFIG_NAME} names the op library '{name}', which Triton would load: only "
                 f"{LIBRARY_NAME} is served"
             )
-
-
-def code_faults(entry: Entry) -> Iterator[str]:
-    """Yield which files of an entry Triton would take for code; entries of earlier versions have a front."""
-    for folder in entry.folders:
-        for path in sorted(_reachable(folder)):
-            name = path.relative_to(folder.parent)
-            is_front = entry.manifest.is_legacy and path.name == FRONT_NAME and folder.name == entry.name
-            if is_front and file_digest(path) in FRONT_DIGESTS:
-                continue
-            if is_front:
-                yield f"{name} is no front that a version of sparse-serve wrote"
-            elif ".so" in path.suffixes or path.suffix in _CODE:
-                yield f"{name} is code, which no entry has"
-
-
-def _reachable(folder: Path) -> Iterator[Path]:
-    """Yield the files that Triton looks at in a model's folder: its own and those of its versions."""
-    for path in folder.iterdir():
-        if path.is_dir() and path.name.isdecimal():
-            yield from (inner for inner in path.iterdir() if inner.is_file())
-        elif path.is_file():
-            yield path
 
 
 def _shown(found: ModelConfig, wanted: ModelConfig, part: str) -> str:

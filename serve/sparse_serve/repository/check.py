@@ -10,7 +10,8 @@ import onnx
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS, library_version, verify_library
-from sparse_serve.repository.agreement import batch_faults, code_faults, config_faults, wanted_public_config
+from sparse_serve.repository import contents
+from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
 from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_NAME,
@@ -30,7 +31,7 @@ from sparse_serve.repository.entries import (
     uses_op_library,
     versions,
 )
-from sparse_serve.repository.manifest import MANIFEST_NAME, Manifest
+from sparse_serve.repository.manifest import Manifest
 from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
 from sparse_serve.tasks.encoding import load_tokenizer
@@ -63,7 +64,8 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
     target = release(release_name or DEFAULT_RELEASE)
     entry = read_entry(path)
     findings = [
-        *_findings("digests", digest_faults(entry)),
+        *_findings("access", _access_faults(entry)),
+        *_findings("digests", _digest_faults(entry)),
         *_findings("public model", _public_faults(entry)),
         *_findings("op library", _library_faults(entry)),
     ]
@@ -95,37 +97,46 @@ def require_no_error(faults: Iterable[Fault], subject: str) -> None:
     Raises:
         RepositoryError: says of `subject` the first such fault, or which file cannot be read.
     """
+    errors = (contents.Fault(message, "export it again") for level, message in faults if level is Level.error)
+    require_none(errors, subject)
+
+
+def require_none(faults: Iterable[contents.Fault], subject: str) -> None:
+    """Refuse what has a fault.
+
+    Raises:
+        RepositoryError: says of `subject` the first one, or which file cannot be read.
+    """
     try:
-        reason = next((message for level, message in faults if level is Level.error), None)
+        fault = next(iter(faults), None)
     except OSError as error:
-        reason = f"{error.filename} cannot be read: {error.strerror}"
-    if reason is not None:
-        raise RepositoryError(f"{subject}: {reason}; export it again")
+        fault = contents.Fault(f"{error.filename} cannot be read: {error.strerror}", "export it again")
+    if fault is not None:
+        raise RepositoryError(f"{subject}: {fault.message}; {fault.remedy}")
 
 
-def digest_faults(entry: Entry) -> Iterator[Fault]:
-    """Yield which files are missing, changed, or not of the export."""
+def require_files(entry: Entry, subject: str) -> None:
+    """Refuse an entry whose files are not those of its export.
+
+    Raises:
+        RepositoryError: says of `subject` which one is missing, changed, not of the export, or not readable.
+    """
+    require_none(contents.file_faults(entry.contents), subject)
+
+
+def _digest_faults(entry: Entry) -> Iterator[Fault]:
+    """Yield which files are missing, changed, or not of the export; warn of configurations that are tuned."""
+    yield from _fatal(contents.file_faults(entry.contents))
     repository = entry.graph_path.parent
-    recorded = entry.manifest.files
-    for name, digest in recorded.items():
+    for name in sorted(entry.contents.tuned & entry.manifest.files.keys()):
         path = repository / name
-        if not path.is_file():
-            yield Level.error, f"{name} is missing"
-        elif file_digest(path) != digest:
-            # Scheduling is meant to be tuned; what must agree in it is checked by itself.
-            level = Level.warning if path.name == CONFIG_NAME else Level.error
-            yield level, f"{name} has been changed since it was exported"
-    for folder in entry.folders:
-        for path in sorted(folder.rglob("*")):
-            name = str(path.relative_to(repository))
-            is_expected = name in recorded or _is_own_manifest(path, entry)
-            if path.is_file() and not is_expected and path.parent.name != "__pycache__":
-                yield Level.warning, f"{name} is not of the export"
+        if path.is_file() and file_digest(path) != entry.manifest.files[name]:
+            yield Level.warning, f"{name} has been changed since it was exported"
 
 
-def _is_own_manifest(path: Path, entry: Entry) -> bool:
-    public = entry.path.resolve()
-    return path in (public / MANIFEST_NAME, public / str(entry.manifest.version) / MANIFEST_NAME)
+def _access_faults(entry: Entry) -> Iterator[Fault]:
+    for model in entry.folders:
+        yield from _fatal(contents.access_faults(model))
 
 
 def _public_faults(entry: Entry) -> Iterator[Fault]:
@@ -133,7 +144,7 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     if manifest.name != entry.name:
         yield Level.error, f"the folder is '{entry.name}', the manifest says '{manifest.name}'"
     yield from label_faults(entry)
-    yield from _errors(code_faults(entry))
+    yield from _fatal(contents.code_faults(entry.folders, is_legacy=manifest.is_legacy))
     try:
         load_tokenizer(entry.path / TOKENIZER_NAME)
     except TaskError as error:
@@ -149,9 +160,6 @@ def _public_faults(entry: Entry) -> Iterator[Fault]:
     yield from _errors(config_faults(config, wanted, entry.name))
     if not entry.takes_text:
         yield from _errors(batch_faults(config, read_config(entry.graph_path / CONFIG_NAME)))
-    for folder in entry.folders[1:]:
-        if set(entry.versions) != set(versions(folder)):
-            yield Level.error, f"versions {list(entry.versions)} differ from those of {folder.name}"
 
 
 def _measure_faults(manifest: Manifest, signature: Signature) -> Iterator[Fault]:
@@ -252,3 +260,7 @@ def _library_faults(entry: Entry) -> Iterator[Fault]:
 
 def _errors(messages: Iterable[str]) -> Iterator[Fault]:
     return ((Level.error, message) for message in messages)
+
+
+def _fatal(faults: Iterable[contents.Fault]) -> Iterator[Fault]:
+    return ((Level.error, fault.message) for fault in faults)

@@ -41,12 +41,8 @@ from sparse_serve.repository.config import (
     text_graph_config,
     to_text,
 )
-from sparse_serve.repository.manifest import (
-    MANIFEST_NAME,
-    MODEL_NAME,
-    Manifest,
-    read_manifest,
-)
+from sparse_serve.repository.contents import MANIFEST_NAME, Contents
+from sparse_serve.repository.manifest import MODEL_NAME, Manifest, read_manifest
 from sparse_serve.repository.staging import replaced_folders
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer
@@ -127,6 +123,12 @@ class Entry:
     def models(self) -> list[str]:
         """The names of its Triton models."""
         return [path.name for path in self.folders]
+
+    @property
+    def contents(self) -> Contents:
+        """The files that it consists of, of which the configurations of its models may have been tuned."""
+        tuned = frozenset(f"{model}/{CONFIG_NAME}" for model in self.models)
+        return Contents(self.folders, self.manifest.files, self.manifest.version, tuned)
 
 
 def find_entries(repository: Path) -> list[Entry]:

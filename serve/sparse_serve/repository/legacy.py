@@ -17,16 +17,6 @@ from sparse_serve.tasks import DEFAULT_TASK, Task
 
 SCHEMA = 1
 BACKEND = "python"
-FRONT_NAME = "model.py"
-
-FRONT_DIGESTS = frozenset(
-    {
-        "9c7bd59e86ea89e6fd984ee3da70cf67f6a053dbce1c8a780220c4ad34294380",
-        "1d6da2df42db824c58d0ef81f019d6870cb11719080ec381f036d10a71ad9919",
-        "2823364176fb31180648780c09f85f2fa7c1d9c132b8520db6025f72a62e69bc",
-    }
-)
-"""sha256 of every `model.py` that a version of this package has written."""
 
 
 def upgraded(manifest: Mapping[str, Any]) -> dict[str, Any]:

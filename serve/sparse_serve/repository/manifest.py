@@ -23,7 +23,6 @@ from sparse_serve.tasks import Task, answered, read_tasks
 SCHEMA_VERSION: Literal[3] = 3
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
 MAX_VERSION = 2**31 - 1
-MANIFEST_NAME = "manifest.json"
 # What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 

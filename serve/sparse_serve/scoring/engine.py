@@ -25,8 +25,7 @@ import pyarrow as pa
 from sparse_serve.classifier import Classifier
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import JobError, OptionError, SparseServeError, first_line
-from sparse_serve.repository.check import digest_faults, require_no_error
-from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.check import require_files
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.parts import PartRecord, write_part
 from sparse_serve.scoring.reading import InputColumns, InputFile, read_parts
@@ -72,22 +71,13 @@ class Plan:
     output: Location
 
 
-def require_digests(entry: Entry) -> None:
-    """See that an entry's files are those of its manifest.
-
-    Raises:
-        RepositoryError: one is not.
-    """
-    require_no_error(digest_faults(entry), f"entry {entry.path}")
-
-
 class _Scorer:
     """An actor: answers parts and writes them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._classifier = Classifier(plan.entry, version=plan.version, threads=plan.threads)
-        require_digests(self._classifier.entry)
+        require_files(self._classifier.entry, f"entry {plan.entry}")
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Write the parts of a batch; return their records."""

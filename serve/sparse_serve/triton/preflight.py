@@ -1,5 +1,6 @@
 """What must hold before Triton is started: servable models, a genuine op library, safe and free ports."""
 
+import shutil
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -13,12 +14,14 @@ from sparse_serve.repository import staging
 from sparse_serve.repository.agreement import entry_faults, library_faults
 from sparse_serve.repository.check import (
     Level,
-    digest_faults,
     label_faults,
+    require_files,
     require_library_version,
     require_no_error,
+    require_none,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
+from sparse_serve.repository.contents import MANIFEST_NAME, access_faults, code_faults
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
 
 # Triton's own options that open a port, and what is to be done instead of passing them through.
@@ -49,14 +52,31 @@ def end_interrupted_exports(repository: Path) -> None:
         ) from error
 
 
+def remove_compiled_fronts(repository: Path) -> None:
+    """Remove what Python has compiled where an entry of an earlier version was served from the repository.
+
+    The server would run it without a look at the front that it was compiled from, and compiles that again.
+
+    Raises:
+        RepositoryError: it cannot be removed.
+    """
+    for compiled in repository.glob("*/*/__pycache__"):
+        if (compiled.parent.parent / MANIFEST_NAME).is_file():
+            try:
+                shutil.rmtree(compiled)
+            except OSError as error:
+                raise RepositoryError(f"{compiled} cannot be removed: {error.strerror}; remove it") from error
+
+
 def servable_models(
-    repository: Path, wanted: Sequence[str] | None = None, *, verify: bool = False
+    repository: Path, wanted: Sequence[str] | None = None, *, verify: bool = True
 ) -> tuple[str, ...]:
     """Return the names of the repository's models.
 
     Only those that are `wanted`, if given. Whatever Triton would load or open for an entry must be what this
     package writes, and no model may name an op library that is not this package's: to load one is to run it.
-    With `verify`, every file of their entries is held against the digest that its export recorded.
+    With `verify`, the files of their entries must be those that its export recorded, and of every model
+    nothing may lead out of the repository or be for everybody to write.
 
     Raises:
         RepositoryError: the repository cannot be served, a model names a foreign library, or an entry's
@@ -65,23 +85,32 @@ def servable_models(
     models = tuple(path.name for path in find_models(repository) if wanted is None or path.name in wanted)
     if not models:
         raise RepositoryError(f"model repository {repository} holds no model: export one into it first")
+    unfit = f"model repository {repository} is not fit to serve"
     for hidden in sorted(repository.glob(f".*/{CONFIG_NAME}")):
         raise RepositoryError(
-            f"model repository {repository} is not fit to serve: Triton would load the hidden folder "
-            f"{hidden.parent.name} as a model: remove it"
+            f"{unfit}: Triton would load the hidden folder {hidden.parent.name} as a model: remove it"
         )
     for model in models:
         config = read_config(repository / model / CONFIG_NAME)
         for message in library_faults(config, model):
-            raise RepositoryError(f"model repository {repository} is not fit to serve: {message}")
-    for entry in _entries(repository, models):
-        subject = f"entry '{entry.name}' is not fit to serve"
+            raise RepositoryError(f"{unfit}: {message}")
+        if verify:
+            require_none(access_faults(repository / model), unfit)
+    entries = _entries(repository, models)
+    for entry in entries:
+        subject = _unfit(entry)
+        require_none(code_faults(entry.folders, is_legacy=entry.manifest.is_legacy), subject)
         require_no_error(((Level.error, message) for message in entry_faults(entry)), subject)
         # An index without a label would be answered by an error, at the first text of that class.
         require_no_error(label_faults(entry), subject)
-        if verify:
-            require_no_error(digest_faults(entry), subject)
+    if verify:
+        for entry in entries:
+            require_files(entry, _unfit(entry))
     return models
+
+
+def _unfit(entry: Entry) -> str:
+    return f"entry '{entry.name}' is not fit to serve"
 
 
 def _entries(repository: Path, models: Sequence[str]) -> list[Entry]:

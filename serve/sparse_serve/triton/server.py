@@ -27,6 +27,7 @@ from sparse_serve.triton.preflight import (
     end_interrupted_exports,
     ipv4_address,
     is_loopback,
+    remove_compiled_fronts,
 )
 
 # What Triton's log says where it cannot listen; between our look at a free port and that, others can take it.
@@ -38,7 +39,7 @@ _PORT_ATTEMPTS = 3
 class ServerOptions:
     """How to serve a repository.
 
-    A port of 0 picks a free one; with `verify`, every file is held against the digest of its export;
+    A port of 0 picks a free one; with `verify`, every file is first held against the digest of its export;
     `environment` is added to the server's; `log_path` None keeps Triton's log only while it runs; `echo_log`
     copies it to stderr as it is written; `stop_seconds` is how long a stop waits for requests in flight.
     """
@@ -50,7 +51,7 @@ class ServerOptions:
     address: str = "127.0.0.1"
     mode: Mode = "auto"
     portable: bool = False
-    verify: bool = False
+    verify: bool = True
     extra_args: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     log_path: Path | None = None
@@ -198,6 +199,7 @@ class Server(ABC):
     def _start(self) -> None:
         guard.clear(Path(tempfile.gettempdir()))
         end_interrupted_exports(self.repository)
+        remove_compiled_fronts(self.repository)
         line = self.launch_line(claim_ports=True)
         self._guard = guard.start(self._mark, self._folder, self._end_command())
         self._folder.mkdir(mode=0o700)
