@@ -8,7 +8,7 @@
 
 Entries of earlier versions have a front of their own, which is one of those that sparse-serve wrote. What
 `serve` holds beyond this, a configuration's values against the manifest, needs the package. With VERIFY=0
-neither digests, links nor rights are looked at.
+neither digests, links nor rights are looked at; MANIFEST_DIGESTS says which manifests entries must have.
 Standard library only, for the image.
 """
 
@@ -23,7 +23,15 @@ from pathlib import Path
 # Some of the package's modules lie beside this file, where the package is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_serve.repository.contents import Contents, Fault, access_faults, code_faults, file_faults
+from sparse_serve.repository.contents import (
+    Contents,
+    Fault,
+    access_faults,
+    code_faults,
+    file_faults,
+    pin_faults,
+    read_pins,
+)
 from sparse_serve.repository.tunable import (
     ACCELERATOR,
     ACCELERATOR_PARAMETERS,
@@ -74,7 +82,8 @@ def main() -> int:
     repository = Path(os.environ.get("MODEL_REPOSITORY", "/models"))
     version = ctypes.CDLL(str(LIBRARY)).SparseOpsVersion()
     try:
-        verify = asks_for_digests(os.environ.get("VERIFY", "1"))
+        verify, pins = asked(os.environ.get("VERIFY", "1"), os.environ.get("MANIFEST_DIGESTS", ""))
+        require_no_fault(pin_faults(repository, pins), f"model repository {repository}")
         for path in sorted(repository.glob("*/config.pbtxt")):
             require_own_library(path)
             if path.parent.name.startswith("."):
@@ -89,11 +98,17 @@ def main() -> int:
     return 0
 
 
-def asks_for_digests(value: str) -> bool:
-    """Read VERIFY."""
-    if value not in ("0", "1"):
-        raise UnfitError(f"VERIFY is {value!r:.80}: 1 and 0 are understood")
-    return value == "1"
+def asked(verify: str, digests: str) -> tuple[bool, dict[str, str]]:
+    """Read what is to be checked, VERIFY and MANIFEST_DIGESTS."""
+    if verify not in ("0", "1"):
+        raise UnfitError(f"VERIFY is {verify!r:.80}: 1 and 0 are understood")
+    try:
+        pins = read_pins(digests.split())
+    except ValueError as error:
+        raise UnfitError(f"MANIFEST_DIGESTS: {error}") from None
+    if pins and verify == "0":
+        raise UnfitError("MANIFEST_DIGESTS pins what VERIFY=0 does not look at: set one of them")
+    return verify == "1", pins
 
 
 def require_own_library(path: Path) -> None:

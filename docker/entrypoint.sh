@@ -5,6 +5,7 @@
 #
 #   MODEL_REPOSITORY                    where the models are (default /models)
 #   VERIFY                              0: neither digests, links nor rights of the entries' files are checked
+#   MANIFEST_DIGESTS                    NAME=SHA256, with blanks between several: the manifests that entries must have
 #   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
 #                                       without it nobody can
 #   DRAIN_TIMEOUT                       seconds that a stop waits for requests in flight, and for clients to close

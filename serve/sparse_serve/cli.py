@@ -24,6 +24,7 @@ from sparse_serve.cli_score import score
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.info import read_info
 from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.repository.contents import read_pins
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
 from sparse_serve.triton.installation import Mode
@@ -91,6 +92,13 @@ def serve(  # noqa: PLR0913  one parameter per option
     drain_timeout: Annotated[
         int, typer.Option(min=0, help="Seconds that a stop waits for requests in flight.")
     ] = 30,
+    manifest_digest: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHA256",
+            help="Serve the entry NAME only with this manifest, as check shows it; repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the command line that would be run.")
     ] = False,
@@ -107,6 +115,7 @@ def serve(  # noqa: PLR0913  one parameter per option
         raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")
     options = ServerOptions(
         repository,
+        pins=_pins(manifest_digest or [], verify),
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -130,6 +139,15 @@ def serve(  # noqa: PLR0913  one parameter per option
         _show(server.launch_line(), 0 in (http_port, grpc_port, metrics_port))
     else:
         _serve(server)
+
+
+def _pins(values: list[str], verify: bool) -> dict[str, str]:
+    if values and not verify:
+        raise OptionError("--manifest-digest pins what --no-verify does not look at: give one of them")
+    try:
+        return read_pins(values)
+    except ValueError as error:
+        raise OptionError(f"--manifest-digest {error}") from None
 
 
 def _refuse_container_options(context: typer.Context) -> None:

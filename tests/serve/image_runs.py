@@ -30,11 +30,11 @@ def entrypoint(image: Path, triton: str, *arguments: str, **environment: str) ->
     )
 
 
-def check_in_image(image: Path, repository: Path) -> str:
+def check_in_image(image: Path, repository: Path, **environment: str) -> str:
     """What the image's own check says of a repository; "" where nothing is wrong."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(image / "check_entries.py")],
-        env={"MODEL_REPOSITORY": str(repository)},
+        env={"MODEL_REPOSITORY": str(repository), **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -37,6 +37,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_a_fresh_entry_passes(entry: Path) -> None:
     assert [(finding.level, finding.check) for finding in check_entry(entry)] == [
+        (Level.ok, "manifest"),
         (Level.ok, "access"),
         (Level.ok, "digests"),
         (Level.ok, "public model"),

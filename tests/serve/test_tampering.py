@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -13,10 +14,14 @@ from tiny_entry import LEGACY, add, edit
 
 from sparse_serve.cli import app
 from sparse_serve.cli_options import run
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
+from sparse_serve.repository.check import check_entry
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.triton.container import ContainerServer
 from sparse_serve.triton.preflight import remove_compiled_fronts, servable_models
+from sparse_serve.triton.server import ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -266,3 +271,63 @@ def test_compiled_fronts_are_not_run(tmp_path: Path, image: Path) -> None:
     compiled.parent.symlink_to(tmp_path)
     with pytest.raises(RepositoryError, match=r"__pycache__ cannot be removed: .*; remove it"):
         remove_compiled_fronts(repository)
+
+
+def test_a_manifest_can_be_pinned_from_outside(
+    repository: Path, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who can write the repository can make a manifest that its files agree with."""
+
+    def serve(*pins: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            run(app, ["serve", str(repository), "--dry-run", *(f"--manifest-digest={pin}" for pin in pins)])
+        errors = capsys.readouterr().err
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, errors if code else ""
+
+    (manifest, *_) = check_entry(repository / "tiny")
+    pin = f"tiny={manifest.message.removeprefix('sha256 ')}"
+    assert serve(pin) == (0, "")
+    assert serve(pin.upper().replace("TINY", "tiny"), pin) == (0, "")
+    assert serves_in_image(image, repository, MANIFEST_DIGESTS=pin)
+
+    edit(repository / "tiny" / "manifest.json", "26.07", "26.08")
+    shutil.copy(repository / "tiny" / "manifest.json", repository / "tiny" / "2" / "manifest.json")
+    assert serve() == (0, "")
+    assert serves_in_image(image, repository)
+    for pins, status, message in (
+        (
+            [pin],
+            1,
+            f"the manifest of 'tiny' has the sha256 {file_digest(repository / 'tiny' / 'manifest.json')}",
+        ),
+        ([pin.replace("tiny", "other")], 1, "there is no entry 'other', whose manifest is pinned; export it"),
+        (["tiny"], 2, "'tiny' pins no manifest: give NAME=SHA256"),
+        ([pin, f"tiny={'0' * 64}"], 2, "entry 'tiny' is pinned to two manifests"),
+    ):
+        found, errors = serve(*pins)
+        assert (found, errors.count("\n")) == (status, 1)
+        assert message in errors
+        assert message in check_in_image(image, repository, MANIFEST_DIGESTS=" ".join(pins))
+
+
+def test_pins_are_for_what_is_verified(
+    repository: Path, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pin = f"tiny={file_digest(repository / 'tiny' / 'manifest.json')}"
+    with pytest.raises(SystemExit):
+        run(app, ["serve", str(repository), "--dry-run", "--no-verify", f"--manifest-digest={pin}"])
+    assert "--manifest-digest pins what --no-verify does not look at" in capsys.readouterr().err
+    errors = check_in_image(image, repository, VERIFY="0", MANIFEST_DIGESTS=pin)
+    assert "MANIFEST_DIGESTS pins what VERIFY=0 does not look at" in errors
+
+
+def test_a_container_checks_what_serve_checks(repository: Path) -> None:
+    def line(**asked: Any) -> str:
+        return str(ContainerServer(ServerOptions(repository, **asked)).launch_line())
+
+    assert "VERIFY" not in line()
+    assert "--env VERIFY=0" in line(verify=False)
+    pins = {"tiny": file_digest(repository / "tiny" / "manifest.json")}
+    assert f"--env MANIFEST_DIGESTS=tiny={pins['tiny']}" in line(pins=pins)

@@ -64,6 +64,7 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
     target = release(release_name or DEFAULT_RELEASE)
     entry = read_entry(path)
     findings = [
+        Finding(Level.ok, "manifest", f"sha256 {file_digest(path / contents.MANIFEST_NAME)}"),
         *_findings("access", _access_faults(entry)),
         *_findings("digests", _digest_faults(entry)),
         *_findings("public model", _public_faults(entry)),

@@ -5,11 +5,13 @@
     no other       lies in the folders of an entry, and no code but the fronts that earlier versions wrote
     every link     leads to a file of the repository
     nothing        can be written by everybody
+    a manifest     that is pinned from outside has that digest
 
 Standard library only: `serve` and the image's entry point run the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path, PurePosixPath
 from stat import S_IWOTH
 from typing import NamedTuple
@@ -17,6 +19,8 @@ from typing import NamedTuple
 from sparse_serve.digests import file_digest
 
 MANIFEST_NAME = "manifest.json"
+# What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 FRONT_NAME = "model.py"
 
 FRONT_DIGESTS = frozenset(
@@ -104,6 +108,41 @@ def file_faults(contents: Contents) -> Iterator[Fault]:
             yield Fault(
                 f"{model.name} has the versions {_listed(found)}, {public.name} has {_listed(versions[0])}",
                 _EXPORT_AGAIN,
+            )
+
+
+def read_pins(values: Iterable[str]) -> dict[str, str]:
+    """Return the digests of manifests by the names of their entries, from `NAME=SHA256`.
+
+    Raises:
+        ValueError: one is none, or two pin the same entry to different digests.
+    """
+    pins: dict[str, str] = {}
+    for value in values:
+        if not re.fullmatch(f"{MODEL_NAME}=[0-9a-fA-F]{{64}}", value):
+            raise ValueError(
+                f"{value!r:.200} pins no manifest: give NAME=SHA256, whose 64 digits sparse-serve check shows"
+            )
+        name, digest = value.split("=")
+        if pins.setdefault(name, digest.lower()) != digest.lower():
+            raise ValueError(f"entry '{name}' is pinned to two manifests: give one of them")
+    return pins
+
+
+def pin_faults(repository: Path, pins: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield which entries are pinned to another manifest than they have, by name.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
+    for name, digest in pins.items():
+        manifest = repository / name / MANIFEST_NAME
+        if not manifest.is_file():
+            yield Fault(f"there is no entry '{name}', whose manifest is pinned", "export it, or pin another")
+        elif (found := file_digest(manifest)) != digest:
+            yield Fault(
+                f"the manifest of '{name}' has the sha256 {found}, pinned is {digest}",
+                "serve the one that was pinned, or pin this one if you trust it",
             )
 
 

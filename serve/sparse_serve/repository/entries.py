@@ -41,8 +41,8 @@ from sparse_serve.repository.config import (
     text_graph_config,
     to_text,
 )
-from sparse_serve.repository.contents import MANIFEST_NAME, Contents
-from sparse_serve.repository.manifest import MODEL_NAME, Manifest, read_manifest
+from sparse_serve.repository.contents import MANIFEST_NAME, MODEL_NAME, Contents
+from sparse_serve.repository.manifest import Manifest, read_manifest
 from sparse_serve.repository.staging import replaced_folders
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer

@@ -18,13 +18,12 @@ from pydantic import (
 
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.repository import legacy
+from sparse_serve.repository.contents import MODEL_NAME
 from sparse_serve.tasks import Task, answered, read_tasks
 
 SCHEMA_VERSION: Literal[3] = 3
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
 MAX_VERSION = 2**31 - 1
-# What can name a model: one folder, and nothing that a shell, a URL or a configuration reads in its own way.
-MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 # Where texts become tokens: in the graph itself, or in the backend of the public model.

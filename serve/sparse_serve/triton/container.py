@@ -80,7 +80,7 @@ class ContainerServer(Server):
             raise OptionError("--portable is for a server without the op library, and the image has it")
         refuse_listening_arguments(options.extra_args)
         self._refuse_options_in_values()
-        self.models = servable_models(self.repository, verify=options.verify)
+        self.models = servable_models(self.repository, verify=options.verify, pins=options.pins)
         _require_one_library(self.repository)
         _require_readable(self.repository)
         if claim_ports:
@@ -128,7 +128,11 @@ class ContainerServer(Server):
 
     def _checks(self) -> dict[str, str]:
         """Return the variables by which the image's entry point checks what is checked here, and no more."""
-        return {} if self.options.verify else {"VERIFY": "0"}
+        pins = " ".join(f"{name}={digest}" for name, digest in self.options.pins.items())
+        return {
+            **({"MANIFEST_DIGESTS": pins} if pins else {}),
+            **({} if self.options.verify else {"VERIFY": "0"}),
+        }
 
     def _prepare(self) -> None:
         """Check that Docker runs and has an image that fits the repository.

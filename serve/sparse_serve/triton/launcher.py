@@ -80,7 +80,9 @@ class TritonServer(Server):
         options = self.options
         refuse_listening_arguments(options.extra_args)
         refuse_blank_path(self.repository)
-        self.models = servable_models(self.repository, self.view.models, verify=options.verify)
+        self.models = servable_models(
+            self.repository, self.view.models, verify=options.verify, pins=options.pins
+        )
         if options.portable:
             require_fallback(self.repository, self.models)
         else:

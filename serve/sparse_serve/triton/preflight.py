@@ -2,7 +2,7 @@
 
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sparse_serve.repository.check import (
     require_none,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
-from sparse_serve.repository.contents import MANIFEST_NAME, access_faults, code_faults
+from sparse_serve.repository.contents import MANIFEST_NAME, access_faults, code_faults, pin_faults
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
 
 # Triton's own options that open a port, and what is to be done instead of passing them through.
@@ -69,18 +69,24 @@ def remove_compiled_fronts(repository: Path) -> None:
 
 
 def servable_models(
-    repository: Path, wanted: Sequence[str] | None = None, *, verify: bool = True
+    repository: Path,
+    wanted: Sequence[str] | None = None,
+    *,
+    verify: bool = True,
+    pins: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Return the names of the repository's models.
 
     Only those that are `wanted`, if given. Whatever Triton would load or open for an entry must be what this
     package writes, and no model may name an op library that is not this package's: to load one is to run it.
     With `verify`, the files of their entries must be those that its export recorded, and of every model
-    nothing may lead out of the repository or be for everybody to write.
+    nothing may lead out of the repository or be for everybody to write. `pins` are the digests that the
+    manifests of entries, by name, must have.
 
     Raises:
         RepositoryError: the repository cannot be served, a model names a foreign library, or an entry's
-            configurations, labels or, with `verify`, files are not those of its export.
+            configurations, labels or, with `verify`, files are not those of its export, or its manifest is
+            not the pinned one.
     """
     models = tuple(path.name for path in find_models(repository) if wanted is None or path.name in wanted)
     if not models:
@@ -96,6 +102,7 @@ def servable_models(
             raise RepositoryError(f"{unfit}: {message}")
         if verify:
             require_none(access_faults(repository / model), unfit)
+    require_none(pin_faults(repository, pins or {}), unfit)
     entries = _entries(repository, models)
     for entry in entries:
         subject = _unfit(entry)

@@ -39,7 +39,8 @@ _PORT_ATTEMPTS = 3
 class ServerOptions:
     """How to serve a repository.
 
-    A port of 0 picks a free one; with `verify`, every file is first held against the digest of its export;
+    A port of 0 picks a free one; with `verify`, every file is first held against the digest of its export,
+    and the manifests of the entries that `pins` names against the digests there;
     `environment` is added to the server's; `log_path` None keeps Triton's log only while it runs; `echo_log`
     copies it to stderr as it is written; `stop_seconds` is how long a stop waits for requests in flight.
     """
@@ -52,6 +53,7 @@ class ServerOptions:
     mode: Mode = "auto"
     portable: bool = False
     verify: bool = True
+    pins: Mapping[str, str] = field(default_factory=dict)
     extra_args: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     log_path: Path | None = None
