@@ -27,4 +27,4 @@ def test_an_option_reads_the_variable_of_its_name(
 
 def test_all_commands_were_walked() -> None:
     own = {"finetune", "export", "inspect"}
-    assert set(COMMANDS) == own | {"serve", "classify", "score", "profile", "check", "info"}
+    assert set(COMMANDS) == own | {"serve", "classify", "score", "profile", "deploy", "check", "info"}
