@@ -166,10 +166,12 @@ def code_faults(models: Sequence[Path], *, is_legacy: bool) -> Iterator[Fault]:
 
 def _below(path: Path) -> Iterator[Path]:
     """Yield a path and, in order, everything below it; what lies behind a link is not."""
-    yield path
-    if path.is_dir() and not path.is_symlink():
-        for inner in sorted(path.iterdir()):
-            yield from _below(inner)
+    waiting = [path]  # and no recursion: folders can be nested deeper than that goes
+    while waiting:
+        path = waiting.pop()
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            waiting += sorted(path.iterdir(), reverse=True)
 
 
 def _link_fault(link: Path, repository: Path) -> str | None:
