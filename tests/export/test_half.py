@@ -117,8 +117,8 @@ def test_check_holds_the_graph_against_the_manifest(half: Exported, tmp_path: Pa
     assert {finding.level for finding in check_entry(half.path)} == {Level.ok}
     copy = tmp_path / "repository"
     shutil.copytree(half.path.parent, copy, symlinks=True)
-    manifest = copy / "half" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"dtype": "fp16"', '"dtype": "fp32"'))
+    for manifest in (copy / "half").rglob("manifest.json"):
+        manifest.write_text(manifest.read_text().replace('"dtype": "fp16"', '"dtype": "fp32"'))
     errors = [finding.message for finding in check_entry(copy / "half") if finding.level == Level.error]
     assert errors == ["the graph's weights are fp16, the manifest says fp32"]
 
