@@ -17,5 +17,6 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("sparse-serve")
     if name == "Classifier":
-        return import_module("sparse_serve.classifier").Classifier
+        with import_module("sparse_serve.extras").needing("Classifier", "cpu"):
+            return import_module("sparse_serve.classifier").Classifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, RepositoryError, RequestError, first_line
+from sparse_serve.extras import needing
 from sparse_serve.op_library import library_version, verify_library
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
@@ -66,7 +67,8 @@ class Classifier:
             RepositoryError: there is no such entry or version, or its graph takes token ids.
             OpLibraryError: the op library is missing, is not the installed one, or is of another version than
                 the entry was made for.
-            OptionError: a number is below 1, or there is no ONNX Runtime.
+            OptionError: a number is below 1.
+            MissingPackageError: there is no ONNX Runtime.
         """
         for name, number in (("threads", threads), ("run_tokens", run_tokens)):
             if number is not None and number < 1:
@@ -208,10 +210,8 @@ def _session(entry: Entry, version: int | None, threads: int) -> Any:
     chosen = max(entry.versions, default=0) if version is None else version
     if chosen not in entry.versions:
         raise RepositoryError(f"entry {entry.path} has no version {chosen}, but {[*entry.versions]}")
-    try:
-        import onnxruntime  # noqa: PLC0415  not needed by who asks a server
-    except ImportError:
-        raise OptionError("there is no ONNX Runtime here: pip install 'sparse-serve[cpu]'") from None
+    with needing("Classifier", "cpu"):
+        import onnxruntime  # noqa: PLC0415  not needed by who looks at entries
     library = verify_library()
     require_library_version([entry], library_version(library), "installed is", "export it again")
     options = onnxruntime.SessionOptions()

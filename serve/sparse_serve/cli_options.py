@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
@@ -13,10 +14,14 @@ import typer
 from rich.console import Console
 
 from sparse_serve import __version__
-from sparse_serve.errors import SparseServeError
+from sparse_serve.errors import MissingPackageError, SparseServeError
+from sparse_serve.extras import needing
 
 # Every option of every command is also read from SPARSE_SERVE_<OPTION>.
 CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
+
+# Whatever the options are.
+_ANYTHING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _logger = logging.getLogger("sparse_serve")
 
@@ -61,6 +66,38 @@ def table_console() -> Console:
     """Return a console for tables on stdout, folded to a terminal's width and to no other."""
     console = Console()
     return console if console.is_terminal else Console(width=_WIDTH_OF_FILES)
+
+
+def add_command(app: typer.Typer, name: str, path: str, *, extras: str | None = None) -> None:
+    """Add a command to an app.
+
+    Args:
+        app: it becomes a command of this.
+        name: what it is called.
+        path: `module:function`. Where the module needs a package that is not installed, the command is there
+            and says what brings it.
+        extras: that bring it; None where `sparse-serve` alone does.
+    """
+    module, _, function = path.partition(":")
+    try:
+        with needing(name, extras or ""):
+            command: Callable[..., None] = getattr(import_module(module), function)
+    except MissingPackageError as error:
+        if extras is None:
+            raise
+        told = f"Not installed here; the extras {extras} of sparse-serve bring it."
+        app.command(name, context_settings=_ANYTHING, help=told)(_failing(error))
+    else:
+        app.command(name, context_settings=CONTEXT)(command)
+
+
+def _failing(error: MissingPackageError) -> Callable[..., None]:
+    """Return a command in the place of one that cannot be imported."""
+
+    def command(context: typer.Context) -> None:
+        raise error
+
+    return command
 
 
 def make_output_folder(path: Path) -> None:

@@ -21,7 +21,8 @@ from rich.progress import (
 
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Task, Verbose
 from sparse_serve.errors import OptionError
-from sparse_serve.scoring import PART_ROWS
+from sparse_serve.extras import needing
+from sparse_serve.scoring import EXTRAS, PART_ROWS
 
 if TYPE_CHECKING:
     from sparse_serve.scoring.job import Progress as Done
@@ -93,10 +94,8 @@ def score(  # noqa: PLR0913  one parameter per option
     The output has a row for each of the input, in its order: `file` and `row`, the answers, and in `error`
     why a row has none. A job that was interrupted goes on when it is started again with the same options.
     """
-    try:
-        from sparse_serve.scoring.job import Job, run_job  # noqa: PLC0415  needs Arrow
-    except ImportError:
-        raise OptionError("score needs Ray Data: pip install 'sparse-serve[batch]'") from None
+    with needing("score", EXTRAS):
+        from sparse_serve.scoring.job import Job, run_job  # noqa: PLC0415  Arrow and all that takes a second
     job = Job(
         entry=model_repository / name,
         inputs=inputs,

@@ -12,7 +12,8 @@
     ├── ServerError             1   Triton cannot be started, or stopped answering
     ├── RequestError            1   the server refused a request
     │   └── RefusedTextError    1   one of its texts
-    └── JobError                1   a job on a corpus: another's folder, workers that died
+    ├── JobError                1   a job on a corpus: another's folder, workers that died
+    └── MissingPackageError     1   a package of another role than what is installed here
 
 Messages are one line and say what was wrong, what was received, what is accepted and what to do.
 """
@@ -89,6 +90,10 @@ class RefusedTextError(RequestError):
 
 class JobError(SparseServeError):
     """A job on a corpus cannot have its output folder, or lost its workers."""
+
+
+class MissingPackageError(SparseServeError):
+    """A package is not installed that what was asked for needs."""
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,6 @@ from tiny_entry import CLASSES, SEVERAL, VECTORS
 from sparse_serve.cli import app, run
 from sparse_serve.errors import DataError, JobError, OptionError
 from sparse_serve.replies import Embedding, Prediction, Reply
-from sparse_serve.scoring import engine
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.corpus import find_corpus
 from sparse_serve.scoring.job import Job, run_job
@@ -458,13 +456,3 @@ def test_errors_of_the_command_are_one_line(
     assert told.startswith(
         "error: --address 127.0.0.1:9: nothing answers there ([Errno 111] Connection refused); "
     )
-    monkeypatch.setattr(engine, "find_spec", lambda name: None)
-    assert command("--input", str(corpus), *to) == (
-        2,
-        "error: there is no Ray Data here: pip install 'sparse-serve[batch]'\n",
-    )
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in [name for name in sys.modules if name.startswith("sparse_serve.scoring")]:
-        monkeypatch.delitem(sys.modules, name)
-    status, told = command("--input", str(corpus), *to)
-    assert (status, told) == (2, "error: score needs Ray Data: pip install 'sparse-serve[batch]'\n")

@@ -5,11 +5,10 @@ Importing this module loads no torch, so that the command works on a machine tha
 
 import typer
 
-from sparse_export.cli.export import export_command
-from sparse_export.cli.finetune import finetune_command
-from sparse_export.cli.inspect import inspect_command
 from sparse_serve.cli import app as serving
-from sparse_serve.cli_options import CONTEXT, Version, run
+from sparse_serve.cli_options import Version, add_command, run
+
+_EXTRAS = "export,cpu"
 
 app = typer.Typer(
     name="sparse-serve",
@@ -17,9 +16,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-app.command("finetune", context_settings=CONTEXT)(finetune_command)
-app.command("export", context_settings=CONTEXT)(export_command)
-app.command("inspect", context_settings=CONTEXT)(inspect_command)
+add_command(app, "finetune", "sparse_export.cli.finetune:finetune_command", extras=_EXTRAS)
+add_command(app, "export", "sparse_export.cli.export:export_command", extras=_EXTRAS)
+add_command(app, "inspect", "sparse_export.cli.inspect:inspect_command", extras=_EXTRAS)
 app.add_typer(serving)
 
 

@@ -19,3 +19,6 @@ Needs the extra `batch` and an ONNX Runtime. Importing this package imports none
 
 PART_ROWS = 1024
 """How many rows a part has at most, unless a job says it: few, so that workers end together."""
+
+EXTRAS = "batch,cpu"
+"""What of this package's extras a job needs."""

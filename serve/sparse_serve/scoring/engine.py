@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -25,7 +25,9 @@ import pyarrow as pa
 from sparse_serve.classifier import Classifier
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import JobError, OptionError, SparseServeError, first_line
+from sparse_serve.extras import needing
 from sparse_serve.repository.check import require_files
+from sparse_serve.scoring import EXTRAS
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.parts import PartRecord, write_part
 from sparse_serve.scoring.reading import InputColumns, InputFile, read_parts
@@ -259,10 +261,10 @@ def require_ray() -> None:
     """See that Ray Data is installed.
 
     Raises:
-        OptionError: it is not.
+        MissingPackageError: it is not.
     """
-    if find_spec("ray") is None:
-        raise OptionError("there is no Ray Data here: pip install 'sparse-serve[batch]'")
+    with needing("score", EXTRAS):
+        version("ray")
 
 
 @contextmanager

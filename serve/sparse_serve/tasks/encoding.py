@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import TaskError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
 
 Pairs = Sequence[str | None] | None
 """The second text of each row, None where a row has none; None where no row has."""
@@ -30,7 +32,7 @@ class EncodedText:
     """
 
     text: str
-    windows: tuple[Encoding, ...]
+    windows: tuple["Encoding", ...]
     truncated: bool
     task: str | None = None
 
@@ -40,19 +42,21 @@ class EncodedText:
         return sum(map(len, self.windows))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> "Tokenizer":
     """Read a `tokenizer.json`.
 
     Raises:
         TaskError: the file cannot be read as one.
     """
+    from tokenizers import Tokenizer  # noqa: PLC0415  who asks a server reads texts with none
+
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise TaskError(f"{path.name} cannot be read: {error}") from None
 
 
-def pad_id(tokenizer: Tokenizer) -> int:
+def pad_id(tokenizer: "Tokenizer") -> int:
     """Return the id that fills rows up; the mask hides it, so any id of the vocabulary will do."""
     if tokenizer.padding is not None:
         return int(tokenizer.padding["pad_id"])
@@ -60,7 +64,7 @@ def pad_id(tokenizer: Tokenizer) -> int:
     return next((token_id for token_id in known if token_id is not None), 0)
 
 
-def graph_inputs(windows: Sequence[Encoding], filler: int) -> dict[str, npt.NDArray[np.int64]]:
+def graph_inputs(windows: Sequence["Encoding"], filler: int) -> dict[str, npt.NDArray[np.int64]]:
     """Return N windows as `input_ids`, `attention_mask` and `token_type_ids`, each `(N, L)` int64.
 
     L is the longest window's length; shorter rows are filled up with the id `filler`, masked.
@@ -84,7 +88,7 @@ def of_tasks(encoded: Sequence[EncodedText], names: Sequence[str | None]) -> lis
 
 
 def encode_cut(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Pairs, max_length: int, *, offsets: bool = False
+    tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int, *, offsets: bool = False
 ) -> list[EncodedText]:
     """Encode texts, or pairs, in one window each, cut at `max_length` tokens from the right.
 
@@ -102,7 +106,7 @@ def encode_cut(
 
 
 def encode_windows(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str], max_length: int, stride: int
+    tokenizer: "Tokenizer", texts: Sequence[str], pairs: Sequence[str], max_length: int, stride: int
 ) -> list[EncodedText]:
     """Encode pairs in as many windows of `max_length` tokens as the second text takes, the first in each.
 
@@ -130,11 +134,11 @@ def encode_windows(
     return [encoded[row] for row in range(len(texts))]
 
 
-def _count(tokenizer: Tokenizer, text: str) -> int:
+def _count(tokenizer: "Tokenizer", text: str) -> int:
     return len(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
-def _cut(tokenizer: Tokenizer, text: str, encoding: Encoding, most: int) -> tuple[str, int]:
+def _cut(tokenizer: "Tokenizer", text: str, encoding: "Encoding", most: int) -> tuple[str, int]:
     """Return the beginning of a text that is at most so many tokens, and how many it is."""
     offsets = encoding.offsets
     for kept in range(most, 0, -1):

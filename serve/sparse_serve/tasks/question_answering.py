@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.rows import QuestionRows, RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_windows, text_column
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
     from sparse_serve.data import TextData
 
 CONTEXT_SEQUENCE = 1
@@ -78,7 +79,7 @@ class QuestionAnswering(Task):
         )
 
     def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], pairs: Pairs, max_length: int
+        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
     ) -> list[EncodedText]:
         """Return questions with their contexts, as many windows as each takes; see `encode_windows`.
 
@@ -147,12 +148,12 @@ class _Spans:
 class _Windows:
     """W windows: encodings, `logits` `(W, L, 2)` float64, and which tokens `(W, L)` are the context's."""
 
-    encodings: Sequence[Encoding]
+    encodings: Sequence["Encoding"]
     logits: npt.NDArray[np.float64]
     in_context: npt.NDArray[np.bool_]
 
     @classmethod
-    def read(cls, encodings: Sequence[Encoding], output: npt.NDArray[Any]) -> Self:
+    def read(cls, encodings: Sequence["Encoding"], output: npt.NDArray[Any]) -> Self:
         in_context = np.zeros(output.shape[:2], dtype=np.bool_)
         for row, encoding in enumerate(encodings):
             sequences = encoding.sequence_ids

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from sparse_serve.errors import TaskError
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from sparse_serve.data import TextData
 
 
@@ -127,7 +128,7 @@ class Task(ABC):
         return cls(labels=tuple(labels), **settings)
 
     def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], pairs: Pairs, max_length: int
+        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
     ) -> list[EncodedText]:
         """Return texts, or pairs, as rows of the graph of at most `max_length` tokens."""
         return encode_cut(tokenizer, texts, pairs, max_length)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
 
 from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat, Tag, TaggedRows
@@ -17,6 +16,8 @@ from sparse_serve.tasks.labels import label_index, sorted_labels
 from sparse_serve.tasks.task import OutputTensor, Task
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
     from sparse_serve.data import TextData
 
 
@@ -62,7 +63,7 @@ class TokenClassification(Task):
         return (OutputTensor("entities", "BYTES", (1,)),)
 
     def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], pairs: Pairs, max_length: int
+        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
     ) -> list[EncodedText]:
         """Return texts in one row each, cut from the right.
 
@@ -133,7 +134,7 @@ class Word(NamedTuple):
     end: int
 
 
-def words_of(encoding: Encoding) -> list[Word]:
+def words_of(encoding: "Encoding") -> list[Word]:
     """Return the words of a text, as far as the encoding reaches."""
     words: list[Word] = []
     former = None

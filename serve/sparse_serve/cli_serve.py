@@ -1,0 +1,186 @@
+"""`sparse-serve serve`: Triton on a model repository, until Ctrl-C."""
+
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from sparse_serve.cli_options import DEFAULT_REPOSITORY, Verbose
+from sparse_serve.errors import OptionError
+from sparse_serve.repository.contents import read_pins
+from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
+from sparse_serve.triton.installation import Mode
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
+
+_CHECK_SECONDS = 1.0
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")]
+
+
+class ServerMode(StrEnum):
+    """Where to take Triton from."""
+
+    auto = "auto"
+    path = "path"
+    bundled = "bundled"
+    docker = "docker"
+
+
+_LOCAL_MODES: dict[ServerMode, Mode] = {
+    ServerMode.auto: "auto",
+    ServerMode.path: "path",
+    ServerMode.bundled: "bundled",
+}
+
+
+def serve(  # noqa: PLR0913  one parameter per option
+    context: typer.Context,
+    repository: Annotated[Path, typer.Argument(metavar="DIR", help="Model repository.")] = DEFAULT_REPOSITORY,
+    triton_args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Passed to Triton.")
+    ] = None,
+    *,
+    http_port: Port = 8000,
+    grpc_port: Port = 8001,
+    metrics_port: Port = 8002,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the bundled Triton takes loopback only.")
+    ] = "127.0.0.1",
+    mode: Annotated[
+        ServerMode, typer.Option(help="tritonserver on PATH, the bundled one, or the container of docker/.")
+    ] = ServerMode.auto,
+    image: Annotated[
+        str | None, typer.Option(help="Image of the container.", show_default=DEFAULT_IMAGE)
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs of the container, as docker run has it: all.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Most memory of the container, as docker run has it: 4g.")
+    ] = None,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Serve without the op library, slower.")
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(help="First hold every file against the manifest, and see who else can write it."),
+    ] = True,
+    drain_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that a stop waits for requests in flight.")
+    ] = 30,
+    manifest_digest: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHA256",
+            help="Serve the entry NAME only with this manifest, as check shows it; repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the command line that would be run.")
+    ] = False,
+    log_file: Annotated[Path | None, typer.Option(help="Keep Triton's log here.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model repository with Triton until Ctrl-C.
+
+    Exits with status 1 as soon as the server, or the process of a model, has died: have a supervisor start it
+    again. To find out, the models of a container are asked for an inference every five seconds, which
+    Triton's statistics count.
+    """
+    if triton_args and not triton_args[0].startswith("-"):
+        raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")
+    options = ServerOptions(
+        repository,
+        pins=_pins(manifest_digest or [], verify),
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        address=host,
+        mode=_LOCAL_MODES.get(mode, "auto"),
+        portable=portable,
+        verify=verify,
+        extra_args=tuple(triton_args or ()),
+        log_path=log_file,
+        echo_log=verbose,
+        stop_seconds=drain_timeout,
+    )
+    if mode is ServerMode.docker:
+        options = replace(options, environment={"DRAIN_TIMEOUT": str(drain_timeout)})
+        container = ContainerOptions(image or DEFAULT_IMAGE, gpus, memory)
+        server: Server = ContainerServer(options, container)
+    else:
+        _refuse_container_options(context)
+        server = TritonServer(options)
+    if dry_run:
+        _show(server.launch_line(), 0 in (http_port, grpc_port, metrics_port))
+    else:
+        _serve(server)
+
+
+def _pins(values: list[str], verify: bool) -> dict[str, str]:
+    if values and not verify:
+        raise OptionError("--manifest-digest pins what --no-verify does not look at: give one of them")
+    try:
+        return read_pins(values)
+    except ValueError as error:
+        raise OptionError(f"--manifest-digest {error}") from None
+
+
+def _refuse_container_options(context: typer.Context) -> None:
+    """Refuse them on the command line; in the environment they are for the servers that take them."""
+    for name in ("image", "gpus", "memory"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(
+                f"--{name} {context.params[name]} is the container's: give it with --mode docker"
+            )
+
+
+def _show(line: LaunchLine, picks_ports: bool) -> None:
+    """Print the line on stdout and, on stderr, what of it holds only once it is run by `serve`."""
+    print(line)
+    notes = [f"{folder} is there only while serve runs" for folder in line.scratch]
+    if picks_ports:
+        notes.append("serve puts a free port in the place of 0")
+    if notes:
+        print("; ".join(notes), file=sys.stderr)
+
+
+def _serve(server: Server) -> None:
+    _interrupt_once(server)
+    with server:
+        with suppress(KeyboardInterrupt):
+            print(f"http     http://{server.http_url}")
+            print(f"grpc     {server.grpc_url}")
+            print(f"metrics  {server.metrics_url}")
+            print(f"models   {' '.join(server.models)}", flush=True)
+            print("serving; Ctrl-C stops", file=sys.stderr)
+            while True:
+                server.check()
+                time.sleep(_CHECK_SECONDS)
+        print("stopping; Ctrl-C again kills", file=sys.stderr)
+
+
+def _interrupt_once(server: Server) -> None:
+    """Have the first signal interrupt, so that the server is stopped, and any further one kill it."""
+    interrupted = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            server.kill()
+            return
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
