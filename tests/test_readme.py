@@ -1,4 +1,4 @@
-"""The README's commands, run in its order as a newcomer would: on fewer rows, layers and lengths."""
+"""The commands of README.md and docs/, run as a newcomer would: on fewer rows, layers and lengths."""
 
 import os
 import re
@@ -8,22 +8,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from few_layers import few_layers
+from sparse_serve.repository.releases import RELEASES
+from tiny_models import make_tokenizer
 from warm_command import warm_command
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTIONS = ("From a checkpoint to an answer", "What it saves")
-OTHER_TASKS = "Questions, entities, embeddings"
-SEVERAL_TASKS = "Several tasks on one model"
-PATTERNS = "Attention patterns"
-FROM_PYTHON = "From Python"
-# What makes the way short enough for a test; the commands stay the README's.
+# In the order in which their commands stand on each other.
+PAGES = ("README", "docs/training", "docs/attention", "docs/clients", "docs/operations")
+# What makes the way short enough for a test; the commands stay the pages'.
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
     "--measurement-interval 1000": "--measurement-interval 100",
@@ -32,16 +33,43 @@ SHORTER = {
     "--epochs 8 --batch-size 4": "--epochs 1 --batch-size 8",
     "--epochs 4 --batch-size 8": "--epochs 1 --batch-size 8",
     "--epochs 4 --learning-rate 5e-5": "--epochs 1 --learning-rate 5e-5",
+    "--layer 4 --head 9": "--layer 1 --head 9",
 }
 SERVE = "sparse-serve serve model_repository"
+ASKS = ("sparse-serve classify", "curl")
+# What is installed already, and what needs an engine.
+ELSEWHERE = ("pip install", "docker")
+HUB_MODEL = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
 
 
-def blocks(language: str, titles: tuple[str, ...] = SECTIONS) -> list[str]:
-    """Fenced blocks of the sections that lead from a checkpoint to an answer, or of others, in order."""
-    sections = re.split(r"^## ", README, flags=re.MULTILINE)
-    chosen = [text for title in titles for text in sections if text.startswith(f"{title}\n")]
-    assert len(chosen) == len(titles)
-    return [code for text in chosen for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+def blocks(language: str, page: str) -> list[str]:
+    """Fenced blocks of a page, in order."""
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """Commands of a page, each with the lines that it goes on in, but for those that are run elsewhere."""
+    lines = [
+        line
+        for block in blocks("bash", page)
+        for line in re.sub(r"\\\n *", "", block).splitlines()
+        if not line.startswith((*ELSEWHERE, "make "))
+    ]
+    assert all(line.startswith(("sparse-serve ", "curl ")) for line in lines)
+    return lines
+
+
+def in_the_hubs_cache(folder: Path) -> None:
+    """Put a tiny classifier where the library looks before it asks the hub."""
+    snapshot = folder / "hub" / f"models--{HUB_MODEL.replace('/', '--')}" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0", encoding="utf-8")
+    config = AutoConfig.for_model("distilbert", vocab_size=96, dim=64, n_layers=1, n_heads=2, hidden_dim=96)
+    config.id2label = {0: "NEGATIVE", 1: "POSITIVE"}
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(snapshot)
+    make_tokenizer(snapshot, "distilbert").save_pretrained(snapshot)
 
 
 def free_ports() -> list[int]:
@@ -57,6 +85,7 @@ class Newcomer:
 
     def __init__(self, folder: Path, encoder: str, programs: Path) -> None:
         shutil.copytree(ROOT / "demo", folder / "demo")
+        shutil.copytree(ROOT / "model_repository" / "sample", folder / "model_repository" / "sample")
         self.folder = folder
         self.http_port, grpc_port, metrics_port = free_ports()
         self.environment = os.environ | {
@@ -112,54 +141,69 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     if found.returncode:
         pytest.skip(f"no encoder for the README's commands: {found.stderr.strip()}")
     encoder = few_layers(Path(found.stdout.strip()), tmp_path_factory.mktemp("encoder") / "encoder")
-    with warm_command(SCRIPTS / "sparse-serve") as programs:
+    cache = tmp_path_factory.mktemp("hugging_face")
+    in_the_hubs_cache(cache)
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("HF_HOME", str(cache))  # which is read when the library is imported
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        programs = stack.enter_context(warm_command(SCRIPTS / "sparse-serve"))
         yield Newcomer(tmp_path_factory.mktemp("newcomer"), str(encoder), programs)
 
 
-def test_commands_lead_to_an_answer_and_a_report(newcomer: Newcomer) -> None:
-    commands = blocks("bash")
-    served = next(number for number, code in enumerate(commands) if code.strip() == SERVE)
-    make_others, ask_others = blocks("bash", (OTHER_TASKS,))
-    make_several, ask_several = blocks("bash", (SEVERAL_TASKS,))
-    for code in (*commands[:served], make_others, make_several):
-        newcomer.shell(code)
+def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer) -> None:
+    all_commands = [command for page in PAGES for command in commands(page)]
+    asks = [command for command in all_commands if command.startswith(ASKS)]
+    profiles = [command for command in all_commands if " profile " in command]
+    assert all_commands.count(SERVE) == 3
+    for command in all_commands:
+        if command != SERVE and command not in (*asks, *profiles):
+            newcomer.shell(command)
+
     serving = newcomer.serve()
     next(serving)
-    answered = [newcomer.shell(code) for code in commands[served + 1 :] if "profile" not in code]
-    stock, library, plain = (newcomer.python(code) for code in blocks("python"))
-    others = newcomer.shell(ask_others)
-    several = newcomer.shell(ask_several)
+    answers = {command: newcomer.shell(command) for command in asks}
+    stock, library, plain = (newcomer.python(code) for code in blocks("python", "docs/clients"))
     next(serving, None)
-    assert len(answered) == 3
-    assert re.search(r"(positive|negative) +0\.\d+ +12 +A warm, funny", answered[0])
-    assert '"label":' in answered[1]
-    assert re.match(r"\d+ rows in scored, 1 part\n", answered[2])
+    told = "\n".join(answers.values())
+    assert len(re.findall(r"(positive|negative) +0\.\d+ +\d+ +A warm, funny", told)) == 3
+    assert re.search(r"(POSITIVE|NEGATIVE) +0\.\d+ +\d+ +A warm, funny", told)
+    assert len(re.findall(r'^{.*"label":"', told, re.MULTILINE)) == 2
+    assert "Mira Castell" in told
+    assert re.search(r"answer +score", told)
+    assert re.search(r"(person|date|number|thing) .*Who planned", told)
+    (file,) = (answer for command, answer in answers.items() if "--file" in command)
+    assert file.count("\n") == 100
     assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", library)
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
     assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", plain)
 
-    assert re.search(r"answer +score", others)
-    assert "Mira Castell" in others
-    assert re.search(r"(positive|negative) .* warm, funny", several)
-    assert re.search(r"(person|date|number|thing) .*Who planned", several)
+    (profile,) = profiles
+    newcomer.shell(profile)
+    for folder, files in {
+        "report": {"report.csv", "report.html", "report.json"},
+        "inspection": {"inspection.html"},
+        "deployment": {"compose.yaml"},
+        "scored": {"job.json"},
+    }.items():
+        assert files <= {path.name for path in (newcomer.folder / folder).iterdir()}
 
-    profiles = [code for code in commands if "profile" in code]
-    assert len(profiles) == 1
-    newcomer.shell(profiles[0])
-    assert {path.name for path in (newcomer.folder / "report").iterdir()} == {
-        "report.csv",
-        "report.html",
-        "report.json",
-    }
-
-
-def test_a_pattern_is_learned_and_exported(newcomer: Newcomer) -> None:
-    (commands,) = blocks("bash", (PATTERNS,))
-    newcomer.shell(commands)
-    assert (newcomer.folder / "model_repository" / "reviews_aaa" / "manifest.json").is_file()
-    (load,) = blocks("python", (FROM_PYTHON,))
+    (load,) = blocks("python", "docs/attention")
     attends = "print(model.config._attn_implementation, type(model).__name__)"
     assert newcomer.python(f"{load}\n{attends}").split() == ["axis", "BertForSequenceClassification"]
+
+
+def test_every_triton_release_that_is_known_is_listed() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d\d\.\d\d) \| ([\d.]+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert rows == [
+        (each.name, each.onnxruntime, f"{each.opset}", f"{each.ir_version}") for each in RELEASES.values()
+    ]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("[a-z]*/README.md")):
+        for link in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
 
 
 def test_every_command_is_listed() -> None:

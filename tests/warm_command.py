@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparse_export.graph.tokenizer.tables import TokenizerTables
 
-COMMANDS = ("finetune", "export", "check", "classify", "profile")
+COMMANDS = ("finetune", "export", "inspect", "check", "classify", "profile", "deploy", "info")
 """What is forked; the rest is started as ever."""
 
 # Stands in for the command. It imports next to nothing.
