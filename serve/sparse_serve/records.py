@@ -115,7 +115,15 @@ def _decoded_lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
         raise DataError(f"data file {path} is empty; it needs one record or more")
 
 
-def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
+def table_rows(
+    path: Path, lines: Iterator[str], required: Sequence[str]
+) -> Iterator[tuple[int, Record | DataError]]:
+    """Yield the rows of a TSV or CSV file as `iter_records` does, or what is wrong with the fields of one.
+
+    Raises:
+        DataError: the header lacks a column or has one twice, or the quoting is malformed: it does not show
+            where the next row begins.
+    """
     csv.field_size_limit(_LONGEST_FIELD)
     if path.suffix.lower() == ".tsv":
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -131,16 +139,26 @@ def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator
             )
         line = reader.line_num + 1
         for fields in reader:
-            if fields and len(fields) != len(header):
-                raise DataError(
-                    f"{path}, line {line}: {len(fields)} fields where the header has {len(header)} "
-                    f"({', '.join(header)})"
-                )
-            if fields:
+            if len(fields) == len(header):
                 yield line, dict(zip(header, fields, strict=True))
+            elif fields:
+                yield (
+                    line,
+                    DataError(
+                        f"{path}, line {line}: {len(fields)} fields where the header has {len(header)} "
+                        f"({', '.join(header)})"
+                    ),
+                )
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{path}, line {line}: not a well-formed table: {error}") from None
+
+
+def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    for line, record in table_rows(path, lines, required):
+        if isinstance(record, DataError):
+            raise record
+        yield line, record
 
 
 def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:

@@ -158,10 +158,10 @@ def test_the_command_scores_csv(
     assert json.loads(told.out)["rows"] == 300
     require_answers(rows_of(output), texts[:300])
     with (tmp_path / "a.csv").open("a") as file:
-        file.write("1,2,3\n")
+        file.write('"1,2\n')
     for folder, message in (
         (output, f"is of another job, which read {tmp_path / 'a.csv'} before it was changed"),
-        (tmp_path / "other", f"{tmp_path / 'a.csv'}, line 302: 3 fields where the header has 2"),
+        (tmp_path / "other", f"{tmp_path / 'a.csv'}, line 302: not a well-formed table"),
     ):
         with pytest.raises(SystemExit) as ended:
             run(app, [*arguments, str(folder)])

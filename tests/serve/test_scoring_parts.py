@@ -30,6 +30,7 @@ from sparse_serve.scoring.record import (
     EntryRecord,
     FileRecord,
     JobRecord,
+    alone_in,
     claim_folder,
     remove_unfinished,
     write_record,
@@ -226,10 +227,30 @@ def test_what_is_no_corpus(
     assert "\n" not in str(raised.value)
 
 
-def test_a_malformed_table_ends_the_job(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", "1"])
-    with pytest.raises(DataError, match=r"a\.csv, line 3: 1 fields where the header has 2"):
+def test_a_row_with_other_fields_is_an_error_of_its_own(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", "1", "3,4"])
+    (part,) = parts_of(path)
+    assert part.rows["text"].to_pylist() == [b"1", None, b"3"]
+    (error,) = part.rows["error"].drop_null().to_pylist()
+    assert error.endswith("a.csv, line 3: 1 fields where the header has 2 (text_a, b)")
+
+
+def test_a_table_whose_quotes_do_not_end_ends_the_job(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", '"1'])
+    with pytest.raises(DataError, match=r"a\.csv, line 3: not a well-formed table"):
         parts_of(path)
+
+
+def test_two_runs_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
+    folder = Location.of(str(tmp_path))
+    with (
+        alone_in(folder),
+        pytest.raises(JobError, match="another run of this job is at work in --output"),
+        alone_in(folder),
+    ):
+        pass
+    with alone_in(folder):
+        pass
 
 
 class Answering:

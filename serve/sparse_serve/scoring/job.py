@@ -24,6 +24,7 @@ from sparse_serve.scoring.record import (
     FileRecord,
     JobRecord,
     Summary,
+    alone_in,
     claim_folder,
     remove_unfinished,
     write_record,
@@ -123,33 +124,34 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
         ),
     )
     found = claim_folder(folder, own)
-    kept = kept_parts(folder)
-    groups, finished = _left(corpus, kept)
-    plan = Plan(
-        entry=entry.path.absolute(),
-        version=version,
-        threads=job.threads,
-        task=job.task,
-        groups=groups,
-        finished=finished,
-        columns=columns,
-        part_rows=job.part_rows,
-        output=folder,
-    )
-    parts = {part.name: part for part in kept}
-    before = sum(part.rows for part in kept)
-    rows = before
-    started = time.monotonic()
-    tell = progress or (lambda _: None)
-    tell(Progress(rows, corpus.rows, before))
-    for part in run(plan, job.workers, job.address) if groups else ():
-        parts[part.name] = part
-        rows += part.rows
+    with alone_in(folder):
+        kept = kept_parts(folder)
+        groups, finished = _left(corpus, kept)
+        plan = Plan(
+            entry=entry.path.absolute(),
+            version=version,
+            threads=job.threads,
+            task=job.task,
+            groups=groups,
+            finished=finished,
+            columns=columns,
+            part_rows=job.part_rows,
+            output=folder,
+        )
+        parts = {part.name: part for part in kept}
+        before = sum(part.rows for part in kept)
+        rows = before
+        started = time.monotonic()
+        tell = progress or (lambda _: None)
         tell(Progress(rows, corpus.rows, before))
-    summary = _summary([*parts.values()], kept, time.monotonic() - started)
-    if found.state != "finished":
-        remove_unfinished(folder)
-        write_record(folder, own.model_copy(update={"state": "finished", "summary": summary}))
+        for part in run(plan, job.workers, job.address) if groups else ():
+            parts[part.name] = part
+            rows += part.rows
+            tell(Progress(rows, corpus.rows, before))
+        summary = _summary([*parts.values()], kept, time.monotonic() - started)
+        if found.state != "finished":
+            remove_unfinished(folder)
+            write_record(folder, own.model_copy(update={"state": "finished", "summary": summary}))
     return summary
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparse_serve.errors import DataError, first_line
-from sparse_serve.records import TABLES, Record, object_of
+from sparse_serve.records import Record, object_of, table_rows
 from sparse_serve.scoring.storage import Location
 
 PARQUET = ".parquet"
@@ -282,10 +282,10 @@ def _as_kept(value: object) -> str | None:
 
 
 def _tables(file: InputFile) -> Iterator[Record | DataError]:
-    """Yield the records of a file; in the place of a malformed line of JSONL, what is wrong with it.
+    """Yield the records of a file; in the place of a malformed row or object, what is wrong with it.
 
     Raises:
-        DataError: the file cannot be read, or is no well-formed table.
+        DataError: the file cannot be read, or it does not show where the next row begins.
     """
     suffix = format_of(file.name)
     try:
@@ -299,7 +299,7 @@ def _tables(file: InputFile) -> Iterator[Record | DataError]:
                 raise DataError(f"data file {file.name} is empty; it needs a header row")
             # Of the name, messages show all and the format is told by the suffix.
             named = Path(file.name.removesuffix("".join(_COMPRESSIONS & {PurePosixPath(file.name).suffix})))
-            for _, record in TABLES[suffix](named, chain([header], lines), ()):
+            for _, record in table_rows(named, chain([header], lines), ()):
                 yield record
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error

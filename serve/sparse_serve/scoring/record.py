@@ -1,10 +1,13 @@
 """`job.json`: which job an output folder belongs to, and whether it is done."""
 
+import fcntl
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import pyarrow as pa
-from pyarrow.fs import FileType
+from pyarrow.fs import FileType, LocalFileSystem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparse_serve.errors import JobError, first_line
@@ -112,6 +115,32 @@ def claim_folder(folder: Location, job: JobRecord) -> JobRecord:
     except OSError as error:
         raise JobError(f"--output {folder} cannot be written: {first_line(error)}; give another") from error
     return job
+
+
+@contextmanager
+def alone_in(folder: Location) -> Iterator[None]:
+    """Keep other runs of the job, which would do the same parts, out of its folder on this machine.
+
+    However the run ends, the folder is free again.
+
+    Raises:
+        JobError: another run is at work in it.
+    """
+    if not isinstance(folder.filesystem, LocalFileSystem):
+        yield
+        return
+    lock = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise JobError(f"another run of this job is at work in --output {folder}: wait for its end") from None
+    except OSError:  # a network's filesystem without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def write_record(folder: Location, job: JobRecord) -> None:
