@@ -63,12 +63,13 @@ inline uint64_t Mix(uint64_t x) {
   return y2 * y2 % kPrime * y % kPrime;
 }
 
-// Calls visit(key) for every key drawn for a row, some maybe more than once.
+// Calls visit(key) for the keys drawn for a row, some maybe more than once, until it answers false.
 template <class Visit>
 inline void ForEachDrawn(const AxisKeys& keys, int32_t row, const Visit& visit) {
   const uint64_t start = Mix(keys.seed_hash + static_cast<uint64_t>(row) + 1);
   for (int64_t t = 1; t <= keys.pattern.random_keys; ++t) {
-    visit(static_cast<int32_t>(Mix(start + static_cast<uint64_t>(t)) % static_cast<uint64_t>(keys.length)));
+    const uint64_t key = Mix(start + static_cast<uint64_t>(t)) % static_cast<uint64_t>(keys.length);
+    if (!visit(static_cast<int32_t>(key))) return;
   }
 }
 
@@ -101,6 +102,21 @@ inline void NoteDiagonals(const AxisKeys& keys, const AxisBlock& block, uint32_t
   }
 }
 
+// The random keys, where the band is the whole sequence. Of those drawn after a lane attends to every key
+// nothing comes any more, and there may be 2^31 of them.
+inline void NoteDrawn(const AxisKeys& keys, const AxisBlock& block, uint32_t* words) {
+  for (int64_t i = 0; i < block.count; ++i) {
+    const uint32_t lane = uint32_t{1} << i;
+    int64_t missing = 0;
+    for (int64_t j = 0; j < block.band_keys; ++j) missing += (words[j] & lane) == 0;
+    ForEachDrawn(keys, block.rows[i], [&](int32_t key) {
+      missing -= (words[key] & lane) == 0;
+      words[key] |= lane;
+      return missing > 0;
+    });
+  }
+}
+
 inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
   const bool masked = keys.sequence.masked;
   const int64_t first = masked ? 0 : block->rows[0] - keys.sequence.reach;
@@ -122,10 +138,7 @@ inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
     diagonals ^= words[j];
     words[j] = keys.is_column[block->band_begin + j] ? on_column : diagonals | full_rows;
   }
-  for (int64_t i = 0; masked && i < block->count; ++i) {
-    const uint32_t lane = uint32_t{1} << i;
-    ForEachDrawn(keys, block->rows[i], [&](int32_t key) { words[key] |= lane; });
-  }
+  if (masked && keys.pattern.random_keys > 0) NoteDrawn(keys, *block, words);
 }
 
 // The keys at one distance before or behind each row.
@@ -143,6 +156,7 @@ inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block
   if (word != 0) ++block->pairs;
 }
 
+// Fewer keys than the sequence has: with more of them its band is the whole sequence.
 inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
   const int64_t room = Min(keys.pattern.random_keys, keys.length);
   int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
@@ -156,11 +170,12 @@ inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
     int64_t count = 0;
     ForEachDrawn(keys, row, [&](int32_t key) {
       const bool elsewhere = keys.is_column[key] || keys.pattern.is_offset[key < row ? row - key : key - row];
-      if (elsewhere || (keys.at.drawn[key] & lane)) return;
+      if (elsewhere || (keys.at.drawn[key] & lane)) return true;
       keys.at.drawn[key] |= lane;
       pair[count * kPanelQueries + i] = key;
       words[count] |= lane;
       ++count;
+      return true;
     });
     if (count > most) most = count;
   }

@@ -195,6 +195,14 @@ def test_every_lambda(library: Path, lambd: float) -> None:
     check(library, replace(combined(tuple(PARTS)), attention=attention, normalizer="sparsegen"))
 
 
+@pytest.mark.parametrize("lengths", [(1, 0, 7, 33), (600,)], ids=str)
+def test_as_many_random_keys_as_there_may_be(library: Path, lengths: tuple[int, ...]) -> None:
+    """All that the hash has: every key is among them, and the kernel is done with a row once it has all."""
+    attention = AttentionCase("all", lengths, 2, 16)
+    drawn = run_axis(library, AxisCase(attention, random_keys=2**31 - 1, seed=5))
+    assert_same_results(drawn, run_axis(library, AxisCase(attention, columns=1)))
+
+
 def test_support_of_sparsegen_is_smaller_than_the_pattern(library: Path) -> None:
     case = AxisCase(AttentionCase("sparse", (90,), 2, 32, lambd=0.0), 0, 0.5, (0,), normalizer="sparsegen")
     expected = check(library, case)
@@ -275,6 +283,11 @@ def select(inputs: dict[str, Array], sequences: list[Array]) -> dict[str, Array]
     return {name: each[tokens] for name, each in inputs.items() if name != "cu_seqlens"} | {
         "cu_seqlens": borders
     }
+
+
+def assert_same_results(found: list[Array], expected: list[Array]) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(found[1], expected[1])
 
 
 def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
