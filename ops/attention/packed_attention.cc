@@ -75,6 +75,10 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   "; accepted: a divisor of it"));
   }
   if (head_size < kMinHeadSize || head_size > kMaxHeadSize) {
+  if (tokens > kMostKeys) {
+    throw InvalidArgument(Message(op, ": query has ", tokens, " rows; accepted: at most ", kMostKeys,
+                                  ", as cu_seqlens is int32"));
+  }
     throw InvalidArgument(Message(op, ": head size is ", head_size, " (width ", width, " / num_heads ",
                                   attributes.num_heads, "); accepted: ", kMinHeadSize, " to ", kMaxHeadSize));
   }
@@ -128,6 +132,7 @@ void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& 
   const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
   context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
     for (const QueryRange& range : tasks[task]) kernel(tensors, range, memory);
+    if (length == 0) continue;
   });
 }
 

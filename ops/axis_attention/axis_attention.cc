@@ -14,7 +14,6 @@ namespace {
 constexpr int64_t kAxisTaskWork = 4 * kTaskWork;
 
 constexpr uint64_t kSeeds = 2147483647;  // the hash of random keys counts modulo this
-constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max();
 
 int64_t NotNegative(const KernelInfo& info, const char* op, const char* name, const char* accepted,
                     int64_t most) {

@@ -8,6 +8,9 @@
 
 namespace sparse_ops {
 
+// Kernels count the keys of a row in int32.
+constexpr int64_t kMostKeys = 0x7fffffff;
+
 // Packed attention tensors: query, key, value, output (tokens, num_heads * head_size).
 template <class Element>
 struct PackedAttention {

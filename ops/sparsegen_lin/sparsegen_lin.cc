@@ -51,13 +51,19 @@ void SparsegenLin<Element>::Compute(KernelContext& context) const {
                                   ToString(scores.shape), ": ", -rank, " to ", rank - 1));
   }
   const size_t axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
-  AxisRows<Element> rows{scores.data, context.GetOutput<Element>(0, scores.shape), scores.shape[axis], 1};
+  AxisRows<Element> rows{scores.data, nullptr, scores.shape[axis], 1};
+  if (rows.length > kMostKeys) {
+    throw InvalidArgument(Message(kName, ": scores of shape ", ToString(scores.shape), " has ", rows.length,
+                                  " elements along axis ", axis_, "; accepted: at most ", kMostKeys));
+  }
+  rows.output = context.GetOutput<Element>(0, scores.shape);
+  // Of an empty tensor the other sizes may have a product beyond int64.
+  if (std::count(scores.shape.begin(), scores.shape.end(), 0) > 0) return;
   int64_t count = 1;
   for (size_t i = 0; i < scores.shape.size(); ++i) {
     if (i > axis) rows.inner *= scores.shape[i];
     if (i != axis) count *= scores.shape[i];
   }
-  if (count == 0 || rows.length == 0) return;
 
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;

@@ -63,6 +63,16 @@ def test_sparsegen_lin_of_a_scalar(library: Path) -> None:
     assert "scores is a scalar; accepted: rank 1 or more" in message
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((0, 2**31), 1), ((2**31, 0), -2)], ids=str)
+def test_sparsegen_lin_of_more_elements_than_int32_counts(
+    library: Path, shape: tuple[int, int], axis: int
+) -> None:
+    """Told from the size alone, in a tensor without an element."""
+    scores = {"scores": np.zeros(shape, np.float32)}
+    message = refusal(library, "SparsegenLin", scores, {"lambd": 0.0, "axis": axis})
+    assert f"has 2147483648 elements along axis {axis}; accepted: at most 2147483647" in message
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
@@ -90,6 +100,7 @@ def test_attention_attributes(library: Path, attributes: dict[str, Any], message
 
 WIDE = np.zeros((10, 258), np.float32)
 
+MANY = np.zeros((2**31, 0), np.float32)
 
 @pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
 @pytest.mark.parametrize(
@@ -113,6 +124,10 @@ WIDE = np.zeros((10, 258), np.float32)
             "head size is 129 (width 258 / num_heads 2); accepted",
         ),
         (
+        (
+            {"query": MANY, "key": MANY, "value": MANY},
+            "query has 2147483648 rows; accepted: at most 2147483647, as cu_seqlens",
+        ),
             {"cu_seqlens": np.zeros((2, 1), np.int32)},
             "cu_seqlens has shape (2, 1); accepted: (seq",
         ),

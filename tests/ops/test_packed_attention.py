@@ -159,3 +159,12 @@ def test_scale_zero_means_one_over_the_root_of_the_head_size(library: Path) -> N
     inputs = attention_inputs(case)
     absent = run_op(library, "SparsegenAttention", inputs, num_heads=2, lambd=case.lambd)
     assert_same_bits(absent, automatic)
+@pytest.mark.parametrize("op", OPS)
+def test_no_tokens_of_any_number_of_heads(library: Path, op: str) -> None:
+    heads = 2**31
+    empty = np.zeros((0, heads * 8), np.float32)
+    inputs = {"query": empty, "key": empty, "value": empty, "cu_seqlens": np.zeros(3, np.int32)}
+    output, *_ = run_op(library, op, inputs, **attention_attributes(op, AttentionCase("none", (), heads, 8)))
+    assert output.shape == (0, heads * 8)
+
+
