@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from cases import AttentionCase
+from cases import PRODUCT_SIZES, AttentionCase
 
 Indicators = npt.NDArray[np.bool_]
 
@@ -95,6 +95,14 @@ AXIS_CASES: tuple[AxisCase, ...] = (
     _case("random_keys_in_a_band", (400,), 0.02, 0.03, tuple(range(30)), 3, seed=5),
     _case("more_random_keys_than_tokens", (6, 33), 0, 0, (), 50),
     _case("every_key_drawn", (1, 17, 40), 0, 0.1, (3,), 1000),
+    *(
+        AxisCase(AttentionCase(name, (90, 17), 2, 32, **sizes), 0.02, 0.05, (*LOCAL2, 60), 1)
+        for name, sizes in PRODUCT_SIZES.items()
+    ),
+    *(
+        AxisCase(AttentionCase(f"{name}_in_a_panel", (60,), 1, 32, **sizes), 0.2, 0.6, LOCAL2)
+        for name, sizes in PRODUCT_SIZES.items()
+    ),
     *(
         _case(f"head_size_{d}", (70, 33), 0.05, 0.1, LOCAL2, 1, num_heads=3, head_size=d, seed=d)
         for d in (8, 9, 15, 16, 17, 48, 64, 80, 127, 128)

@@ -21,7 +21,8 @@ class AttentionCase:
     `scores` says what the rows of QKᵀ look like: "normal" draws; "equal" makes every score of a row the
     same (support = the whole row, the worst case); "peaked" gives one key far above the rest (support 1);
     "trained" scales them to the spread seen in fine-tuned checkpoints (a few percent of the keys survive).
-    `element` is the type of the tensors: the inputs are numbers that it has.
+    `query_size` and `key_size` multiply all queries and keys. `element` is the type of the tensors: the
+    inputs are numbers that it has.
     """
 
     name: str
@@ -33,6 +34,8 @@ class AttentionCase:
     scores: Scores = "normal"
     seed: int = 0
     element: Element = "float32"
+    query_size: float = 1.0
+    key_size: float = 1.0
 
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
@@ -45,12 +48,20 @@ class AttentionCase:
         shape = (sum(self.lengths), self.num_heads * self.head_size)
         query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
         spread = {"normal": 1.0, "equal": 0.0, "peaked": 12.0, "trained": 1.5}[self.scores]
-        query *= np.float32(spread)
-        return tuple(tensor.astype(self.element).astype(np.float32) for tensor in (query, key, value))
+        query *= np.float32(spread * self.query_size)
+        key *= np.float32(self.key_size)
+        with np.errstate(over="ignore"):  # float16 ends at 65504
+            return tuple(tensor.astype(self.element).astype(np.float32) for tensor in (query, key, value))
 
 
 HEAD_SIZES = (8, 16, 17, 32, 48, 64, 80, 96, 128)
-LAMBDAS = (-100.0, -7.0, -4.0, -1.0, 0.0, 0.5, 0.99)
+LAMBDAS = (-3e38, -100.0, -7.0, -4.0, -1.0, 0.0, 0.5, 0.99)
+
+# Scores of ordinary size, by a product of query and scale that float32 does not have, or not exactly.
+PRODUCT_SIZES: dict[str, dict[str, float]] = {
+    "query_times_scale_overflows": {"query_size": 1e20, "key_size": 1e-38, "scale": 2e18},
+    "query_times_scale_vanishes": {"query_size": 1e-5, "key_size": 5e37, "scale": 1e-36, "lambd": 0.99},
+}
 
 ATTENTION_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("one_token", (1,), 2, 32),
@@ -65,6 +76,8 @@ ATTENTION_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("equal_scores", (65, 300), 2, 32, scores="equal"),
     AttentionCase("peaked_scores", (65, 300), 2, 32, scores="peaked"),
     AttentionCase("explicit_scale", (40, 9), 3, 32, scale=0.3),
+    *(AttentionCase(name, (40, 9), 2, 32, **sizes) for name, sizes in PRODUCT_SIZES.items()),
+    AttentionCase("scores_near_lambda", (40, 9), 2, 32, -1e38, scale=4e16, query_size=1e10, key_size=1e10),
     *(AttentionCase(f"head_size_{d}", (37, 70), 3, d, seed=d) for d in HEAD_SIZES),
     *(AttentionCase(f"lambda_{lambd:g}", (90, 23), 2, 32, lambd=lambd, seed=7) for lambd in LAMBDAS),
 )

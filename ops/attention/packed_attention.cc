@@ -2,12 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "cpu/instruction_set.h"
 #include "runtime/status.h"
 
 namespace sparse_ops {
 namespace {
+
+// Whether a thread may take the number for 0: told by its bits, as this thread may be one.
+bool IsSubnormal(float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return (bits & 0x7f800000u) == 0 && (bits & 0x007fffffu) != 0;
+}
 
 void CheckMatrix(const char* op, const char* name, const Shape& shape) {
   if (shape.size() == 2) return;
@@ -46,9 +54,9 @@ AttentionAttributes::AttentionAttributes(const KernelInfo& info, const char* op_
     throw InvalidArgument(
         Message(op, ": attribute num_heads is ", num_heads, "; accepted: ", heads_accepted));
   }
-  const char* scale_accepted = "a finite number >= 0, where 0 stands for 1 / sqrt(head_size)";
+  const char* scale_accepted = "a finite number >= 2^-126, or 0, which stands for 1 / sqrt(head_size)";
   scale = info.FloatOr("scale", 0.0f, scale_accepted);
-  if (!(scale >= 0.0f) || std::isinf(scale)) {
+  if (!(scale >= 0.0f) || std::isinf(scale) || IsSubnormal(scale)) {
     throw InvalidArgument(Message(op, ": attribute scale is ", scale, "; accepted: ", scale_accepted));
   }
 }
@@ -67,6 +75,10 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   "; accepted: the same (tokens, num_heads * head_size) for all three"));
   }
   tokens = query.shape[0];
+  if (tokens > kMostKeys) {
+    throw InvalidArgument(Message(op, ": query has ", tokens, " rows; accepted: at most ", kMostKeys,
+                                  ", as cu_seqlens is int32"));
+  }
   const int64_t width = query.shape[1];
   head_size = width / attributes.num_heads;
   if (width % attributes.num_heads != 0) {
@@ -75,10 +87,6 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   "; accepted: a divisor of it"));
   }
   if (head_size < kMinHeadSize || head_size > kMaxHeadSize) {
-  if (tokens > kMostKeys) {
-    throw InvalidArgument(Message(op, ": query has ", tokens, " rows; accepted: at most ", kMostKeys,
-                                  ", as cu_seqlens is int32"));
-  }
     throw InvalidArgument(Message(op, ": head size is ", head_size, " (width ", width, " / num_heads ",
                                   attributes.num_heads, "); accepted: ", kMinHeadSize, " to ", kMaxHeadSize));
   }
@@ -124,6 +132,7 @@ void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& 
   int64_t longest = 0;
   for (size_t b = 0; b + 1 < inputs.borders.size(); ++b) {
     const int64_t length = inputs.borders[b + 1] - inputs.borders[b];
+    if (length == 0) continue;
     const auto sequence = static_cast<int64_t>(b);
     stretches.push_back(
         {{sequence, inputs.borders[b], length, 0, length, 0, 1}, query_block * length * inputs.head_size});
@@ -132,7 +141,6 @@ void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& 
   const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
   context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
     for (const QueryRange& range : tasks[task]) kernel(tensors, range, memory);
-    if (length == 0) continue;
   });
 }
 

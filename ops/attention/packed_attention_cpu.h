@@ -23,14 +23,14 @@ constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
 constexpr int64_t kQueryRows = 4;
 static_assert(kQueryRows <= kKeyRows, "queries and keys share the room in which they are converted");
 
-// queries (count, head_size) -> panel (head_size, kPanelQueries), scaled; 0 where there is no query.
+// queries (count, head_size) -> panel (head_size, kPanelQueries); 0 where there is no query.
 template <class Element>
-inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size, float scale,
-                        float* room, float* panel) {
+inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size, float* room,
+                        float* panel) {
   for (int64_t q = 0; q < count; q += kQueryRows) {
     const int64_t rows = Min(kQueryRows, count - q);
     const FloatRows from = ReadRows(query + q * stride, stride, rows, head_size, room);
-    TransposeScaled(from.first, from.stride, rows, head_size, scale, panel + q, kPanelQueries);
+    Transpose(from.first, from.stride, rows, head_size, panel + q, kPanelQueries);
   }
   for (int64_t q = count; q < kPanelQueries; ++q) {
     for (int64_t d = 0; d < head_size; ++d) panel[d * kPanelQueries + q] = 0.0f;
@@ -38,10 +38,10 @@ inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, i
 }
 
 // Scores of Rows keys against Vectors * kLanes queries, each a chain of fused multiply-adds over the head
-// size.
+// size, scaled at its end: a query may leave the range of float32 where it is multiplied by the scale alone.
 template <int64_t Rows, int64_t Vectors, class Element>
 inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t head_size,
-                      float* room, float* scores, float* maxima) {
+                      float scale, float* room, float* scores, float* maxima) {
   const FloatRows keys = ReadRows(key, stride, Rows, head_size, room);
   Floats sum[Rows][Vectors] = {};
   for (int64_t d = 0; d < head_size; ++d) {
@@ -60,8 +60,9 @@ inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t st
     Floats maximum = Load(maxima + v * kLanes);
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
-      Store(scores + r * kPanelQueries + v * kLanes, sum[r][v]);
-      maximum = Max(sum[r][v], maximum);
+      const Floats score = sum[r][v] * Broadcast(scale);
+      Store(scores + r * kPanelQueries + v * kLanes, score);
+      maximum = Max(score, maximum);
     }
     Store(maxima + v * kLanes, maximum);
   }
@@ -70,27 +71,27 @@ inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t st
 // All keys of a sequence; maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
 template <int64_t Vectors, class Element>
 inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
-                          int64_t head_size, float* room, float* scores, float* maxima) {
+                          int64_t head_size, float scale, float* room, float* scores, float* maxima) {
   const int64_t groups = keys < kKeyRows ? 1 : keys / kKeyRows;
   const int64_t classes = Min(groups, kMaxClasses);
   for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
   if (keys < kKeyRows) {
     for (int64_t j = 0; j < keys; ++j) {
-      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
                             scores + j * kPanelQueries, maxima);
     }
     return classes;
   }
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t j = group * kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
                                  scores + j * kPanelQueries, maxima + group % kMaxClasses * kPanelQueries);
   }
   if (keys % kKeyRows != 0) {
     // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
     // keys: a key in two classes would count twice in the bound.
     const int64_t j = keys - kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, room,
+    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
                                  scores + j * kPanelQueries,
                                  maxima + (groups - 1) % kMaxClasses * kPanelQueries);
   }

@@ -66,7 +66,7 @@ AxisAttention<Element>::AxisAttention(const KernelInfo& info)
                  NotNegative(info, kName, "seed", "an integer >= 0", std::numeric_limits<int64_t>::max())) %
                  kSeeds},
       sparsegen_(IsSparsegen(info, kName)),
-      factor_(sparsegen_ ? SparsegenFactorOr(info, kName, 0.0f) : 1.0f) {}
+      divisor_(sparsegen_ ? SparsegenDivisorOr(info, kName, 0.0f) : 1.0f) {}
 
 template <class Element>
 void AxisAttention<Element>::InferShapes(ShapeContext& context) {
@@ -91,7 +91,7 @@ void AxisAttention<Element>::Compute(KernelContext& context) const {
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
-  tensors.factor = factor_;
+  tensors.divisor = divisor_;
 
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;

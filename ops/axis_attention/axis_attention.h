@@ -26,7 +26,7 @@ class AxisAttention {
   AttentionAttributes attributes_;
   FixedPairs fixed_;
   bool sparsegen_;
-  float factor_;
+  float divisor_;
 };
 
 }  // namespace sparse_ops

@@ -53,14 +53,15 @@ struct AxisHead {
   ptrdiff_t support_stride;
   int64_t head_size;
   int64_t padded;  // head size
+  float scale;     // of the scores
 };
 
-// to[0..padded) = from[0..columns) * factor, zeros beyond.
+// to[0..padded) = from[0..columns), zeros beyond.
 template <class Element>
-inline void CopyRow(const Element* from, int64_t columns, float factor, float* to) {
+inline void CopyRow(const Element* from, int64_t columns, float* to) {
   int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j) * Broadcast(factor));
-  if (j < columns) Store(to + j, LoadPartial(from + j, columns - j) * Broadcast(factor));
+  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j));
+  if (j < columns) Store(to + j, LoadPartial(from + j, columns - j));
 }
 
 // Keys or values of a band that are worked through at a time.
@@ -87,8 +88,8 @@ inline void GatherColumns(const AxisHead<Element>& head, const int32_t* columns,
                           const AxisScratch& at) {
   for (int64_t c = 0; c < count; ++c) {
     const ptrdiff_t row = columns[c] * head.stride;
-    CopyRow(head.key + row, head.head_size, 1.0f, at.column_keys + c * head.padded);
-    CopyRow(head.value + row, head.head_size, 1.0f, at.column_values + c * head.padded);
+    CopyRow(head.key + row, head.head_size, at.column_keys + c * head.padded);
+    CopyRow(head.value + row, head.head_size, at.column_values + c * head.padded);
   }
   for (int64_t i = count * head.padded; i < (count + kColumnPadding) * head.padded; ++i) {
     at.column_keys[i] = 0.0f;
@@ -134,11 +135,12 @@ inline void ScoreColumns(const AxisHead<Element>& head, int64_t columns, const A
   int64_t c = 0;
   for (; columns - c > kHalf; c += kKeyRows) {
     ScoreKeys<kKeyRows, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded,
-                                 head.head_size, at.room, at.scores + c * kPanelQueries, at.maxima);
+                                 head.head_size, head.scale, at.room, at.scores + c * kPanelQueries,
+                                 at.maxima);
   }
   if (c < columns) {
     ScoreKeys<kHalf, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded, head.head_size,
-                              at.room, at.scores + c * kPanelQueries, at.maxima);
+                              head.scale, at.room, at.scores + c * kPanelQueries, at.maxima);
   }
 }
 
@@ -160,17 +162,16 @@ inline void ScorePairs(const AxisHead<Element>& head, const AxisBlock& block, co
       for (int64_t t = 0; t < pairs; ++t) {
         const Mask mask = MaskOf(block.pair_words[p + t] >> lane);
         Store(scores + (p + t) * kPanelQueries + lane,
-              Select(mask, SumEach(products[t]), Broadcast(-kInfinity)));
+              Select(mask, SumEach(products[t]) * Broadcast(head.scale), Broadcast(-kInfinity)));
       }
     }
   }
 }
 
 template <class Element>
-inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, float scale,
-                        const AxisScratch& at) {
+inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < block.count; ++i) {
-    CopyRow(head.query + block.rows[i] * head.stride, head.head_size, scale, at.queries + i * head.padded);
+    CopyRow(head.query + block.rows[i] * head.stride, head.head_size, at.queries + i * head.padded);
   }
   for (int64_t i = block.count * head.padded; i < kPanelQueries * head.padded; ++i) at.queries[i] = 0.0f;
 }
@@ -179,15 +180,14 @@ inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, f
 template <int64_t Vectors, class Element>
 inline void ScoreBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
   if (block.columns + block.band_keys > 0) {
-    TransposeScaled(at.queries, head.padded, kPanelQueries, head.head_size, 1.0f, at.query_panel,
-                    kPanelQueries);
+    Transpose(at.queries, head.padded, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
   }
   if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
   float* band = at.scores + block.columns * kPanelQueries;
   const Element* band_key = head.key + block.band_begin * head.stride;
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
     ScorePanel<Vectors>(at.query_panel, band_key + j * head.stride, head.stride, count, head.head_size,
-                        at.room, band + j * kPanelQueries, at.maxima);
+                        head.scale, at.room, band + j * kPanelQueries, at.maxima);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -224,9 +224,9 @@ inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
 
 // Replaces kLanes rows of scores by weights, all of a row still to be multiplied by what is returned for it.
 inline Floats SparsegenColumn(const AxisScratch& at, float* scores, int64_t slots, int64_t classes,
-                              float factor, int64_t rows, Survivors* survivors) {
+                              float divisor, int64_t rows, Survivors* survivors) {
   *survivors = {at.weights, at.survivors, at.positive, 0, Ints{}, Mask{}};
-  SolveSparsegen({scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes}, factor, rows, survivors);
+  SolveSparsegen({scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes}, divisor, rows, survivors);
   for (int64_t s = 0; s < slots; ++s) Store(scores + s * kPanelQueries, Floats{});
   for (int64_t t = 0; t < survivors->count; ++t) {
     Store(scores + survivors->keys[t] * kPanelQueries, Load(survivors->weights + t * kLanes));
@@ -321,7 +321,7 @@ inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int6
 
 template <class Element>
 inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisPattern& pattern,
-                        float factor, const AxisScratch& at) {
+                        float divisor, const AxisScratch& at) {
   const auto score = block.count > kLanes ? ScoreBlock<2, Element> : ScoreBlock<1, Element>;
   score(head, block, at);
   const int64_t slots = block.slots();
@@ -331,7 +331,7 @@ inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, c
     const int64_t classes = ClassMaxima(scores, slots, at.maxima);
     Survivors survivors{};
     const Floats normalizer = pattern.extent.sparsegen
-                                  ? SparsegenColumn(at, scores, slots, classes, factor, rows, &survivors)
+                                  ? SparsegenColumn(at, scores, slots, classes, divisor, rows, &survivors)
                                   : ExponentiateColumn(scores, slots, at.maxima, classes);
     SumBlock(head, block, first, normalizer, at);
     if (head.support == nullptr) continue;
@@ -359,7 +359,7 @@ inline void AttendRow(const AxisHead<Element>& head, const float* query, int64_t
     Floats products[kLanes] = {};
     Multiply(query, rows, count, head.head_size, products, 1);
     const Mask exists = MaskOf((1u << count) - 1);
-    const Floats scores = Select(exists, SumEach(products), Broadcast(-kInfinity));
+    const Floats scores = Select(exists, SumEach(products) * Broadcast(head.scale), Broadcast(-kInfinity));
     Store(at.scores + j, scores);
     maxima = Max(scores, maxima);
   }
@@ -407,7 +407,8 @@ inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, int64_t
           stride,
           tensors.num_heads,
           tensors.head_size,
-          RoundUp(tensors.head_size, kLanes)};
+          RoundUp(tensors.head_size, kLanes),
+          tensors.scale};
 }
 
 template <class Element>
@@ -443,11 +444,11 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     const AxisBlock block = LayBlock(keys, rows + first, count, full);
     for (int64_t h = 0; h < range.heads; ++h) {
       const AxisHead<Element> head = HeadOf(tensors, begin, range.head + h);
-      LoadQueries(head, block, tensors.scale, at);
+      LoadQueries(head, block, at);
       if (full && count <= kFewRows && !pattern.extent.sparsegen) {
         AttendRows(head, block, at);
       } else {
-        AttendBlock(head, block, pattern, tensors.factor, of_head(h));
+        AttendBlock(head, block, pattern, tensors.divisor, of_head(h));
       }
     }
   }

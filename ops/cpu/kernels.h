@@ -21,8 +21,8 @@ struct PackedAttention {
   int32_t* support;  // (tokens, num_heads); null where no output asks for it
   int64_t num_heads;
   int64_t head_size;
-  float scale;   // of the scores
-  float factor;  // 1 / (1 - lambda), for sparsegen-lin
+  float scale;    // of the scores
+  float divisor;  // 1 - lambda, for sparsegen-lin
 };
 
 // Some consecutive queries of one sequence, in one head or a few consecutive ones.
@@ -91,7 +91,7 @@ struct AxisRows {
 template <class Element>
 struct ElementKernels {
   // Up to row_block rows from `first_row`; row r is the r-th of all (outer, inner) pairs.
-  void (*sparsegen_lin)(const AxisRows<Element>& rows, float factor, int64_t first_row, int64_t count,
+  void (*sparsegen_lin)(const AxisRows<Element>& rows, float divisor, int64_t first_row, int64_t count,
                         float* scratch);
   void (*sparsegen_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                               float* scratch);

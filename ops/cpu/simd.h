@@ -54,9 +54,9 @@ constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }
 
-// to[j * to_stride + i] = from[i * from_stride + j] * scale for i < rows, j < columns.
-inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t rows, int64_t columns,
-                            float scale, float* to, ptrdiff_t to_stride) {
+// to[j * to_stride + i] = from[i * from_stride + j] for i < rows, j < columns.
+inline void Transpose(const float* from, ptrdiff_t from_stride, int64_t rows, int64_t columns, float* to,
+                      ptrdiff_t to_stride) {
   const int64_t quad_rows = rows / 4 * 4;
   const int64_t quad_columns = columns / 4 * 4;
   int64_t first_quad = 0;
@@ -65,7 +65,7 @@ inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t ro
       Floats row[4];
       SPARSE_OPS_UNROLL
       for (int64_t r = 0; r < 4; ++r) {
-        row[r] = LoadQuads(from + (first_quad + r) * from_stride + j, from_stride) * Broadcast(scale);
+        row[r] = LoadQuads(from + (first_quad + r) * from_stride + j, from_stride);
       }
       TransposeQuads(row);
       SPARSE_OPS_UNROLL
@@ -78,7 +78,6 @@ inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t ro
       SPARSE_OPS_UNROLL
       for (int64_t r = 0; r < 4; ++r) {
         __builtin_memcpy(&row[r], from + (i + r) * from_stride + j, sizeof(Quad));
-        row[r] = row[r] * scale;
       }
       TransposeQuads(row);
       SPARSE_OPS_UNROLL
@@ -87,7 +86,7 @@ inline void TransposeScaled(const float* from, ptrdiff_t from_stride, int64_t ro
   }
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = i < quad_rows ? quad_columns : 0; j < columns; ++j) {
-      to[j * to_stride + i] = from[i * from_stride + j] * scale;
+      to[j * to_stride + i] = from[i * from_stride + j];
     }
   }
 }

@@ -53,11 +53,11 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale, at.room,
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, at.room,
                 at.query_panel);
     const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
-    const int64_t classes =
-        score(at.query_panel, key, stride, range.sequence_length, head_size, at.room, at.scores, at.maxima);
+    const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
+                                  tensors.scale, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
       const int64_t rows = Min(kLanes, queries - column);

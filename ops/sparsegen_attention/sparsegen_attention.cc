@@ -7,7 +7,7 @@ namespace sparse_ops {
 
 template <class Element>
 SparsegenAttention<Element>::SparsegenAttention(const KernelInfo& info)
-    : attributes_(info, kName), factor_(SparsegenFactor(info, kName)) {}
+    : attributes_(info, kName), divisor_(SparsegenDivisor(info, kName)) {}
 
 template <class Element>
 void SparsegenAttention<Element>::InferShapes(ShapeContext& context) {
@@ -27,7 +27,7 @@ void SparsegenAttention<Element>::Compute(KernelContext& context) const {
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
-  tensors.factor = factor_;
+  tensors.divisor = divisor_;
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
   RunPackedAttention(context, inputs, tensors, typed.sparsegen_attention,

@@ -21,7 +21,7 @@ class SparsegenAttention {
 
  private:
   AttentionAttributes attributes_;
-  float factor_;
+  float divisor_;
 };
 
 }  // namespace sparse_ops

@@ -65,18 +65,18 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, tensors.scale, at.room,
+    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, at.room,
                 at.query_panel);
     const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
-    const int64_t classes =
-        score(at.query_panel, key, stride, range.sequence_length, head_size, at.room, at.scores, at.maxima);
+    const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
+                                  tensors.scale, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
       const int64_t rows = Min(kLanes, queries - column);
       Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
       SolveSparsegen({at.scores + column, kPanelQueries, range.sequence_length, at.maxima + column,
                       kPanelQueries, classes},
-                     tensors.factor, rows, &survivors);
+                     tensors.divisor, rows, &survivors);
       const int64_t row = range.sequence_begin + begin + column;
       Element* output = tensors.output + row * stride + range.head * head_size;
       SumValues(survivors, value, stride, head_size, rows, at.sums, output);

@@ -13,26 +13,26 @@ constexpr int64_t kTaskElements = int64_t{1} << 15;
 
 constexpr const char* kLambdAccepted = "a finite number < 1";
 
-float Factor(float lambd, const char* op) {
+float Divisor(float lambd, const char* op) {
   if (!(lambd < 1.0f) || std::isinf(lambd)) {
     throw InvalidArgument(Message(op, ": attribute lambd is ", lambd, "; accepted: ", kLambdAccepted));
   }
-  return static_cast<float>(1.0 / (1.0 - static_cast<double>(lambd)));
+  return 1.0f - lambd;
 }
 
 }  // namespace
 
-float SparsegenFactor(const KernelInfo& info, const char* op) {
-  return Factor(info.Float("lambd", kLambdAccepted), op);
+float SparsegenDivisor(const KernelInfo& info, const char* op) {
+  return Divisor(info.Float("lambd", kLambdAccepted), op);
 }
 
-float SparsegenFactorOr(const KernelInfo& info, const char* op, float absent) {
-  return Factor(info.FloatOr("lambd", absent, kLambdAccepted), op);
+float SparsegenDivisorOr(const KernelInfo& info, const char* op, float absent) {
+  return Divisor(info.FloatOr("lambd", absent, kLambdAccepted), op);
 }
 
 template <class Element>
 SparsegenLin<Element>::SparsegenLin(const KernelInfo& info)
-    : factor_(SparsegenFactor(info, kName)), axis_(info.IntOr("axis", -1, "an integer")) {}
+    : divisor_(SparsegenDivisor(info, kName)), axis_(info.IntOr("axis", -1, "an integer")) {}
 
 template <class Element>
 void SparsegenLin<Element>::InferShapes(ShapeContext& context) {
@@ -75,7 +75,7 @@ void SparsegenLin<Element>::Compute(KernelContext& context) const {
     const int64_t begin = static_cast<int64_t>(task) * rows_per_task;
     const int64_t end = std::min(count, begin + rows_per_task);
     for (int64_t row = begin; row < end; row += block) {
-      typed.sparsegen_lin(rows, factor_, row, std::min(block, end - row), memory);
+      typed.sparsegen_lin(rows, divisor_, row, std::min(block, end - row), memory);
     }
   });
 }

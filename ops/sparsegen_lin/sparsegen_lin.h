@@ -4,9 +4,9 @@
 
 namespace sparse_ops {
 
-// 1 / (1 - lambda) of the node's checked attribute lambd, which is required or else has a default.
-float SparsegenFactor(const KernelInfo& info, const char* op);
-float SparsegenFactorOr(const KernelInfo& info, const char* op, float absent);
+// 1 - lambda of the node's checked attribute lambd, which is required or else has a default.
+float SparsegenDivisor(const KernelInfo& info, const char* op);
+float SparsegenDivisorOr(const KernelInfo& info, const char* op, float absent);
 
 template <class Element>
 class SparsegenLin {
@@ -21,7 +21,7 @@ class SparsegenLin {
   void Compute(KernelContext& context) const;
 
  private:
-  float factor_;
+  float divisor_;
   int64_t axis_;
 };
 

@@ -56,7 +56,7 @@ inline void GatherRows(const AxisRows<Element>& rows, const RowBlock& block, flo
       const int64_t columns = Min(kColumns, rows.length - j);
       const FloatRows from =
           ReadRows(rows.input + block.offset[0] + j, rows.length, block.count, columns, room);
-      TransposeScaled(from.first, from.stride, block.count, columns, 1.0f, scores + j * kLanes, kLanes);
+      Transpose(from.first, from.stride, block.count, columns, scores + j * kLanes, kLanes);
     }
     return;
   }
@@ -91,7 +91,7 @@ inline void ScatterRows(const AxisRows<Element>& rows, const RowBlock& block, co
 }
 
 template <class Element>
-inline void SparsegenLin(const AxisRows<Element>& rows, float factor, int64_t first_row, int64_t count,
+inline void SparsegenLin(const AxisRows<Element>& rows, float divisor, int64_t first_row, int64_t count,
                          float* scratch) {
   SparsegenLinScratch at;
   at.Lay(scratch, rows.length);
@@ -106,7 +106,7 @@ inline void SparsegenLin(const AxisRows<Element>& rows, float factor, int64_t fi
     Store(at.maxima + c * kLanes, maximum);
   }
   Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
-  SolveSparsegen({at.scores, kLanes, rows.length, at.maxima, kLanes, classes}, factor, count, &survivors);
+  SolveSparsegen({at.scores, kLanes, rows.length, at.maxima, kLanes, classes}, divisor, count, &survivors);
   ScatterRows(rows, block, survivors);
 }
 

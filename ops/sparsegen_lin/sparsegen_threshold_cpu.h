@@ -57,10 +57,10 @@ inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Fl
 
 // Scores of kLanes rows: vector j, at scores + j * stride, belongs to key j. Class maxima likewise.
 struct ScoreColumn {
-  const float* scores;
+  float* scores;
   ptrdiff_t stride;
   int64_t keys;
-  const float* maxima;
+  float* maxima;
   ptrdiff_t maxima_stride;
   int64_t classes;
 };
@@ -77,15 +77,35 @@ struct Survivors {
   Mask nan;      // rows with a NaN or +inf score: their result is NaN, whatever stands in their weights
 };
 
-// factor = 1 / (1 - lambda); rows beyond `rows` hold nothing. A score of -inf weighs 0, and so does every
-// score of a row that has no other.
-inline void SolveSparsegen(const ScoreColumn& column, float factor, int64_t rows, Survivors* survivors) {
+// The reciprocal of a larger divisor is subnormal: 0 to a thread that treats subnormal numbers so.
+constexpr float kLargestDivisor = 0x1p126f;
+
+// Divides scores and maxima by 4.
+inline void QuarterScores(const ScoreColumn& column) {
+  const Floats quarter = Broadcast(0.25f);
+  for (int64_t j = 0; j < column.keys; ++j) {
+    float* scores = column.scores + j * column.stride;
+    Store(scores, Load(scores) * quarter);
+  }
+  for (int64_t c = 0; c < column.classes; ++c) {
+    float* maxima = column.maxima + c * column.maxima_stride;
+    Store(maxima, Load(maxima) * quarter);
+  }
+}
+
+// divisor = 1 - lambda; rows beyond `rows` hold nothing. A score of -inf weighs 0, and so does every score of
+// a row that has no other. The scores of the column may be lost.
+inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t rows, Survivors* survivors) {
+  if (divisor > kLargestDivisor) {
+    QuarterScores(column);
+    divisor *= 0.25f;
+  }
   Floats maximum = Broadcast(-kInfinity);
   for (int64_t c = 0; c < column.classes; ++c) {
     maximum = Max(Load(column.maxima + c * column.maxima_stride), maximum);
   }
   const Floats shift = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
-  const Floats scale = Broadcast(factor);
+  const Floats scale = Broadcast(1.0f / divisor);
 
   alignas(64) float bound_values[kMaxClasses * kLanes];
   for (int64_t c = 0; c < column.classes; ++c) {

@@ -3,9 +3,11 @@
 import ctypes
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from one_op import library_under_test
 
 INSTRUCTION_SETS = ("generic", "avx2", "avx512")
@@ -24,3 +26,12 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if chosen() != wanted.encode():
             pytest.skip(f"this processor does not run {wanted}")
     return copy
+
+
+@pytest.fixture
+def subnormals_are_zero() -> Iterator[None]:
+    """Subnormal numbers are 0 to this thread, as to those of a session with `set_denormal_as_zero`."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot treat subnormal numbers as 0")
+    yield
+    torch.set_flush_denormal(False)

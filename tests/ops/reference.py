@@ -98,7 +98,7 @@ def _attend(
     for begin, end in pairwise(borders):
         if begin == end:
             continue
-        scores = (query[begin:end] * scale).transpose(1, 0, 2) @ key[begin:end].transpose(1, 2, 0)
+        scores = query[begin:end].transpose(1, 0, 2) @ key[begin:end].transpose(1, 2, 0) * scale
         if normalizer == "softmax":
             weights = softmax(scores)
         else:
@@ -163,7 +163,7 @@ def axis_attention(case: AxisCase) -> AxisExpected:
         for first in range(begin, end, QUERIES_AT_ONCE):
             own = slice(first, min(first + QUERIES_AT_ONCE, end))
             own_pairs = pairs[own.start - begin : own.stop - begin]
-            scores = scale * query[:, own] @ key[:, begin:end].mT
+            scores = query[:, own] @ key[:, begin:end].mT * scale
             weights, least[:, own], most[:, own] = _masked_weights(scores, own_pairs, case)
             output[:, own] = weights @ value[:, begin:end]
     packed = output.transpose(0, 1).reshape(len(rows), attention.num_heads * attention.head_size)

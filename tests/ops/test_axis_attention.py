@@ -195,6 +195,15 @@ def test_every_lambda(library: Path, lambd: float) -> None:
     check(library, replace(combined(tuple(PARTS)), attention=attention, normalizer="sparsegen"))
 
 
+@pytest.mark.parametrize("pattern", [{"columns": 0.1, "diagonals": LOCAL2}, {"rows": 1}], ids=str)
+@pytest.mark.parametrize("lambd", [-1e38, -3e38])
+@pytest.mark.usefixtures("subnormals_are_zero")
+def test_lambda_where_subnormal_numbers_are_zero(
+    library: Path, lambd: float, pattern: dict[str, Any]
+) -> None:
+    check(library, AxisCase(replace(PACKED, lambd=lambd), normalizer="sparsegen", **pattern))
+
+
 @pytest.mark.parametrize("lengths", [(1, 0, 7, 33), (600,)], ids=str)
 def test_as_many_random_keys_as_there_may_be(library: Path, lengths: tuple[int, ...]) -> None:
     """All that the hash has: every key is among them, and the kernel is done with a row once it has all."""

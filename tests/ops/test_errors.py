@@ -73,6 +73,16 @@ def test_sparsegen_lin_of_more_elements_than_int32_counts(
     assert f"has 2147483648 elements along axis {axis}; accepted: at most 2147483647" in message
 
 
+def test_a_subnormal_scale_is_refused_where_it_counts_as_zero(
+    library: Path, request: pytest.FixtureRequest
+) -> None:
+    """It would stand for 1 / sqrt(head_size)."""
+    model = op_model("SparsegenAttention", attention_inputs(CASE), **SPARSEGEN, scale=1e-38)
+    request.getfixturevalue("subnormals_are_zero")
+    with pytest.raises(Exception, match="SparsegenAttention: attribute scale is "):
+        open_session(model, library)
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
@@ -84,9 +94,10 @@ def test_sparsegen_lin_of_more_elements_than_int32_counts(
         (SPARSEGEN | {"num_heads": [2]}, "attribute num_heads has the wrong type"),
         (SPARSEGEN | {"num_heads": 3}, "num_heads is 3, which does not divide the width of query, 32"),
         (SPARSEGEN | {"num_heads": 8}, "head size is 4 (width 32 / num_heads 8); accepted: 8 to 128"),
-        (SPARSEGEN | {"scale": -0.5}, "attribute scale is -0.5; accepted: a finite number >= 0"),
+        (SPARSEGEN | {"scale": -0.5}, "attribute scale is -0.5; accepted: a finite number >= 2^-126, or 0"),
         (SPARSEGEN | {"scale": float("nan")}, "attribute scale is nan; accepted"),
         (SPARSEGEN | {"scale": float("inf")}, "attribute scale is inf; accepted"),
+        (SPARSEGEN | {"scale": 1e-38}, "attribute scale is 1e-38; accepted"),
         (SPARSEGEN | {"scale": 1}, "attribute scale has the wrong type"),
         (SPARSEGEN | {"scale": [0.3]}, "attribute scale has the wrong type"),
         (SPARSEGEN | {"scale": [1, 2]}, "attribute scale has the wrong type"),
@@ -99,8 +110,8 @@ def test_attention_attributes(library: Path, attributes: dict[str, Any], message
 
 
 WIDE = np.zeros((10, 258), np.float32)
-
 MANY = np.zeros((2**31, 0), np.float32)
+
 
 @pytest.mark.parametrize("op", ["SparsegenAttention", "SoftmaxAttention"])
 @pytest.mark.parametrize(
@@ -124,10 +135,10 @@ MANY = np.zeros((2**31, 0), np.float32)
             "head size is 129 (width 258 / num_heads 2); accepted",
         ),
         (
-        (
             {"query": MANY, "key": MANY, "value": MANY},
             "query has 2147483648 rows; accepted: at most 2147483647, as cu_seqlens",
         ),
+        (
             {"cu_seqlens": np.zeros((2, 1), np.int32)},
             "cu_seqlens has shape (2, 1); accepted: (seq",
         ),
@@ -157,7 +168,7 @@ def test_attention_inputs(library: Path, op: str, changed: dict[str, Array], mes
     [
         ({}, "attribute num_heads is missing; accepted: an integer >= 1"),
         ({"num_heads": 0}, "attribute num_heads is 0; accepted"),
-        ({"num_heads": 2, "scale": -1.0}, "attribute scale is -1; accepted: a finite number >= 0"),
+        ({"num_heads": 2, "scale": -1.0}, "attribute scale is -1; accepted: a finite number >= 2^-126"),
         ({"num_heads": 2, "diagonals": [0, -3]}, "attribute diagonals holds -3; accepted: a list of offsets"),
         ({"num_heads": 2, "diagonals": [0.0]}, "attribute diagonals has the wrong type; accepted: a list"),
         ({"num_heads": 2, "diagonals": "0"}, "attribute diagonals has the wrong type; accepted: a list"),

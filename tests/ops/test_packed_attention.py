@@ -1,11 +1,12 @@
 """SparsegenAttention and SoftmaxAttention against float64 numpy, on the case table and on random problems."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_op import (
@@ -15,11 +16,14 @@ from one_op import (
     bits,
     library_under_test,
     run_attention,
+    run_function,
     run_op,
 )
 from reference import packed_attention
 
 from cases import ATTENTION_CASES, AttentionCase
+from sparse_export.graph import packed_attention as torch_reference
+from sparse_export.graph.nodes import HeadSettings
 
 OPS = {"SparsegenAttention": "sparsegen", "SoftmaxAttention": "softmax"}
 MIXED = AttentionCase("mixed", (1, 17, 0, 200, 31, 64, 5), 3, 40, scores="trained")
@@ -115,6 +119,39 @@ def test_scores_hundreds_apart(library: Path, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("sizes", list(permutations((1e10, 1e-36, 1e30))), ids=str)
+def test_what_is_finite_is_so_in_every_execution(
+    library: Path, op: str, sizes: tuple[float, float, float]
+) -> None:
+    """A score is a product in float32, then scaled: 1e10 · 1e30 is infinite, whatever scale would follow."""
+    query_size, key_size, scale = sizes
+    case = AttentionCase(
+        "sizes", (40,), 2, 32, -1e4, scale, query_size=query_size, key_size=key_size, scores="peaked"
+    )
+    inputs, attributes = attention_inputs(case), attention_attributes(op, case)
+    heads = HeadSettings(2, scale, case.lambd if op == "SparsegenAttention" else None)
+    tensors = [torch.from_numpy(array) for array in inputs.values()]
+    expected = torch_reference.packed_attention(*tensors[:3], tensors[3], heads)[0].numpy()
+    overflows = query_size * key_size > 1e38
+    assert np.isnan(expected).all() == overflows
+    assert overflows or np.isfinite(expected).all()
+    for output in (run_op(library, op, inputs, **attributes)[0], run_function(op, inputs, **attributes)[0]):
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["query_times_scale_vanishes", "scores_near_lambda", "lambda_-3e+38"])
+@pytest.mark.usefixtures("subnormals_are_zero")
+def test_where_subnormal_numbers_are_zero(library: Path, op: str, name: str) -> None:
+    (case,) = (case for case in ATTENTION_CASES if case.name == name)
+    check(library, op, case)
+    inputs, attributes = attention_inputs(case), attention_attributes(op, case)
+    np.testing.assert_allclose(
+        run_function(op, inputs, **attributes)[0], run_op(library, op, inputs, **attributes)[0], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("length", [5, 50, 200])
 def test_non_finite_scores(library: Path, op: str, length: int) -> None:
     """Row 0 sees NaN, row 1 +inf, row 2 only −inf, the others −inf at key 0; the next sequence none."""
@@ -151,14 +188,6 @@ def test_no_tokens(library: Path, op: str, borders: list[int]) -> None:
     assert all(counts.shape == (0, 2) for counts in support)
 
 
-def test_scale_zero_means_one_over_the_root_of_the_head_size(library: Path) -> None:
-    case = AttentionCase("scale", (20, 50), 2, 48)
-    automatic = run_attention(library, "SparsegenAttention", case)
-    explicit = run_attention(library, "SparsegenAttention", replace(case, scale=48**-0.5))
-    np.testing.assert_allclose(automatic[0], explicit[0], rtol=0, atol=1e-6)
-    inputs = attention_inputs(case)
-    absent = run_op(library, "SparsegenAttention", inputs, num_heads=2, lambd=case.lambd)
-    assert_same_bits(absent, automatic)
 @pytest.mark.parametrize("op", OPS)
 def test_no_tokens_of_any_number_of_heads(library: Path, op: str) -> None:
     heads = 2**31
@@ -168,3 +197,11 @@ def test_no_tokens_of_any_number_of_heads(library: Path, op: str) -> None:
     assert output.shape == (0, heads * 8)
 
 
+def test_scale_zero_means_one_over_the_root_of_the_head_size(library: Path) -> None:
+    case = AttentionCase("scale", (20, 50), 2, 48)
+    automatic = run_attention(library, "SparsegenAttention", case)
+    explicit = run_attention(library, "SparsegenAttention", replace(case, scale=48**-0.5))
+    np.testing.assert_allclose(automatic[0], explicit[0], rtol=0, atol=1e-6)
+    inputs = attention_inputs(case)
+    absent = run_op(library, "SparsegenAttention", inputs, num_heads=2, lambd=case.lambd)
+    assert_same_bits(absent, automatic)

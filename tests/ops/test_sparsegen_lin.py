@@ -1,5 +1,6 @@
 """SparsegenLin against float64 numpy, entmax and the torch reference."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from entmax import sparsemax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
-from one_op import bits, library_under_test, run_op
+from one_op import bits, library_under_test, run_function, run_op
 from reference import Array, sparsegen_lin
 
 from cases import LAMBDAS
@@ -88,6 +89,26 @@ def test_scores_of_any_size(library: Path) -> None:
     tiny = np.linspace(-1e-40, 1e-40, 500, dtype=np.float32)[None]
     (weights,) = run_op(library, "SparsegenLin", {"scores": tiny}, lambd=-4.0)
     np.testing.assert_allclose(weights[0], 1 / 500, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lambd", [-8e37, -9e37, -1e38, -3.4e38])
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_lambda_whose_reciprocal_is_subnormal(
+    library: Path, lambd: float, flushes: bool, request: pytest.FixtureRequest
+) -> None:
+    """Scores that lie apart by about λ are told apart by the kernel and the function, −∞ weighs 0."""
+    if flushes:
+        request.getfixturevalue("subnormals_are_zero")
+    scores = np.float32(4e37) * np.random.default_rng(0).standard_normal((9, 40), dtype=np.float32)
+    expected = np.zeros_like(scores)
+    expected[:, 1:] = sparsegen_lin(scores[:, 1:].astype(np.float64), lambd)
+    scores[:, 0] = -np.inf
+    for run in (partial(run_op, library), run_function):
+        (weights,) = run("SparsegenLin", {"scores": scores}, lambd=lambd)
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
+    assert 1.5 / 39 < expected.max() < 0.9
+    (uniform,) = run_op(library, "SparsegenLin", {"scores": scores_like((3, 7))}, lambd=lambd)
+    np.testing.assert_allclose(uniform, 1 / 7, rtol=1e-6)
 
 
 def test_hand_computed(library: Path) -> None:
