@@ -4,7 +4,7 @@ Every case is a packed batch: sequences of the given lengths laid end to end, T 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes  # noqa: F401  gives numpy "bfloat16"
 import numpy as np
@@ -58,7 +58,7 @@ HEAD_SIZES = (8, 16, 17, 32, 48, 64, 80, 96, 128)
 LAMBDAS = (-3e38, -100.0, -7.0, -4.0, -1.0, 0.0, 0.5, 0.99)
 
 # Scores of ordinary size, by a product of query and scale that float32 does not have, or not exactly.
-PRODUCT_SIZES: dict[str, dict[str, float]] = {
+PRODUCT_SIZES: dict[str, dict[str, Any]] = {
     "query_times_scale_overflows": {"query_size": 1e20, "key_size": 1e-38, "scale": 2e18},
     "query_times_scale_vanishes": {"query_size": 1e-5, "key_size": 5e37, "scale": 1e-36, "lambd": 0.99},
 }

@@ -42,7 +42,7 @@ COMPUTING = (
     *("before", "heads", "axis_graph", "half", "served_heads", "served_data", "served_families"),
     *("cli_export", "tokenizer", "served_tasks", "embeddings", "axis_attention", "element_types"),
     *("pretraining", "served_corpora", "tokenizer_derivation", "served_several", "resume", "finetune_tasks"),
-    *("finetune", "served_axis", "packed", "served_text", "training_options"),
+    *("finetune", "served_axis", "sanitizers", "packed", "served_text", "training_options"),
 )
 
 

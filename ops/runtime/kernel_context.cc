@@ -4,6 +4,7 @@
 #include <exception>
 #include <sstream>
 
+#include "cpu/poison.h"
 #include "runtime/status.h"
 
 namespace sparse_ops {
@@ -30,6 +31,7 @@ class ScratchPool {
   ~ScratchPool() {
     for (void* buffer : buffers_) {
       if (buffer == nullptr) continue;
+      Unpoison(Align(buffer), static_cast<int64_t>(floats_));
       if (OrtStatus* status = api_.AllocatorFree(allocator_, buffer)) api_.ReleaseStatus(status);
     }
     api_.ReleaseAllocator(allocator_);
@@ -46,8 +48,7 @@ class ScratchPool {
     idle_.reserve(buffers_.size() + 1);  // so that Release cannot fail
     void*& memory = buffers_.emplace_back(nullptr);
     Check(api_, api_.AllocatorAlloc(allocator_, floats_ * sizeof(float) + kAlignment, &memory));
-    const auto address = reinterpret_cast<uintptr_t>(memory);
-    return reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
+    return Align(memory);
   }
 
   void Release(float* buffer) {
@@ -56,6 +57,12 @@ class ScratchPool {
   }
 
  private:
+  // Each allocation has kAlignment bytes to spare.
+  static float* Align(void* memory) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
   const OrtApi& api_;
   const size_t floats_;
   OrtMemoryInfo* memory_info_ = nullptr;

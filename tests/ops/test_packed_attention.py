@@ -130,8 +130,8 @@ def test_what_is_finite_is_so_in_every_execution(
     )
     inputs, attributes = attention_inputs(case), attention_attributes(op, case)
     heads = HeadSettings(2, scale, case.lambd if op == "SparsegenAttention" else None)
-    tensors = [torch.from_numpy(array) for array in inputs.values()]
-    expected = torch_reference.packed_attention(*tensors[:3], tensors[3], heads)[0].numpy()
+    query, key, value, borders = (torch.from_numpy(array) for array in inputs.values())
+    expected = torch_reference.packed_attention(query, key, value, borders, heads)[0].numpy()
     overflows = query_size * key_size > 1e38
     assert np.isnan(expected).all() == overflows
     assert overflows or np.isfinite(expected).all()

@@ -10,11 +10,13 @@ from entmax import sparsemax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
-from one_op import bits, library_under_test, run_function, run_op
+from one_op import OPSET, bits, library_under_test, open_session, run_function, run_op
+from onnx import TensorProto, helper
 from reference import Array, sparsegen_lin
 
 from cases import LAMBDAS
 from sparse_export.attention import sparsegen
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 SHAPES = [(1,), (9,), (3, 5, 7), (2, 3, 64, 64), (40, 300), (5, 70, 3), (2, 1, 513), (17, 1), (1, 3000)]
 
@@ -147,6 +149,22 @@ def test_rows_do_not_depend_on_their_neighbours_or_threads(library: Path) -> Non
     np.testing.assert_array_equal(bits(threaded), bits(together))
     np.testing.assert_array_equal(bits(reversed_[::-1]), bits(together))
     np.testing.assert_array_equal(bits(alone[0]), bits(together[123]))
+
+
+def test_empty_of_any_size(library: Path) -> None:
+    """Whose other sizes have a product beyond int64: only another op can make such a tensor."""
+    sizes = np.array([0, 2**33, 2**33])
+    zeros = helper.make_node("ConstantOfShape", ["sizes"], ["scores"])
+    lin = helper.make_node("SparsegenLin", ["scores"], ["weights"], domain=DOMAIN, lambd=-4.0, axis=0)
+    shape = helper.make_node("Shape", ["weights"], ["shape"])
+    values = [helper.make_tensor_value_info(name, TensorProto.INT64, [3]) for name in ("sizes", "shape")]
+    model = helper.make_model(
+        helper.make_graph([zeros, lin, shape], "empty", values[:1], values[1:]),
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)],
+        ir_version=9,
+    )
+    (found,) = open_session(model.SerializeToString(), library).run(None, {"sizes": sizes})
+    np.testing.assert_array_equal(found, sizes)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)], ids=str)

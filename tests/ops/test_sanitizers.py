@@ -1,0 +1,92 @@
+"""A part of the case table on a library with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+What the library would do unseen is an error there: reading or writing beyond a tensor or a piece of scratch
+memory, and arithmetic without a meaning. `ops/README.md` says how all tests run on such a build.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+TESTS = Path(__file__).parent
+PROJECT = TESTS.parents[1]
+FILES = ("packed_attention", "axis_attention", "axis_mask", "sparsegen_lin", "element_types")
+# Every op, every way through it and every instruction set, without what takes long.
+CASES = (
+    "(test_case_table and not long and not bert and not aaa_512 and not 4096 and not lambda)"
+    " or (is_float32_attention and float16 and head_size) or every_length or (every_axis and 513) or empty"
+)
+
+
+def compiler() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+@pytest.fixture(scope="module")
+def runtimes() -> list[str]:
+    """What a process that is not built with sanitizers loads first."""
+    found = []
+    for name in ("libasan.so", "libubsan.so"):
+        asked = [compiler(), f"-print-file-name={name}"]
+        path = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+        if not Path(path).is_absolute():
+            pytest.skip(f"{compiler()} has no {name}")
+        found.append(path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sanitized(runtimes: list[str]) -> Path:
+    """The library, in a folder of its own where what has not changed is not built again."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    folder = PROJECT / "build" / "sanitize"
+    folder.mkdir(parents=True, exist_ok=True)
+    configured = ["cmake", "-S", str(PROJECT), "-B", str(folder), "-DSPARSE_OPS_SANITIZE=ON"]
+    with FileLock(folder / ".lock"):
+        for command in (
+            [*configured, f"-DCMAKE_CXX_COMPILER={compiler()}"],
+            ["cmake", "--build", str(folder)],
+        ):
+            built = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "ops" / "libsparse_ops.so"
+
+
+def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
+        + [str(TESTS / f"test_{name}.py") for name in FILES],
+        cwd=PROJECT,
+        env=inherited
+        | {
+            "SPARSE_OPS_TEST_LIBRARY": str(sanitized),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+            "LD_PRELOAD": " ".join(runtimes),
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
+    assert " passed" in answer.stdout
+
+
+def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(
+    runtimes: list[str], tmp_path: Path
+) -> None:
+    """By one float, and by as many as reach the next piece; none where there is no overrun."""
+    program, source = tmp_path / "scratch_overrun", TESTS / "scratch_overrun.cc"
+    flags = ("-std=gnu++17", "-fsanitize=address", "-DSPARSE_OPS_SANITIZE", "-DSPARSE_OPS_TARGET=generic")
+    subprocess.run([compiler(), *flags, f"-I{PROJECT / 'ops'}", source, "-o", program], check=True)
+    assert subprocess.run([program, "40"], check=False).returncode == 0
+    for floats in ("41", "60"):
+        overrun = subprocess.run([program, floats], check=False, capture_output=True, text=True)
+        assert overrun.returncode != 0
+        assert "AddressSanitizer: use-after-poison" in overrun.stderr
