@@ -84,6 +84,32 @@ def test_only_the_guilty_request_fails(load: Callable[..., Any]) -> None:
     assert "\n" not in error.message()
 
 
+def test_a_request_without_rows_is_refused_alone(load: Callable[..., Any]) -> None:
+    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]])
+    # What Triton makes of [0, 3] that comes with the bytes of a row.
+    bad.inputs[0] = stub.Tensor("input_ids", np.array([2, 5, 3]))
+    none = stub.Request([stub.Tensor(each.name(), each.as_numpy()[:0]) for each in good.inputs], good.names)
+    first, second, third, fourth = load().execute([good, bad, none, good])
+    assert [first.has_error(), fourth.has_error()] == [False, False]
+    for response in (second, third):
+        error = response.error()
+        assert error.code() == stub.Error.INVALID_ARG
+        assert error.message() == "input 'input_ids' has no rows: give at least one"
+
+
+def test_a_request_that_cannot_be_read_fails_alone(load: Callable[..., Any]) -> None:
+    class Broken(stub.Tensor):
+        def as_numpy(self) -> Any:
+            raise MemoryError("cannot\nallocate")
+
+    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]])
+    bad.inputs[0] = Broken("input_ids", np.array([]))
+    responses = load().execute([good, bad])
+    assert [response.has_error() for response in responses] == [False, True]
+    assert responses[1].error().code() == stub.Error.INTERNAL
+    assert responses[1].error().message() == "cannot allocate"
+
+
 def test_axes_that_differ_are_refused_even_where_they_would_broadcast(load: Callable[..., Any]) -> None:
     good, bad = request([[2, 5, 3]]), request([[2, 5, 3]], mask=[[1]])
     responses = load().execute([good, bad])

@@ -77,11 +77,12 @@ class Oversize:
 
 
 class Asked(NamedTuple):
-    """A request: its inputs, the outputs it wants, and about how many tokens each of its rows has."""
+    """A request: its inputs, the outputs it wants, about how many tokens each row has; why it is none."""
 
     feed: dict
     wanted: list
     row_tokens: np.ndarray
+    fault: Exception | None = None
 
     @property
     def tokens(self):
@@ -91,6 +92,10 @@ class Asked(NamedTuple):
 
 class OversizeError(ValueError):
     """A text has more bytes than are read."""
+
+
+class NoRowsError(ValueError):
+    """An input of a request has no rows."""
 
 
 class UnequalAxesError(ValueError):
@@ -167,8 +172,17 @@ class TritonPythonModel:
             self.thread.join()
 
     def _read(self, request):
-        feed = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
-        return Asked(feed, request.requested_output_names(), self._row_tokens(feed))
+        """Return what a request asks; one that cannot be read must not take those beside it along."""
+        wanted = request.requested_output_names()
+        try:
+            feed = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+            for name, array in feed.items():
+                # Of a tensor of no rows that holds a text, Triton makes an array of its own shape.
+                if array.ndim != len(self.axes[name]) or not len(array):
+                    raise NoRowsError(f"input '{name}' has no rows: give at least one")
+            return Asked(feed, wanted, self._row_tokens(feed))
+        except Exception as error:
+            return Asked({}, wanted, np.zeros(1, int), error)
 
     def _row_tokens(self, feed):
         """Return about how many tokens each row has: by its mask, or by the bytes of its texts."""
@@ -297,6 +311,8 @@ class TritonPythonModel:
 
         Shapes are held against each other, because broadcasting would hide some that differ.
         """
+        if asked.fault is not None:
+            return asked.fault
         sizes = {}
         for name, symbols in self.axes.items():
             array = asked.feed[name]
@@ -484,7 +500,7 @@ def sent(array):
 
 def refusal(error):
     """Return the response to a request that cannot be answered."""
-    is_clients = isinstance(error, (InvalidArgument, OversizeError, UnequalAxesError))
+    is_clients = isinstance(error, (InvalidArgument, NoRowsError, OversizeError, UnequalAxesError))
     code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))
 
