@@ -21,6 +21,7 @@ Messages are one line and say what was wrong, what was received, what is accepte
 from typing import ClassVar
 
 _SHOWN_CHARACTERS = 40
+_MOST_CHARACTERS = 300
 
 
 class SparseServeError(Exception):
@@ -94,6 +95,13 @@ class JobError(SparseServeError):
 
 class MissingPackageError(SparseServeError):
     """A package is not installed that what was asked for needs."""
+
+
+def in_brief(error: BaseException) -> str:
+    """Return what an error of another library says, which may quote a file, as a line that can be read."""
+    message = " ".join(str(error).split())
+    message = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in message)
+    return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]}…"
 
 
 def first_line(error: BaseException) -> str:

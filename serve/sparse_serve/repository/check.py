@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError
+from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError, in_brief
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS, library_version, verify_library
 from sparse_serve.repository import contents
 from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
@@ -184,7 +184,7 @@ def label_faults(entry: Entry) -> Iterator[Fault]:
         yield Level.error, f"{LABELS_NAME} is not UTF-8: {error.reason} at byte {error.start}"
         return
     if labels != wanted:
-        yield Level.error, f"{LABELS_NAME} has {labels}, the manifest {wanted}"
+        yield Level.error, f"{LABELS_NAME} has {labels!s:.200}, the manifest {wanted!s:.200}"
 
 
 def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> Iterator[Fault]:
@@ -199,7 +199,7 @@ def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> 
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, OSError) as error:
-        yield Level.error, f"{GRAPH_NAME} is not valid ONNX: {' '.join(str(error).split())}"
+        yield Level.error, f"{GRAPH_NAME} is not valid ONNX: {in_brief(error)}"
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets.get("", 0) > target.opset:
         yield (

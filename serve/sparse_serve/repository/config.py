@@ -10,7 +10,7 @@ import onnx
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
-from sparse_serve.errors import OptionError, RepositoryError
+from sparse_serve.errors import OptionError, RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
@@ -198,7 +198,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise RepositoryError(f"graph {path} cannot be read: {error.strerror}") from error
     except Exception as error:  # protobuf's DecodeError differs between its implementations
-        raise RepositoryError(f"graph {path} is not an ONNX file: {error}") from error
+        raise RepositoryError(f"graph {path} is not an ONNX file: {in_brief(error)}") from error
 
 
 def graph_signature(model: onnx.ModelProto) -> Signature:
@@ -400,7 +400,7 @@ def read_config(path: Path) -> ModelConfig:
     except OSError as error:
         raise RepositoryError(f"configuration {path} cannot be read: {error.strerror}") from error
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise RepositoryError(f"configuration {path} is malformed: {error}") from error
+        raise RepositoryError(f"configuration {path} is malformed: {in_brief(error)}") from error
 
 
 def parameters(config: ModelConfig) -> Mapping[str, str]:

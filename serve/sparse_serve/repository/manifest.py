@@ -16,7 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
-from sparse_serve.errors import RepositoryError, TaskError
+from sparse_serve.errors import RepositoryError, TaskError, in_brief
 from sparse_serve.repository import legacy
 from sparse_serve.repository.contents import MODEL_NAME
 from sparse_serve.tasks import Task, answered, read_tasks
@@ -181,6 +181,6 @@ def read_manifest(path: Path) -> Manifest:
 
 def _first_fault(error: Exception) -> str:
     if not isinstance(error, ValidationError):
-        return f"the file: not JSON: {error}"
+        return f"the file: not JSON: {in_brief(error)}"
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

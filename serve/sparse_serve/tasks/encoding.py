@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.errors import TaskError
+from sparse_serve.errors import TaskError, in_brief
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -53,7 +53,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise TaskError(f"{path.name} cannot be read: {error}") from None
+        raise TaskError(f"{path.name} cannot be read: {in_brief(error)}") from None
 
 
 def pad_id(tokenizer: "Tokenizer") -> int:
