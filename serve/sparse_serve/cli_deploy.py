@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +11,14 @@ from typing import Annotated
 
 import typer
 
+from sparse_serve import __version__
 from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
-from sparse_serve.deploy.compose import compose_files
+from sparse_serve.deploy.cluster import Cluster
+from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
 from sparse_serve.deploy.files import write_files
+from sparse_serve.deploy.kserve import kserve_files, require_storage_uri
+from sparse_serve.deploy.kubernetes import ModelVolume, kubernetes_files
 from sparse_serve.deploy.limits import (
     DEFAULT_MAX_BODY,
     DEFAULT_QUEUE_TIMEOUT,
@@ -22,41 +26,75 @@ from sparse_serve.deploy.limits import (
     Limits,
     full_batches,
 )
+from sparse_serve.deploy.resources import needed_resources
 from sparse_serve.errors import OptionError
-from sparse_serve.repository.entries import read_entry, repository_path, validate_name
+from sparse_serve.repository.entries import Entry, read_entry, repository_path, validate_name
 from sparse_serve.triton.container import DEFAULT_IMAGE
 from sparse_serve.triton.preflight import ipv4_address
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # A gRPC message says its length in four bytes.
 _MOST_BODY = 1 << 31
+_IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?"
+_NAMESPACE = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SECRET = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
-Port = Annotated[int, typer.Option(min=1, max=65535)]
+_MACHINE, _CLUSTER = "On one machine", "On a cluster"
+
+Port = Annotated[int, typer.Option(min=1, max=65535, rich_help_panel=_MACHINE)]
 
 
 class Target(StrEnum):
     """What runs the containers."""
 
     compose = "compose"
+    kubernetes = "kubernetes"
+    kserve = "kserve"
 
 
-_FILES: dict[Target, Callable[[Deployment], dict[str, str]]] = {Target.compose: compose_files}
-_STARTED_BY: dict[Target, str] = {Target.compose: "docker compose --project-directory {} up --detach --wait"}
+_ON_CLUSTERS = (Target.kubernetes, Target.kserve)
+# Options that not every target has.
+_TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "host": (Target.compose,),
+    "http_port": (Target.compose,),
+    "grpc_port": (Target.compose,),
+    "grafana_port": (Target.compose,),
+    "tls_cert": (Target.compose,),
+    "tls_secret": (Target.kubernetes,),
+    "model_volume": (Target.kubernetes,),
+    "storage_uri": (Target.kserve,),
+    "min_replicas": _ON_CLUSTERS,
+    "max_replicas": _ON_CLUSTERS,
+    "client_namespace": _ON_CLUSTERS,
+    "monitoring_namespace": _ON_CLUSTERS,
+    "startup_timeout": _ON_CLUSTERS,
+}
+_STARTED_BY: Mapping[Target, str] = {
+    Target.compose: "docker compose --project-directory {} up --detach --wait",
+    Target.kubernetes: "kubectl apply --kustomize {}",
+    Target.kserve: "kubectl apply --kustomize {}",
+}
 
 
 def deploy(  # noqa: PLR0913  one parameter per option
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model: an entry's name.")],
     *,
     target: Annotated[Target, typer.Option(help="What runs the containers.")],
     output_dir: Annotated[Path, typer.Option(help="Folder of the files: new, empty, or as deploy left it.")],
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
-    image: Annotated[str, typer.Option(help="Image of docker/.")] = DEFAULT_IMAGE,
-    host: Annotated[str, typer.Option(help="Address that the gateway is published on.")] = "127.0.0.1",
-    http_port: Port = 8000,
-    grpc_port: Port = 8001,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with certificate and key: TLS for HTTP and gRPC.")
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="Image of docker/, on a cluster with a tag or a digest.",
+            show_default=f"{DEFAULT_IMAGE}, on a cluster {DEFAULT_IMAGE}:{__version__}",
+        ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="report.json of profile: memory as measured.", show_default="estimated from files"),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, max=64, help="NVIDIA GPUs of each server.")] = 0,
     max_body: Annotated[
         str, typer.Option(metavar="SIZE", help="Most bytes of a request; k, m or g behind a number.")
     ] = f"{DEFAULT_MAX_BODY >> 20}m",
@@ -74,6 +112,69 @@ def deploy(  # noqa: PLR0913  one parameter per option
     queue_timeout: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds that an inference may wait.")
     ] = DEFAULT_QUEUE_TIMEOUT,
+    host: Annotated[
+        str, typer.Option(help="Address that the gateway is published on.", rich_help_panel=_MACHINE)
+    ] = "127.0.0.1",
+    http_port: Port = 8000,
+    grpc_port: Port = 8001,
+    grafana_port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, help="Of the dashboard, on loopback.", rich_help_panel=_MACHINE),
+    ] = 3000,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file with certificate and key: TLS for HTTP and gRPC.", rich_help_panel=_MACHINE
+        ),
+    ] = None,
+    model_volume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VOLUME",
+            help="kubernetes: what has the entry's folders, pvc:CLAIM[/FOLDER] or image:REFERENCE.",
+            show_default="pvc:NAME-models",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    storage_uri: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="kserve: the folder that has the entry's folders and no others.",
+            show_default="pvc://NAME-models",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    tls_secret: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECRET",
+            help="kubernetes: of the type kubernetes.io/tls, for HTTP and gRPC.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    min_replicas: Annotated[
+        int, typer.Option(min=1, max=1000, help="Fewest servers.", rich_help_panel=_CLUSTER)
+    ] = 2,
+    max_replicas: Annotated[
+        int, typer.Option(min=1, max=1000, help="Most servers.", rich_help_panel=_CLUSTER)
+    ] = 8,
+    client_namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Whose pods may ask; may be repeated.",
+            show_default="the deployment's own",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    monitoring_namespace: Annotated[
+        str, typer.Option(metavar="NAMESPACE", help="Where Prometheus is.", rich_help_panel=_CLUSTER)
+    ] = "monitoring",
+    startup_timeout: Annotated[
+        int,
+        typer.Option(min=10, max=86400, help="Seconds to load the model.", rich_help_panel=_CLUSTER),
+    ] = 300,
     force: Annotated[
         bool, typer.Option("--force", help="Write over files that deploy did not write.")
     ] = False,
@@ -82,42 +183,121 @@ def deploy(  # noqa: PLR0913  one parameter per option
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write what runs an entry behind a gateway: Triton, HAProxy and Prometheus, by Docker Compose.
+    """Write what runs an entry behind a gateway, on one machine or on a cluster.
+
+    With compose: Triton, HAProxy, Prometheus and Grafana. With kubernetes: pods of Triton and HAProxy, what
+    scales and guards them, and what the Prometheus operator needs; with kserve the same as a ServingRuntime
+    and an InferenceService.
 
     The gateway refuses at once what the entry cannot take: requests that are too large, and more of them than
-    it computes and lets wait. Limits hold for HTTP and gRPC each; they come from the entry's configuration.
+    it computes and lets wait. Limits hold for HTTP and gRPC each and for every server; they come from the
+    entry's configuration.
     """
-    if not image or image != image.strip() or image.startswith("-"):
-        raise OptionError(f"--image '{image}' is no name of an image: give one such as {DEFAULT_IMAGE}")
-    if http_port == grpc_port:
-        raise OptionError(f"--http-port and --grpc-port are both {http_port}: give two")
-    body = _size(max_body)
+    _refuse_options_of_others(context, target)
     entry = read_entry(repository_path(model_repository) / validate_name(name))
     require_sound(entry)
+    limits = _limits(
+        entry, _size(max_body), max_requests, max_pending_requests, request_timeout, queue_timeout
+    )
+    deployment = Deployment(
+        entry=entry,
+        limits=limits,
+        image=_image(image, target),
+        resources=needed_resources(entry, limits, report, gpus),
+    )
+    if target is Target.compose:
+        if len({http_port, grpc_port, grafana_port}) < 3:
+            raise OptionError(
+                f"--http-port {http_port}, --grpc-port {grpc_port} and --grafana-port {grafana_port} are not "
+                "three ports: give three"
+            )
+        publication = Publication(
+            host=ipv4_address(host),
+            http_port=http_port,
+            grpc_port=grpc_port,
+            grafana_port=grafana_port,
+            certificate=None if tls_cert is None else require_certificate(tls_cert),
+        )
+        files = compose_files(deployment, publication)
+    else:
+        if min_replicas > max_replicas:
+            raise OptionError(
+                f"--min-replicas {min_replicas} is above --max-replicas {max_replicas}: give no more"
+            )
+        cluster = Cluster(
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            client_namespaces=[
+                _name("client-namespace", _NAMESPACE, each) for each in client_namespace or ()
+            ],
+            monitoring_namespace=_name("monitoring-namespace", _NAMESPACE, monitoring_namespace),
+            startup_timeout=startup_timeout,
+            tls_secret=None if tls_secret is None else _name("tls-secret", _SECRET, tls_secret),
+        )
+        if target is Target.kubernetes:
+            volume = ModelVolume.parse(model_volume or f"pvc:{deployment.name}-models")
+            files = kubernetes_files(deployment, cluster, volume)
+        else:
+            uri = require_storage_uri(storage_uri or f"pvc://{deployment.name}-models")
+            files = kserve_files(deployment, cluster, uri)
+    written = write_files(output_dir, files, force=force)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+    if as_json:
+        told = {"limits": asdict(limits), "resources": asdict(deployment.resources)}
+        print(json.dumps({"files": list(map(str, written)), **told}, indent=2))
+    else:
+        print(_STARTED_BY[target].format(output_dir))
+
+
+def _limits(
+    entry: Entry,
+    max_body: int,
+    max_requests: int | None,
+    max_pending_requests: int | None,
+    request_timeout: float,
+    queue_timeout: float,
+) -> Limits:
     requests = full_batches(entry) if max_requests is None else max_requests
-    limits = Limits(
-        max_body=body,
+    return Limits(
+        max_body=max_body,
         max_requests=requests,
         max_pending_requests=requests if max_pending_requests is None else max_pending_requests,
         request_timeout=request_timeout,
         queue_timeout=queue_timeout,
     )
-    deployment = Deployment(
-        entry=entry,
-        limits=limits,
-        image=image,
-        host=ipv4_address(host),
-        http_port=http_port,
-        grpc_port=grpc_port,
-        certificate=None if tls_cert is None else require_certificate(tls_cert),
-    )
-    written = write_files(output_dir, _FILES[target](deployment), force=force)
-    for path in written:
-        print(f"wrote {path}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"files": list(map(str, written)), "limits": asdict(limits)}, indent=2))
-    else:
-        print(_STARTED_BY[target].format(output_dir))
+
+
+def _refuse_options_of_others(context: typer.Context, target: Target) -> None:
+    """Refuse them on the command line; in the environment they are for the targets that have them."""
+    for name, targets in _TARGETS.items():
+        source = context.get_parameter_source(name)
+        if target not in targets and source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise OptionError(f"--{option} is not for --target {target}: it is for {' and '.join(targets)}")
+
+
+def _image(image: str | None, target: Target) -> str:
+    """Return the image that `--image` says, on a cluster one that stays the same."""
+    is_local = target is Target.compose
+    image = image or (DEFAULT_IMAGE if is_local else f"{DEFAULT_IMAGE}:{__version__}")
+    if not re.fullmatch(_IMAGE, image):
+        raise OptionError(f"--image '{image}' is no name of an image: give one such as {DEFAULT_IMAGE}")
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if not is_local and tag in ("", "latest"):
+        raise OptionError(
+            f"--image '{image}' may be another one tomorrow, and differ from node to node: give a tag, such "
+            f"as {__version__}, or the digest, @sha256:…"
+        )
+    return image
+
+
+def _name(option: str, pattern: str, name: str) -> str:
+    if not re.fullmatch(pattern, name):
+        raise OptionError(
+            f"--{option} '{name}' is no name in Kubernetes: give lower case letters, digits and hyphens"
+        )
+    return name
 
 
 def _size(text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from manifests import require_valid_compose
 
 from sparse_serve.cli import app, run
 from sparse_serve.deploy.deployment import require_certificate
@@ -58,14 +59,15 @@ def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> 
     }
     compose = yaml.safe_load((out / "compose.yaml").read_text())
     services = compose["services"]
-    assert set(services) == {"triton", "gateway", "prometheus"}
+    require_valid_compose(compose)
+    assert set(services) == {"triton", "gateway", "prometheus", "grafana"}
     for service in services.values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert not service["user"].startswith("0")
         assert not service["image"].endswith(":latest")
-    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway", "grafana"]
     assert services["gateway"]["ports"] == ["0.0.0.0:8000:8000", "0.0.0.0:9001:8001"]
     assert services["triton"]["image"] == "a:1"
     assert services["triton"]["networks"] == services["prometheus"]["networks"] == ["serving"]
@@ -147,7 +149,12 @@ def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:
         ("tiny", ["--max-requests", "0"], 2, "'--max-requests': Input should be greater than or equal to 1"),
         ("tiny", ["--queue-timeout", "0"], 2, "'--queue-timeout': Input should be greater than"),
         ("tiny", ["--request-timeout", "nan"], 2, "'--request-timeout'"),
-        ("tiny", ["--http-port", "8001"], 2, "--http-port and --grpc-port are both 8001"),
+        (
+            "tiny",
+            ["--http-port", "8001"],
+            2,
+            "--http-port 8001, --grpc-port 8001 and --grafana-port 3000 are not three",
+        ),
         ("tiny", ["--image", "-v"], 2, "--image '-v' is no name of an image"),
         ("tiny", ["--host", "::1"], 1, "give an IPv4 address"),
         ("tiny", ["--tls-cert", "/none.pem"], 1, "--tls-cert /none.pem cannot be read: No such file"),

@@ -1,39 +1,59 @@
 """The target `compose`: Triton, the gateway and Prometheus on one machine with Docker Compose."""
 
-import re
+from dataclasses import dataclass
+from pathlib import Path
 
+from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
-from sparse_serve.deploy.gateway import Gateway, gateway_files
+from sparse_serve.deploy.gateway import GATEWAY_IMAGE, Gateway, gateway_files
 from sparse_serve.deploy.limits import health_request
 
-# The branch that the tests run; it is maintained until 2027.
-GATEWAY_IMAGE = "haproxy:2.6"
 PROMETHEUS_IMAGE = "prom/prometheus:v3.13.5"
+GRAFANA_IMAGE = "grafana/grafana:13.2.3"
 
 _CERTIFICATE = "/run/secrets/tls_certificate"
 
 
-def compose_files(deployment: Deployment) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """Where a machine is to be reached.
+
+    Attributes:
+        host: address that both protocols are published on.
+        certificate: PEM file with certificate and key; None for no TLS.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    grafana_port: int = 3000
+    certificate: Path | None = None
+
+
+def compose_files(deployment: Deployment, publication: Publication) -> dict[str, str]:
     """Return the files of a folder that `docker compose up` starts from, by path."""
     entry, limits = deployment.entry, deployment.limits
     gateway = Gateway(
         models=tuple(entry.models),
         health_request=health_request(entry),
         limits=limits,
-        certificate=_CERTIFICATE if deployment.certificate else None,
+        certificate=_CERTIFICATE if publication.certificate else None,
     )
     compose = render(
         "compose.yaml.j2",
         deployment=deployment,
-        # What Compose takes for the name of a project.
-        project="sparse-serve-" + re.sub("[^a-z0-9_-]", "-", entry.name.lower()),
+        publication=publication,
         gateway_image=GATEWAY_IMAGE,
         prometheus_image=PROMETHEUS_IMAGE,
+        grafana_image=GRAFANA_IMAGE,
         health_timeout=limits.health_timeout,
     )
     return {
         "compose.yaml": compose,
-        "prometheus.yml": render("prometheus.yml.j2"),
+        "prometheus.yml": render("prometheus.yml.j2", deployment=deployment),
+        "grafana/provisioning/datasources/prometheus.yaml": render("grafana/datasource.yaml.j2"),
+        "grafana/provisioning/dashboards/files.yaml": render("grafana/provider.yaml.j2"),
+        "grafana/dashboards/dashboard.json": dashboard(),
         **{f"gateway/{name}": text for name, text in gateway_files(gateway).items()},
     }

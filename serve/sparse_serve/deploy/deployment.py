@@ -1,14 +1,22 @@
-"""What is deployed: an entry, its limits, and where it is to be reached. Targets make files of it."""
+"""What is deployed: an entry, its limits and what it is computed with. Targets make files of it."""
 
+import math
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparse_serve.deploy.limits import Limits
+from sparse_serve.deploy.resources import Resources
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import SparseServeError
 from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, label_faults, require_no_error
+from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.repository.entries import Entry
+
+# Kubernetes takes 63 in the names of services, some of which have a suffix.
+_MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +25,30 @@ class Deployment:
 
     Attributes:
         image: of Triton with the op library, as docker/ builds it.
-        host: address that both protocols are published on.
-        certificate: PEM file with certificate and key; None for no TLS.
+        resources: what one server is given.
     """
 
     entry: Entry
     limits: Limits
     image: str
-    host: str
-    http_port: int
-    grpc_port: int
-    certificate: Path | None = None
+    resources: Resources
+
+    @property
+    def name(self) -> str:
+        """The entry's name as services are named: a letter, then lower case letters, digits and hyphens."""
+        name = re.sub("[^a-z0-9]+", "-", self.entry.name.lower())
+        name = name if name[0].isalpha() else f"entry-{name}"
+        return name[:_MOST_CHARACTERS].strip("-")
+
+    @property
+    def manifest_digest(self) -> str:
+        """The sha256 of the entry's manifest, which pins the entry."""
+        return file_digest(self.entry.path / MANIFEST_NAME)
+
+    @property
+    def drain_timeout(self) -> int:
+        """Whole seconds that a server may take for what it has been asked, once it is told to stop."""
+        return math.ceil(self.limits.request_timeout)
 
 
 def require_sound(entry: Entry) -> None:

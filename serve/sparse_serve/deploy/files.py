@@ -1,12 +1,13 @@
 """Files that a deployment consists of: made from templates, and written so that nobody's edits are lost."""
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sparse_serve import __version__
 from sparse_serve.digests import file_digest
@@ -18,18 +19,27 @@ RECORD = "deploy.json"
 def render(template: str, **values: Any) -> str:
     """Return a template of this package with its values filled in.
 
-    The filter `compose` makes a value a string of a Compose file, which JSON's are if no $ is a variable's;
-    `ms` writes seconds as HAProxy and Compose read them.
+    The filter `json` makes a value a string of YAML, `compose` one of a Compose file, where a $ alone is a
+    variable's; `ms` writes seconds as HAProxy and Compose read them, `mebi` bytes as Kubernetes does.
     """
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=FunctionLoader(_source),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters["json"] = lambda value: json.dumps(str(value), ensure_ascii=False)
     environment.filters["compose"] = lambda value: json.dumps(str(value), ensure_ascii=False).replace(
         "$", "$$"
     )
     environment.filters["ms"] = lambda seconds: f"{round(seconds * 1000)}ms"
-    source = (files("sparse_serve") / "deploy" / "templates" / template).read_text(encoding="utf-8")
-    return environment.from_string(source).render(values)
+    environment.filters["mebi"] = lambda size: f"{math.ceil(size / (1 << 20))}Mi"
+    return environment.get_template(template).render(values)
+
+
+def _source(template: str) -> str:
+    return files("sparse_serve").joinpath("deploy", "templates", template).read_text(encoding="utf-8")
 
 
 def write_files(folder: Path, content: Mapping[str, str], *, force: bool = False) -> list[Path]:

@@ -9,6 +9,8 @@ from sparse_serve.deploy.files import render
 from sparse_serve.deploy.limits import HEALTH_FALL, Limits
 
 CONFIG = "haproxy.cfg"
+# The branch that the tests run; it is maintained until 2027.
+GATEWAY_IMAGE = "haproxy:2.6"
 
 _RESOURCE_EXHAUSTED, _UNIMPLEMENTED, _UNAVAILABLE, _DEADLINE_EXCEEDED = 8, 12, 14, 4
 _KIB, _MIB = 1 << 10, 1 << 20

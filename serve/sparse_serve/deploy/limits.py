@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from sparse_serve.repository.config import CONFIG_NAME, TASK_INPUT, read_config, task_names
 from sparse_serve.repository.entries import Entry
 
@@ -56,9 +58,13 @@ def full_batches(entry: Entry) -> int:
         RepositoryError: a configuration of the entry cannot be read.
     """
     public, graph = (read_config(path / CONFIG_NAME) for path in (entry.path, entry.graph_path))
+    return instances(graph) * int(public.max_batch_size)
+
+
+def instances(graph: ModelConfig) -> int:
+    """Return how many copies of a model compute at the same time."""
     # Triton takes a group without a count for one instance.
-    instances = sum(max(1, group.count) for group in graph.instance_group) or 1
-    return instances * int(public.max_batch_size)
+    return sum(max(1, group.count) for group in graph.instance_group) or 1
 
 
 def health_request(entry: Entry) -> dict[str, Any]:

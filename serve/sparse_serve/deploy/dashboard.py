@@ -1,0 +1,182 @@
+"""The dashboard of a deployment, for Grafana: what its server, its models and its gateway count."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+_RANGE = "[$__rate_interval]"
+_SERVED = 'job=~"$job", model=~"$model"'
+_GATEWAY = 'job=~"$job", proxy=~"http|grpc|http_inference|grpc_inference"'
+_INFERENCE = 'job=~"$job", proxy=~".*_inference"'
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A graph over time: a title, a unit as Grafana names it, and expressions of PromQL by their legends."""
+
+    title: str
+    unit: str
+    series: dict[str, str]
+    description: str = ""
+
+
+def _mean_us(stage: str) -> str:
+    """Return the mean microseconds of a stage of a request."""
+    done = f"sum by (model) (rate(nv_inference_request_success{{{_SERVED}}}{_RANGE}))"
+    return f"sum by (model) (rate(nv_inference_{stage}_duration_us{{{_SERVED}}}{_RANGE})) / {done}"
+
+
+def _mean_measure(name: str) -> str:
+    """Return the mean over texts of a measure, by layer."""
+    texts = f"sum by (model) (rate(sparse_serve_texts_total{{{_SERVED}}}{_RANGE}))"
+    measured = f"sum by (model, layer) (rate(sparse_serve_{name}_total{{{_SERVED}}}{_RANGE}))"
+    return f"{measured} / on (model) group_left {texts}"
+
+
+PANELS = (
+    Panel(
+        "Requests",
+        "reqps",
+        {
+            "{{model}} answered": f"sum by (model) (rate(nv_inference_request_success{{{_SERVED}}}{_RANGE}))",
+            "{{model}} failed": f"sum by (model) (rate(nv_inference_request_failure{{{_SERVED}}}{_RANGE}))",
+        },
+    ),
+    Panel(
+        "Latency by stage, mean",
+        "µs",
+        {
+            f"{{{{model}}}} {title}": _mean_us(stage)
+            for title, stage in (
+                ("queue", "queue"),
+                ("input", "compute_input"),
+                ("compute", "compute_infer"),
+                ("output", "compute_output"),
+                ("in all", "request"),
+            )
+        },
+        "In Triton; what requests wait in the gateway is beside it.",
+    ),
+    Panel(
+        "Requests that wait",
+        "short",
+        {
+            "gateway {{proxy}}": f"sum by (proxy) (haproxy_backend_current_queue{{{_INFERENCE}}})",
+            "Triton {{model}}": f"sum by (model) (nv_inference_pending_request_count{{{_SERVED}}})",
+        },
+    ),
+    Panel(
+        "Wait in the gateway, mean of the last 1024 requests",
+        "s",
+        {"{{proxy}}": f"max by (proxy) (haproxy_backend_queue_time_average_seconds{{{_INFERENCE}}})"},
+    ),
+    Panel(
+        "Refused by the gateway",
+        "reqps",
+        {
+            "{{proxy}} refused": (
+                f"sum by (proxy) (rate(haproxy_frontend_requests_denied_total{{{_GATEWAY}}}{_RANGE}))"
+            ),
+            "{{proxy}} waited in vain, or too long": (
+                "sum by (proxy) (rate(haproxy_backend_http_responses_total"
+                f'{{{_INFERENCE}, code="5xx"}}{_RANGE}))'
+            ),
+        },
+        "Refused: too large, too many, or not to be asked for.",
+    ),
+    Panel(
+        "Server as the gateway finds it",
+        "bool_yes_no",
+        {"{{instance}} answers": 'min by (instance) (haproxy_backend_active_servers{job=~"$job"})'},
+    ),
+    Panel(
+        "Texts",
+        "short",
+        {"{{model}}, a second": f"sum by (model) (rate(sparse_serve_texts_total{{{_SERVED}}}{_RANGE}))"},
+        "Of entries that were exported with --metrics, behind the server-side tokenizer.",
+    ),
+    Panel(
+        "ρ: share of attention weights that are zero, by layer",
+        "percentunit",
+        {"{{model}} layer {{layer}}": _mean_measure("rho")},
+        "Of entries that were exported with --metrics, behind the server-side tokenizer.",
+    ),
+    Panel(
+        "Batch, mean",
+        "short",
+        {
+            "{{model}}": (
+                f"sum by (model) (rate(nv_inference_count{{{_SERVED}}}{_RANGE}))"
+                f" / sum by (model) (rate(nv_inference_exec_count{{{_SERVED}}}{_RANGE}))"
+            )
+        },
+        "Texts that are computed together.",
+    ),
+    Panel(
+        "Memory of the machine",
+        "bytes",
+        {
+            "{{instance}} used": 'max by (instance) (nv_cpu_memory_used_bytes{job=~"$job"})',
+            "{{instance}} of": 'max by (instance) (nv_cpu_memory_total_bytes{job=~"$job"})',
+        },
+    ),
+)
+
+
+def dashboard() -> str:
+    """Return the dashboard as Grafana imports it; its data source, its jobs and its models can be chosen."""
+    board = {
+        "title": "sparse-serve",
+        "uid": "sparse-serve",
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {
+            "list": [
+                {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
+                _choice("job", "label_values(nv_inference_request_success, job)"),
+                _choice("model", 'label_values(nv_inference_request_success{job=~"$job"}, model)'),
+            ]
+        },
+        "panels": [_panel(number, panel) for number, panel in enumerate(PANELS)],
+    }
+    return json.dumps(board, ensure_ascii=False, indent=2) + "\n"
+
+
+def _choice(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    width, height = 12, 8
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": {"x": number % 2 * width, "y": number // 2 * height, "w": width, "h": height},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + index),
+                "datasource": _SOURCE,
+                "expr": expression,
+                "legendFormat": legend,
+            }
+            for index, (legend, expression) in enumerate(panel.series.items())
+        ],
+    }

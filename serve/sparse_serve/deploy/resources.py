@@ -1,0 +1,124 @@
+"""What one server of an entry needs: from a report of `profile`, or as well as its files tell."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sparse_serve.deploy.limits import Limits, full_batches, instances
+from sparse_serve.errors import SparseServeError
+from sparse_serve.profiling.report import Measurement, Report
+from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
+from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.tunable import THREADS_PARAMETER
+
+SHARED_MEMORY = 256 << 20
+"""Bytes of /dev/shm, where the Python backend exchanges tensors with Triton."""
+
+# What Triton and the backends take beside the model, rounded up, where nothing was measured.
+_SERVER_MEMORY = 512 << 20
+# A session has packed copies of the weights that the file has once.
+_COPIES_OF_WEIGHTS = 2
+# What a token takes while it is computed, in an encoder of BERT-large's width: a dozen rows of 1,024 numbers.
+_BYTES_PER_TOKEN = 48 << 10
+_HEADROOM = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a server is given.
+
+    Attributes:
+        memory: bytes that it is expected to take.
+        memory_limit: bytes above which it is ended.
+        cpu: cores that it computes with; None where it takes all that it sees.
+        gpus: NVIDIA GPUs.
+        basis: what the memory was taken from, in words.
+    """
+
+    memory: int
+    memory_limit: int
+    cpu: int | None
+    gpus: int
+    basis: str
+
+
+def needed_resources(entry: Entry, limits: Limits, report: Path | None, gpus: int = 0) -> Resources:
+    """Return what a server of the entry needs within these limits, from its report where there is one.
+
+    Raises:
+        SparseServeError: the report is none, or has no measurement of this entry.
+        RepositoryError: a configuration of the entry cannot be read.
+    """
+    memory, basis = _estimated(entry) if report is None else _measured(entry, report)
+    memory += SHARED_MEMORY
+    # Bodies that are read and not yet computed, of both protocols.
+    bodies = 2 * limits.max_requests * limits.max_body
+    return Resources(
+        memory=memory,
+        memory_limit=round(_HEADROOM * memory) + bodies,
+        cpu=_cores(entry),
+        gpus=gpus,
+        basis=basis,
+    )
+
+
+def _cores(entry: Entry) -> int | None:
+    graph = read_config(entry.graph_path / CONFIG_NAME)
+    threads = parameters(graph).get(THREADS_PARAMETER, "")
+    return instances(graph) * int(threads) if threads.isdecimal() and int(threads) > 0 else None
+
+
+def _estimated(entry: Entry) -> tuple[int, str]:
+    weights = sum(path.stat().st_size for path in entry.graph_path.rglob("*") if path.is_file())
+    copies = instances(read_config(entry.graph_path / CONFIG_NAME)) * _COPIES_OF_WEIGHTS
+    tokens = full_batches(entry) * entry.manifest.max_length
+    basis = (
+        f"estimated from files and batches: measure it with sparse-serve profile {entry.name}, and give "
+        "deploy --report"
+    )
+    return _SERVER_MEMORY + copies * weights + tokens * _BYTES_PER_TOKEN, basis
+
+
+def _measured(entry: Entry, path: Path) -> tuple[int, str]:
+    """Return what the server took at rest, and what every text that it computes at once adds to that."""
+    report = _read_report(path)
+    measured = [
+        each
+        for variant in ("model", "text")
+        for each in report.measurements
+        if (each.model, each.variant) == (entry.name, variant)
+    ]
+    if not measured:
+        raise SparseServeError(
+            f"--report {path} has no measurement of '{entry.name}', only of {', '.join(report.models())}: "
+            "give the report of this entry"
+        )
+    versions = {served.version for served in report.served if served.model == entry.name}
+    if versions != {entry.manifest.version}:
+        raise SparseServeError(
+            f"--report {path} is of version {', '.join(map(str, sorted(versions)))} of '{entry.name}', which "
+            f"has version {entry.manifest.version} now: profile it again"
+        )
+    most = max(measured, key=_bytes_per_text)
+    texts = full_batches(entry)
+    memory = max(each.memory_bytes.idle for each in measured) + round(texts * _bytes_per_text(most))
+    return memory, f"measured: {path.name}, at {most.length} tokens, for {texts} texts at once"
+
+
+def _bytes_per_text(measurement: Measurement) -> float:
+    return measurement.memory_bytes.peak_above_idle / measurement.batch
+
+
+def _read_report(path: Path) -> Report:
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SparseServeError(f"--report {path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(each) for each in first["loc"]) or "the file"
+        raise SparseServeError(
+            f"--report {path} is no report of this version of profile ({where}: {first['msg']}): give the "
+            "report.json of sparse-serve profile"
+        ) from error
