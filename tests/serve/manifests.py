@@ -227,8 +227,9 @@ def _registry() -> "Registry[Any]":
     folder = files("kubernetes_validate") / "kubernetes-json-schema"
     name = "_definitions.json"
     text = (folder / f"v{NEWEST}.0-local-strict" / name).read_text(encoding="utf-8")
-    registry: Registry[Any] = Registry()
-    return registry.with_resource(name, DRAFT202012.create_resource(json.loads(text)))
+    empty: Registry[Any] = Registry()
+    registry: Registry[Any] = empty.with_resource(name, DRAFT202012.create_resource(json.loads(text)))
+    return registry
 
 
 @cache

@@ -76,6 +76,18 @@ def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> 
     assert [(each["source"], each["target"]) for each in services["triton"]["volumes"]] == [
         (str((repository / name).resolve()), f"/models/{name}") for name in ("tiny", "tiny_model")
     ]
+    # The dashboard is for whoever is on the machine: nobody can log in, and there is no password.
+    assert services["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
+    assert services["grafana"]["environment"]["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    for mount in services["grafana"]["volumes"]:
+        assert (out / mount["source"]).is_dir()
+    provisioned = out / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioned / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioned / "dashboards" / "files.yaml").read_text())["providers"]
+    shown = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert shown.parent == Path(provider["options"]["path"])
+    assert json.loads((out / "grafana" / "dashboards" / shown.name).read_text())["panels"]
     scraped = yaml.safe_load((out / "prometheus.yml").read_text())["scrape_configs"]
     assert [job["static_configs"][0]["targets"] for job in scraped] == [["triton:8002"], ["gateway:8404"]]
 

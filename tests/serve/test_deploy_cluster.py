@@ -16,6 +16,7 @@ from manifests import NEWEST, OLDEST, Manifest, require_valid
 from sample_report import SSAF, measurement, report_of
 
 from sparse_serve.cli import app, run
+from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.profiling.report import Variant
 from sparse_serve.repository.config import Computing
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -128,9 +129,9 @@ def test_probes_limits_and_ends_of_a_pod(deploy: Run, tmp_path: Path) -> None:
     ends = [each["lifecycle"]["preStop"]["sleep"]["seconds"] for each in (gateway, server)]
     assert ends == [5, 9]
     drain = int(environment(server)["DRAIN_TIMEOUT"])
-    assert drain == 21
+    assert drain == 26
     assert pod["terminationGracePeriodSeconds"] > ends[1] + drain
-    config = (tmp_path / "out" / "gateway" / "haproxy.cfg").read_text()
+    config = (tmp_path / "out" / "gateway" / CONFIG).read_text()
     assert "hard-stop-after 23500ms" in config
     assert pod["terminationGracePeriodSeconds"] > ends[0] + 23.5
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
@@ -309,6 +310,30 @@ def test_models_come_from_a_volume(deploy: Run, tmp_path: Path) -> None:
         ("/models/tiny", "team/models/tiny"),
         ("/models/tiny_model", "team/models/tiny_model"),
     ]
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+def test_haproxy_takes_a_secret_with_certificate_and_key(
+    deploy: Run, tmp_path: Path, certificate: Path
+) -> None:
+    assert deploy("kubernetes", "--tls-secret", "mine")[0] == 0
+    pod = of_kind(tmp_path / "out", "Deployment")["spec"]["template"]["spec"]
+    (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    assert secret["secretName"] == "mine"
+    (mounted,) = (
+        each["mountPath"]
+        for each in containers(tmp_path / "out")["gateway"]["volumeMounts"]
+        if each["name"] == "certificate"
+    )
+    assert containers(tmp_path / "out")["server"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    # As the kubelet lays the two parts of a secret of the type kubernetes.io/tls.
+    parts = {"tls.crt": certificate.parent / "only.pem", "tls.key": certificate.parent / "key.pem"}
+    for item in secret["items"]:
+        shutil.copy2(parts[item["key"]], tmp_path / item["path"])
+    config = tmp_path / "out" / "gateway" / CONFIG
+    config.write_text(config.read_text().replace(mounted, str(tmp_path)))
+    done = subprocess.run(["haproxy", "-c", "-f", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def resources(folder: Path) -> tuple[int, int, str]:

@@ -17,6 +17,7 @@ from sparse_serve.repository.entries import Entry
 
 # Kubernetes takes 63 in the names of services, some of which have a suffix.
 _MOST_CHARACTERS = 40
+_UNLOAD_SECONDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ class Deployment:
 
     @property
     def drain_timeout(self) -> int:
-        """Whole seconds that a server may take for what it has been asked, once it is told to stop."""
-        return math.ceil(self.limits.request_timeout)
+        """Whole seconds that a server may take for what it has been asked, and to unload, once told to stop."""
+        return math.ceil(self.limits.request_timeout) + _UNLOAD_SECONDS
 
 
 def require_sound(entry: Entry) -> None:
