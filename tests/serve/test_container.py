@@ -108,6 +108,9 @@ def test_the_line_and_compose_agree(repository: Path) -> None:
     assert (service["cap_drop"], service["security_opt"]) == (line.cap_drop, line.security_opt)
     assert service["tmpfs"] == [line.tmpfs]
     assert all(volume.endswith(":/models:ro") for volume in service["volumes"])
+    # What the entry point is asked to check, as serve asks it, and as it is without being asked.
+    assert service["environment"]["VERIFY"] == "${VERIFY:-1}"
+    assert service["environment"]["MANIFEST_DIGESTS"] == "${MANIFEST_DIGESTS:-}"
     assert [port.rsplit(":", 1)[1] for port in service["ports"]] == [
         port.rsplit(":", 1)[1] for port in line.publish
     ]
