@@ -6,8 +6,8 @@
 #   MODEL_REPOSITORY                    where the models are (default /models)
 #   VERIFY                              0: neither digests, links nor rights of the entries' files are checked
 #   MANIFEST_DIGESTS                    NAME=SHA256, with blanks between several: the manifests that entries must have
-#   ADMIN_KEY                           opens the restricted APIs to who sends it in the header "admin-key";
-#                                       without it nobody can
+#   ADMIN_KEY_FILE                      file with a key that opens the restricted APIs to who sends it in the
+#                                       header "admin-key"; without it nobody can
 #   DRAIN_TIMEOUT                       seconds that a stop waits for requests in flight, and for clients to close
 #                                       their HTTP connections (default 8: docker stop kills after 10)
 #   GRPC_SERVER_CERT, GRPC_SERVER_KEY   PEM files: gRPC over TLS
@@ -23,7 +23,21 @@ if ! (cd "$home/lib" && sha256sum --check --status libsparse_ops.so.sha256) 2>/d
 fi
 python3 -I -S "$home/check_entries.py"
 
-key=${ADMIN_KEY:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
+if [ -n "${ADMIN_KEY:-}" ]; then
+  echo "error: ADMIN_KEY is shown by docker inspect: put the key into a file, and its path into ADMIN_KEY_FILE" >&2
+  exit 2
+fi
+if [ -n "${ADMIN_KEY_FILE:-}" ]; then
+  key=$(cat "$ADMIN_KEY_FILE" 2>/dev/null) || key=
+  case $key in
+    "" | *[!A-Za-z0-9._~+/=-]*)
+      echo "error: ADMIN_KEY_FILE $ADMIN_KEY_FILE has no key: give a readable file with one line of letters, digits and ._~+/=-" >&2
+      exit 2
+      ;;
+  esac
+else
+  key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+fi
 restricted="shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=$key"
 
 if [ -n "${GRPC_ROOT_CERT:-}" ]; then

@@ -43,8 +43,9 @@ def launch_line(image: Path, *arguments: str, **environment: str) -> list[str]:
     return output.splitlines()
 
 
-def test_the_launch_line_is_hardened(image: Path) -> None:
-    line = launch_line(image, "--log-verbose=1", ADMIN_KEY="secret")
+def test_the_launch_line_is_hardened(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    line = launch_line(image, "--log-verbose=1", ADMIN_KEY_FILE=str(tmp_path / "key"))
     closed = "shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=secret"
     assert line == [
         "--model-repository=/models",
@@ -54,6 +55,24 @@ def test_the_launch_line_is_hardened(image: Path) -> None:
         "--allow-vertex-ai=false",
         "--log-verbose=1",
     ]
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two keys", "a\nb", "a:b", None])
+def test_a_file_without_a_key_is_refused(image: Path, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "key").write_text(content)
+    process = entrypoint(image, FAKE_TRITON, ADMIN_KEY_FILE=str(tmp_path / "key"))
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (2, "")
+    assert re.fullmatch(r"error: ADMIN_KEY_FILE \S+ has no key: give .*\n", errors)
+
+
+def test_a_key_that_docker_inspect_shows_is_refused(image: Path) -> None:
+    process = entrypoint(image, FAKE_TRITON, ADMIN_KEY="secret")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (2, "")
+    assert "secret" not in errors
+    assert "its path into ADMIN_KEY_FILE" in errors
 
 
 def test_without_a_key_the_closed_apis_get_a_random_one(image: Path) -> None:
