@@ -18,7 +18,7 @@ from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
 from sparse_serve.deploy.files import write_files
 from sparse_serve.deploy.kserve import kserve_files, require_storage_uri
-from sparse_serve.deploy.kubernetes import ModelVolume, kubernetes_files
+from sparse_serve.deploy.kubernetes import ModelVolume, Route, kubernetes_files
 from sparse_serve.deploy.limits import (
     DEFAULT_MAX_BODY,
     DEFAULT_QUEUE_TIMEOUT,
@@ -62,6 +62,8 @@ _TARGETS: Mapping[str, tuple[Target, ...]] = {
     "tls_cert": (Target.compose,),
     "tls_secret": (Target.kubernetes,),
     "model_volume": (Target.kubernetes,),
+    "gateway": (Target.kubernetes,),
+    "hostname": (Target.kubernetes,),
     "storage_uri": (Target.kserve,),
     "min_replicas": _ON_CLUSTERS,
     "max_replicas": _ON_CLUSTERS,
@@ -153,6 +155,18 @@ def deploy(  # noqa: PLR0913  one parameter per option
             rich_help_panel=_CLUSTER,
         ),
     ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NAMESPACE/]NAME",
+            help="kubernetes: a Gateway of the Gateway API, for routes from outside; with --hostname.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    hostname: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="kubernetes: of the routes.", rich_help_panel=_CLUSTER),
+    ] = None,
     min_replicas: Annotated[
         int, typer.Option(min=1, max=1000, help="Fewest servers.", rich_help_panel=_CLUSTER)
     ] = 2,
@@ -236,7 +250,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         )
         if target is Target.kubernetes:
             volume = ModelVolume.parse(model_volume or f"pvc:{deployment.name}-models")
-            files = kubernetes_files(deployment, cluster, volume)
+            files = kubernetes_files(deployment, cluster, volume, _route(gateway, hostname))
         else:
             uri = require_storage_uri(storage_uri or f"pvc://{deployment.name}-models")
             files = kserve_files(deployment, cluster, uri)
@@ -290,6 +304,12 @@ def _image(image: str | None, target: Target) -> str:
             f"as {__version__}, or the digest, @sha256:…"
         )
     return image
+
+
+def _route(gateway: str | None, hostname: str | None) -> Route | None:
+    if (gateway is None) != (hostname is None):
+        raise OptionError("--gateway and --hostname are one route: give both")
+    return None if gateway is None or hostname is None else Route.parse(gateway, hostname)
 
 
 def _name(option: str, pattern: str, name: str) -> str:

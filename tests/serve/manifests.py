@@ -23,7 +23,7 @@ from referencing.jsonschema import DRAFT202012
 
 # The newest that the package knows, and the oldest that what is written is for.
 NEWEST, OLDEST = "1.37", "1.30"
-# What the schemas below are of: KServe 0.20, Prometheus operator 0.93, kustomize 5.
+# What the schemas below are of: KServe 0.20, Prometheus operator 0.93, Gateway API 1.3, kustomize 5.
 _CORE = "io.k8s.api.core.v1."
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 
@@ -69,6 +69,17 @@ def _object(api_version: str, kind: str, spec: Schema) -> Schema:
         kind={"const": kind},
         metadata=_of(_META + "ObjectMeta"),
         spec=spec,
+    )
+
+
+def _route(match: Schema, **rule: Schema) -> Schema:
+    rules = _exactly(
+        matches=_list(match), backendRefs=_list(_exactly("name", "port", name=_TEXT, port=_NUMBER)), **rule
+    )
+    return _exactly(
+        parentRefs=_list(_exactly("name", name=_TEXT, namespace=_TEXT)),
+        hostnames=_TEXTS,
+        rules=_list(rules),
     )
 
 
@@ -135,6 +146,19 @@ _CUSTOM = {
             ),
         ),
     ),
+    "HTTPRoute": _object(
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        _route(
+            _exactly(path=_exactly("type", "value", type={"const": "PathPrefix"}, value=_TEXT)),
+            timeouts=_exactly(request=_DURATION, backendRequest=_DURATION),
+        ),
+    ),
+    "GRPCRoute": _object(
+        "gateway.networking.k8s.io/v1",
+        "GRPCRoute",
+        _route(_exactly(method=_exactly(service=_TEXT, method=_TEXT))),
+    ),
     "Kustomization": _exactly(
         "apiVersion",
         "kind",
@@ -185,6 +209,7 @@ _COMPOSE = _exactly(
                     reservations=_exactly(devices=_DEVICES),
                 )
             ),
+            stop_signal={"const": "SIGUSR1"},
             stop_grace_period=_DURATION,
             restart={"const": "unless-stopped"},
         )

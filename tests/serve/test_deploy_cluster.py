@@ -85,6 +85,7 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
 def test_manifests_fit_their_schemas(deploy: Run, tmp_path: Path, target: str, name: str) -> None:
     many = ["--gpus", "2", "--client-namespace", "a", "--client-namespace", "b", "--request-timeout", "0.5"]
     image = ["--tls-secret", "tls", "--model-volume", "image:registry:5000/models@sha256:" + "0" * 64]
+    image += ["--gateway", "infra/public", "--hostname", "reviews.example.com"]
     own_options, versions = {
         "kubernetes": (image, [NEWEST]),  # images are volumes in later versions only
         "kserve": (["--storage-uri", "s3://bucket/models"], [NEWEST, OLDEST]),
@@ -95,7 +96,10 @@ def test_manifests_fit_their_schemas(deploy: Run, tmp_path: Path, target: str, n
         for manifest in manifests(tmp_path / "out"):
             require_valid(manifest, *fitting)
     found = {manifest["kind"] for manifest in manifests(tmp_path / "out")}
-    own = {"Deployment", "Service"} if target == "kubernetes" else {"ServingRuntime", "InferenceService"}
+    own = {
+        "kubernetes": {"Deployment", "Service", "HTTPRoute", "GRPCRoute"},
+        "kserve": {"ServingRuntime", "InferenceService"},
+    }[target]
     around = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy"}
     assert found == own | around | {"PodMonitor", "PrometheusRule", "Kustomization"}
     for path in (tmp_path / "out").rglob("*.yaml"):
@@ -275,6 +279,9 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
         ("kubernetes", ["--min-replicas", "9"], 2, "--min-replicas 9 is above --max-replicas 8"),
         ("kubernetes", ["--client-namespace", "A b"], 2, "--client-namespace 'A b' is no name in Kubernetes"),
         ("kubernetes", ["--tls-secret", "a/b"], 2, "--tls-secret 'a/b' is no name in Kubernetes"),
+        ("kubernetes", ["--gateway", "a"], 2, "--gateway and --hostname are one route: give both"),
+        ("kubernetes", ["--gateway", "a/b/c", "--hostname", "d"], 2, "--gateway 'a/b/c' is no name of a Gat"),
+        ("kubernetes", ["--gateway", "a", "--hostname", "d:80"], 2, "--hostname 'd:80' is no name of a host"),
         ("kubernetes", ["--startup-timeout", "0"], 2, "'--startup-timeout': Input should be greater than"),
         ("kubernetes", ["--report", "/none.json"], 1, "--report /none.json cannot be read: No such file"),
         ("kubernetes", ["--report", "/etc/hostname"], 1, "is no report of this version of profile"),
@@ -334,6 +341,20 @@ def test_haproxy_takes_a_secret_with_certificate_and_key(
     config.write_text(config.read_text().replace(mounted, str(tmp_path)))
     done = subprocess.run(["haproxy", "-c", "-f", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_routes_lead_to_the_service(deploy: Run, tmp_path: Path) -> None:
+    assert deploy("kubernetes", "--gateway", "public", "--hostname", "a.example.com")[0] == 0
+    http, grpc = (of_kind(tmp_path / "out", f"{kind}Route")["spec"] for kind in ("HTTP", "GRPC"))
+    assert http["parentRefs"] == grpc["parentRefs"] == [{"name": "public"}]
+    assert http["hostnames"] == grpc["hostnames"] == ["a.example.com"]
+    served = next(each for each in manifests(tmp_path / "out") if each["kind"] == "Service")
+    ports = {port["name"]: port["port"] for port in served["spec"]["ports"]}
+    for name, spec in (("http", http), ("grpc", grpc)):
+        reached = [{"name": served["metadata"]["name"], "port": ports[name]}]
+        assert spec["rules"][0]["backendRefs"] == reached
+    # As long as a request may wait and take, and a little more.
+    assert http["rules"][0]["timeouts"] == {"request": "33s"}
 
 
 def resources(folder: Path) -> tuple[int, int, str]:

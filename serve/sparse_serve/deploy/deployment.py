@@ -48,7 +48,7 @@ class Deployment:
 
     @property
     def drain_timeout(self) -> int:
-        """Whole seconds that a server may take for what it has been asked, and to unload, once told to stop."""
+        """Whole seconds that a server has, once told to stop, for what it has been asked and to unload."""
         return math.ceil(self.limits.request_timeout) + _UNLOAD_SECONDS
 
 

@@ -8,6 +8,9 @@ from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.errors import OptionError
 
 _CLAIM = r"pvc:(?P<claim>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(?P<folder>(/[A-Za-z0-9._-]+)*)/?"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = rf"{_LABEL}(\.{_LABEL})*"
+_LONGEST_HOST = 253
 _IMAGE = r"image:(?P<image>[A-Za-z0-9][^\s]*)"
 
 
@@ -37,14 +40,42 @@ class ModelVolume:
         )
 
 
-def kubernetes_files(deployment: Deployment, cluster: Cluster, volume: ModelVolume) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """The way in from outside: a Gateway of the Gateway API, its namespace if another, and a host of it."""
+
+    gateway: str
+    namespace: str | None
+    hostname: str
+
+    @classmethod
+    def parse(cls, gateway: str, hostname: str) -> "Route":
+        """Return what `--gateway` and `--hostname` say.
+
+        Raises:
+            OptionError: one is malformed.
+        """
+        found = re.fullmatch(rf"((?P<namespace>{_LABEL})/)?(?P<name>{_HOST})", gateway)
+        if not found:
+            raise OptionError(f"--gateway '{gateway}' is no name of a Gateway: give [NAMESPACE/]NAME")
+        if not re.fullmatch(_HOST, hostname) or len(hostname) > _LONGEST_HOST:
+            raise OptionError(
+                f"--hostname '{hostname}' is no name of a host: give one in lower case, without a port"
+            )
+        return cls(gateway=found["name"], namespace=found["namespace"], hostname=hostname)
+
+
+def kubernetes_files(
+    deployment: Deployment, cluster: Cluster, volume: ModelVolume, route: Route | None = None
+) -> dict[str, str]:
     """Return the files of a folder that `kubectl apply --kustomize` takes, by path."""
+    objects = {
+        "deployment.yaml": "kubernetes/deployment.yaml.j2",
+        "service.yaml": "kubernetes/service.yaml.j2",
+    }
+    if route is not None:
+        objects["routes.yaml"] = "kubernetes/routes.yaml.j2"
     manifests = Manifests(
-        objects={
-            "deployment.yaml": "kubernetes/deployment.yaml.j2",
-            "service.yaml": "kubernetes/service.yaml.j2",
-        },
-        workload=deployment.name,
-        values={"volume": volume},
+        objects=objects, workload=deployment.name, values={"volume": volume, "route": route}
     )
     return cluster_files(deployment, cluster, manifests)
