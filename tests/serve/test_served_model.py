@@ -294,11 +294,20 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
         for key in after
         if key.startswith("sparse_serve_") and f'model="{name}"' in key
     }
-    assert grown.pop(f'sparse_serve_texts_total{{model="{name}",version="1"}}') == len(TEXTS) + 2
+    asked = [*TEXTS, "w0", "w0 w1 w2"]
+    told = wire.infer(name, {"TEXT": text(*asked)}, ["token_count", "truncated"])
+    expected_counts = {
+        "texts": len(asked),
+        "tokens": told["token_count"].sum(),
+        "truncated": told["truncated"].sum(),
+    }
+    assert expected_counts["truncated"] > 0
+    for counted, number in expected_counts.items():
+        assert grown.pop(f'sparse_serve_{counted}_total{{model="{name}",version="1"}}') == number
 
     tokens = Tokens(make_spec().tokenizer, CLASSES, MAX_LENGTH)
     expected = dict.fromkeys(grown, 0.0)
-    for row in (*TEXTS, "w0", "w0 w1 w2"):
+    for row in asked:
         batch = tokens.batch([row])
         for measure, (shares,) in wire.infer(f"{name}_model", batch.arrays, measures).items():
             for layer, share in enumerate(shares.tolist(), start=1):

@@ -262,8 +262,9 @@ def test_metrics_are_sums_over_the_texts_answered(
     monkeypatch.setattr(stub.MetricFamily, "ports", port)
     graph = tiny_graph(tmp_path / "axes.onnx", axes=True)
     model, served = load(graph=graph, attention=Attention(normalizer="softmax", pattern="axis"), metrics=True)
-    families = [f"sparse_serve_{name}_total" for name in ("texts", "rho", "rows_on", "columns_on")]
-    assert list(port) == families
+    counted = [f"sparse_serve_{name}_total" for name in ("texts", "tokens", "truncated")]
+    families = [f"sparse_serve_{name}_total" for name in ("rho", "rows_on", "columns_on")]
+    assert list(port) == [*counted, *families]
     assert not any(value for counters in port.values() for value in counters.values())
 
     served.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
@@ -276,11 +277,11 @@ def test_metrics_are_sums_over_the_texts_answered(
         for call in served.calls
     )
     entry = (("model", "tiny"), ("version", "1"))
-    assert port[families[0]] == {entry: 2}
-    sums = {name: [port[name][(("layer", f"{layer}"), *entry)] for layer in (1, 2)] for name in families[1:]}
-    np.testing.assert_allclose(sums[families[1]], [2 / 4 + 2 / 3, 1 + 1], rtol=1e-6)
-    np.testing.assert_allclose(sums[families[2]], [1 / 4 + 1 / 3, 2 / 4 + 2 / 3], rtol=1e-6)
-    np.testing.assert_allclose(sums[families[3]], [2 / 4 + 2 / 3, 3 / 4 + 2 / 3], rtol=1e-6)
+    assert [port[name] for name in counted] == [{entry: 2}, {entry: 4 + 3}, {entry: 0}]
+    sums = {name: [port[name][(("layer", f"{layer}"), *entry)] for layer in (1, 2)] for name in families}
+    np.testing.assert_allclose(sums[families[0]], [2 / 4 + 2 / 3, 1 + 1], rtol=1e-6)
+    np.testing.assert_allclose(sums[families[1]], [1 / 4 + 1 / 3, 2 / 4 + 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(sums[families[2]], [2 / 4 + 2 / 3, 3 / 4 + 2 / 3], rtol=1e-6)
 
 
 def test_without_metrics_no_counter_is_made(tiny: tuple[Any, Graph], monkeypatch: pytest.MonkeyPatch) -> None:

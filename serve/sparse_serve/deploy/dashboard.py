@@ -91,9 +91,12 @@ PANELS = (
         {"{{instance}} answers": 'min by (instance) (haproxy_backend_active_servers{job=~"$job"})'},
     ),
     Panel(
-        "Texts",
+        "Texts and tokens, a second",
         "short",
-        {"{{model}}, a second": f"sum by (model) (rate(sparse_serve_texts_total{{{_SERVED}}}{_RANGE}))"},
+        {
+            f"{{{{model}}}} {title}": f"sum by (model) (rate(sparse_serve_{name}_total{{{_SERVED}}}{_RANGE}))"
+            for title, name in (("texts", "texts"), ("of them cut", "truncated"), ("tokens", "tokens"))
+        },
         "Of entries that were exported with --metrics, behind the server-side tokenizer.",
     ),
     Panel(

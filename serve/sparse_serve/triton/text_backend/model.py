@@ -161,7 +161,7 @@ class TritonPythonModel:
 
 
 class Meter:
-    """Counters on Triton's metrics port: texts answered and, by layer, the sums of the graph's measures.
+    """Counters on Triton's metrics port: of texts answered and, by layer, the sums of the graph's measures.
 
     Texts are counted by task where there are several: all are the sum over `task`. The mean of a measure is
     its sum over the number of texts. Instances of a model share their counters.
@@ -171,13 +171,18 @@ class Meter:
         """Begin to publish `measures` of so many `layers`, for the names of `tasks`, None for an only one."""
         meanings = {measure.name: measure.meaning for measure in MEASURES}
         # A family must outlive its metrics.
-        self.families = {"texts": counter("texts", "Texts answered")} | {
-            name: counter(name, f"Sum over texts of {meanings[name]}") for name in measures
-        }
+        self.families = {
+            "texts": counter("texts", "Texts answered"),
+            "tokens": counter("tokens", "Tokens of the texts answered, special ones included"),
+            "truncated": counter("truncated", "Texts answered that were cut"),
+        } | {name: counter(name, f"Sum over texts of {meanings[name]}") for name in measures}
         self.texts = {
             name: self.families["texts"].Metric(labels=labels if name is None else {**labels, "task": name})
             for name in tasks
         }
+        self.tokens, self.truncated = (
+            self.families[name].Metric(labels=labels) for name in ("tokens", "truncated")
+        )
         by_layer = [{**labels, "layer": str(layer)} for layer in range(1, layers + 1)]
         self.measures = {
             name: [self.families[name].Metric(labels=each) for each in by_layer] for name in measures
@@ -187,6 +192,8 @@ class Meter:
         """Add the rows of an answer, each of the task of that name."""
         for name, texts in Counter(tasks).items():
             self.texts[name].increment(texts)
+        self.tokens.increment(int(columns["token_count"].sum()))
+        self.truncated.increment(int(columns["truncated"].sum()))
         for name, layers in self.measures.items():
             for layer, total in zip(layers, columns[name].sum(axis=0, dtype=np.float64), strict=True):
                 layer.increment(total)
