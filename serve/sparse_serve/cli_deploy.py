@@ -133,7 +133,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         str | None,
         typer.Option(
             metavar="VOLUME",
-            help="kubernetes: what has the entry's folders, pvc:CLAIM[/FOLDER] or image:REFERENCE.",
+            help="kubernetes: what has the entry's folders, pvc:CLAIM, pvc:CLAIM/FOLDER or image:REFERENCE.",
             show_default="pvc:NAME-models",
             rich_help_panel=_CLUSTER,
         ),
@@ -158,14 +158,16 @@ def deploy(  # noqa: PLR0913  one parameter per option
     gateway: Annotated[
         str | None,
         typer.Option(
-            metavar="[NAMESPACE/]NAME",
-            help="kubernetes: a Gateway of the Gateway API, for routes from outside; with --hostname.",
+            metavar="GATEWAY",
+            help="kubernetes: NAME or NAMESPACE/NAME of a Gateway, for routes to --hostname.",
             rich_help_panel=_CLUSTER,
         ),
     ] = None,
     hostname: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="kubernetes: of the routes.", rich_help_panel=_CLUSTER),
+        typer.Option(
+            metavar="HOST", help="kubernetes: of the routes from --gateway.", rich_help_panel=_CLUSTER
+        ),
     ] = None,
     min_replicas: Annotated[
         int, typer.Option(min=1, max=1000, help="Fewest servers.", rich_help_panel=_CLUSTER)

@@ -92,6 +92,14 @@ def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> 
     assert [job["static_configs"][0]["targets"] for job in scraped] == [["triton:8002"], ["gateway:8404"]]
 
 
+def test_its_help_is_of_all_targets(deploy: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, output, errors = deploy("--help")
+    assert (status, errors) == (0, "")
+    for option in ("--report", "--tls-cert", "--model-volume", "--storage-uri", "--gateway", "--hostname"):
+        assert option in output
+    assert "pvc:CLAIM/FOLDER" in " ".join(output.split())
+
+
 def test_options_are_in_the_files_and_read_from_the_environment(
     deploy: Run, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ from sparse_serve.deploy.gateway import GATEWAY_IMAGE, Gateway, gateway_files
 from sparse_serve.deploy.limits import health_request
 
 PROMETHEUS_IMAGE = "prom/prometheus:v3.13.5"
-GRAFANA_IMAGE = "grafana/grafana:13.2.3"
+# Of later versions Prometheus is a plugin, which is fetched at the start.
+GRAFANA_IMAGE = "grafana/grafana:12.4.10"
 
 _CERTIFICATE = "/run/secrets/tls_certificate"
 
