@@ -222,24 +222,9 @@ def deploy(  # noqa: PLR0913  one parameter per option
         resources=needed_resources(entry, limits, report, gpus),
     )
     if target is Target.compose:
-        if len({http_port, grpc_port, grafana_port}) < 3:
-            raise OptionError(
-                f"--http-port {http_port}, --grpc-port {grpc_port} and --grafana-port {grafana_port} are not "
-                "three ports: give three"
-            )
-        publication = Publication(
-            host=ipv4_address(host),
-            http_port=http_port,
-            grpc_port=grpc_port,
-            grafana_port=grafana_port,
-            certificate=None if tls_cert is None else require_certificate(tls_cert),
-        )
+        publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
         files = compose_files(deployment, publication)
     else:
-        if min_replicas > max_replicas:
-            raise OptionError(
-                f"--min-replicas {min_replicas} is above --max-replicas {max_replicas}: give no more"
-            )
         cluster = Cluster(
             min_replicas=min_replicas,
             max_replicas=max_replicas,
@@ -250,6 +235,10 @@ def deploy(  # noqa: PLR0913  one parameter per option
             startup_timeout=startup_timeout,
             tls_secret=None if tls_secret is None else _name("tls-secret", _SECRET, tls_secret),
         )
+        if min_replicas > max_replicas:
+            raise OptionError(
+                f"--min-replicas {min_replicas} is above --max-replicas {max_replicas}: give no more"
+            )
         if target is Target.kubernetes:
             volume = ModelVolume.parse(model_volume or f"pvc:{deployment.name}-models")
             files = kubernetes_files(deployment, cluster, volume, _route(gateway, hostname))
@@ -306,6 +295,22 @@ def _image(image: str | None, target: Target) -> str:
             f"as {__version__}, or the digest, @sha256:…"
         )
     return image
+
+
+def _publication(host: str, ports: tuple[int, int, int], tls_cert: Path | None) -> Publication:
+    http, grpc, grafana = ports
+    if len(set(ports)) < len(ports):
+        raise OptionError(
+            f"--http-port {http}, --grpc-port {grpc} and --grafana-port {grafana} are not three ports: give "
+            "three"
+        )
+    return Publication(
+        host=ipv4_address(host),
+        http_port=http,
+        grpc_port=grpc,
+        grafana_port=grafana,
+        certificate=None if tls_cert is None else require_certificate(tls_cert),
+    )
 
 
 def _route(gateway: str | None, hostname: str | None) -> Route | None:

@@ -125,7 +125,7 @@ def test_probes_limits_and_ends_of_a_pod(deploy: Run, tmp_path: Path) -> None:
     # Loading may take long; load is no death, and a hung process is.
     assert startup["exec"] == liveness["exec"] == {"command": ["python3", "/opt/sparse-serve/healthcheck.py"]}
     assert startup["failureThreshold"] * startup["periodSeconds"] == 300
-    assert startup["timeoutSeconds"] == liveness["timeoutSeconds"] == 23
+    assert startup["timeoutSeconds"] == liveness["timeoutSeconds"] == 26
     assert environment(server)["HEALTH_SECONDS"] == "20.5"
     assert readiness["httpGet"] == {"path": "/v2/health/ready", "port": 8000}
     assert gateway["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": 8000}
@@ -296,6 +296,15 @@ def test_bad_input_is_one_line(
     assert errors.count("\n") == 1
     assert message in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_options_of_other_targets_are_left_alone_in_the_environment(
+    deploy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HOST": "nowhere", "STORAGE_URI": "s3://a/b", "MAX_REPLICAS": "3"}.items():
+        monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
+    assert deploy("kubernetes")[0] == 0
+    assert of_kind(tmp_path / "out", "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 3
 
 
 def test_an_image_is_taken_with_tag_or_digest(deploy: Run, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -19,6 +21,7 @@ from urllib.request import urlopen
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -350,3 +353,34 @@ def test_late_hung_and_stopped(stub: Stub, tmp_path: Path) -> None:
         stub.stop()
         wait_for(lambda: not is_ready(gateway), 5)
         assert all(infer()[0] == STATUS[protocol]["overloaded"] for protocol, infer in both.items())
+
+
+@needs_haproxy
+def test_a_gateway_that_is_told_to_end_answers_what_it_has(stub: Stub, tmp_path: Path) -> None:
+    """By the stop signal of HAProxy's image: one request is with the server, one waits, a client is idle."""
+    limits = replace(LIMITS, max_pending_requests=1, request_timeout=10, queue_timeout=10)
+    with started(tmp_path, of_stub(stub, limits)) as gateway, futures.ThreadPoolExecutor(3) as pool:
+        both = infer_both(gateway)
+        in_flight = [pool.submit(infer) for infer in both.values()]
+        wait_for(lambda: stub.in_flight == 2)
+        waiting = pool.submit(both["http"])
+        wait_for(lambda: 'haproxy_backend_current_queue{proxy="http_inference"} 1' in metrics(gateway))
+        idle = HTTPConnection(gateway.http, timeout=10)
+        idle.request("GET", "/v2/health/live")
+        assert idle.getresponse().read() == b""
+        (process,) = (
+            each for each in psutil.Process().children() if str(tmp_path) in " ".join(each.cmdline())
+        )
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: not is_listening(gateway.http))
+        assert not any(each.done() for each in in_flight)
+        stub.may_answer.set()
+        assert [each.result()[0] for each in in_flight] == [STATUS[each]["ok"] for each in both]
+        assert waiting.result()[0] == 200
+        assert process.wait(10) in (0, None)
+
+
+def is_listening(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0

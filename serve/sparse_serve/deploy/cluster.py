@@ -25,8 +25,8 @@ _SERVER_HTTP, _SERVER_GRPC = 18000, 18001
 _CERTIFICATE_FOLDER = "/run/secrets/tls"
 # Until whoever sends connections knows that a pod ends.
 _ENDPOINT_DELAY = 5
-# Beyond what a probe gives an inference: Python's own start.
-_PROBE_SECONDS = 2
+# Beyond what a probe gives an inference: Python's own start, on cores that all compute.
+_PROBE_SECONDS = 5
 # Triton's own end, and the kubelet's.
 _GRACE_SECONDS = 15
 # Of the longest that a request may wait, what it waits on average before another replica is due.
