@@ -255,7 +255,9 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
     monitoring = {each["kind"]: each for each in built(tmp_path / "out" / "monitoring")}
     assert set(monitoring) == {"PodMonitor", "PrometheusRule", "ConfigMap"}
     assert monitoring["ConfigMap"]["metadata"]["labels"] == {"grafana_dashboard": "1"}
-    json.loads(monitoring["ConfigMap"]["data"]["tiny.json"])
+    board = json.loads(monitoring["ConfigMap"]["data"]["tiny.json"])
+    # Others in the same Grafana have others.
+    assert (board["uid"], board["title"]) == ("tiny", "sparse-serve: tiny")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from serving import wait_for
 from tiny_entry import DOCKER
 
 from sparse_serve.cli import app, run
-from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.installation import backend_directory, find_triton
@@ -157,7 +156,7 @@ def test_a_pod_starts_answers_and_ends(
                 assert client.infer("tiny", [tensor]).as_numpy("token_count").tolist() == [[4]]
         assert pod.get(8000, "/v2/models/other")[0] == 404
         counted = pod.get(8002, "/metrics")[1] + pod.get(8404, "/metrics")[1]
-        panels = json.loads(dashboard())["panels"]
+        panels = json.loads((out / "monitoring" / "dashboard.json").read_text())["panels"]
         asked = [target["expr"] for panel in panels for target in panel["targets"]]
         rule = yaml.safe_load((out / "monitoring" / "prometheusrule.yaml").read_text())
         asked += [each["expr"] for each in rule["spec"]["groups"][0]["rules"]]

@@ -127,7 +127,7 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
     return {
         "kustomization.yaml": render("cluster/kustomization.yaml.j2", **values, **lists),
         **{path: render(template, **values) for path, template in templates.items()},
-        "monitoring/dashboard.json": dashboard(),
+        "monitoring/dashboard.json": dashboard(deployment),
         **configuration,
     }
 

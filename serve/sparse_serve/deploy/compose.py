@@ -55,6 +55,6 @@ def compose_files(deployment: Deployment, publication: Publication) -> dict[str,
         "prometheus.yml": render("prometheus.yml.j2", deployment=deployment),
         "grafana/provisioning/datasources/prometheus.yaml": render("grafana/datasource.yaml.j2"),
         "grafana/provisioning/dashboards/files.yaml": render("grafana/provider.yaml.j2"),
-        "grafana/dashboards/dashboard.json": dashboard(),
+        "grafana/dashboards/dashboard.json": dashboard(deployment),
         **{f"gateway/{name}": text for name, text in gateway_files(gateway).items()},
     }

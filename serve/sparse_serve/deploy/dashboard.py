@@ -4,10 +4,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from sparse_serve.deploy.deployment import Deployment
+
 _RANGE = "[$__rate_interval]"
-_SERVED = 'job=~"$job", model=~"$model"'
-_GATEWAY = 'job=~"$job", proxy=~"http|grpc|http_inference|grpc_inference"'
-_INFERENCE = 'job=~"$job", proxy=~".*_inference"'
+_PODS = 'namespace=~"$namespace", job=~"$job"'
+_SERVED = f'{_PODS}, model=~"$model"'
+_GATEWAY = f'{_PODS}, proxy=~"http|grpc"'
+_INFERENCE = f'{_PODS}, proxy=~".*_inference"'
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -88,7 +91,7 @@ PANELS = (
     Panel(
         "Server as the gateway finds it",
         "bool_yes_no",
-        {"{{instance}} answers": 'min by (instance) (haproxy_backend_active_servers{job=~"$job"})'},
+        {"{{instance}} answers": f"min by (instance) (haproxy_backend_active_servers{{{_PODS}}})"},
     ),
     Panel(
         "Texts and tokens, a second",
@@ -120,18 +123,18 @@ PANELS = (
         "Memory of the machine",
         "bytes",
         {
-            "{{instance}} used": 'max by (instance) (nv_cpu_memory_used_bytes{job=~"$job"})',
-            "{{instance}} of": 'max by (instance) (nv_cpu_memory_total_bytes{job=~"$job"})',
+            "{{instance}} used": f"max by (instance) (nv_cpu_memory_used_bytes{{{_PODS}}})",
+            "{{instance}} of": f"max by (instance) (nv_cpu_memory_total_bytes{{{_PODS}}})",
         },
     ),
 )
 
 
-def dashboard() -> str:
-    """Return the dashboard as Grafana imports it; its data source, its jobs and its models can be chosen."""
+def dashboard(deployment: Deployment) -> str:
+    """Return a deployment's dashboard as Grafana imports it; what it shows, and from where, can be chosen."""
     board = {
-        "title": "sparse-serve",
-        "uid": "sparse-serve",
+        "title": f"sparse-serve: {deployment.entry.name}",
+        "uid": deployment.name,
         "schemaVersion": 39,
         "editable": True,
         "refresh": "15s",
@@ -139,8 +142,9 @@ def dashboard() -> str:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
-                _choice("job", "label_values(nv_inference_request_success, job)"),
-                _choice("model", 'label_values(nv_inference_request_success{job=~"$job"}, model)'),
+                _choice("namespace", "label_values(nv_inference_request_success, namespace)"),
+                _choice("job", "label_values(nv_inference_request_success, job)", deployment.name),
+                _choice("model", f"label_values(nv_inference_request_success{{{_PODS}}}, model)"),
             ]
         },
         "panels": [_panel(number, panel) for number, panel in enumerate(PANELS)],
@@ -148,7 +152,8 @@ def dashboard() -> str:
     return json.dumps(board, ensure_ascii=False, indent=2) + "\n"
 
 
-def _choice(name: str, query: str) -> dict[str, Any]:
+def _choice(name: str, query: str, chosen: str | None = None) -> dict[str, Any]:
+    """Return a variable that has the values a query finds: at first one of them, or all."""
     return {
         "name": name,
         "label": name.capitalize(),
@@ -159,7 +164,7 @@ def _choice(name: str, query: str) -> dict[str, Any]:
         "includeAll": True,
         "allValue": ".*",
         "multi": True,
-        "current": {"text": "All", "value": "$__all"},
+        "current": {"text": [chosen or "All"], "value": [chosen or "$__all"]},
     }
 
 
