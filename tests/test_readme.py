@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In the order in which their commands stand on each other.
-PAGES = ("README", "docs/training", "docs/attention", "docs/clients", "docs/operations")
+PAGES = ("README", "docs/training", "docs/attention", "docs/clients", "docs/operations", "docs/deploy")
 # What makes the way short enough for a test; the commands stay the pages'.
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
@@ -38,7 +38,7 @@ SHORTER = {
 SERVE = "sparse-serve serve model_repository"
 ASKS = ("sparse-serve classify", "curl")
 # What is installed already, and what needs an engine.
-ELSEWHERE = ("pip install", "docker")
+ELSEWHERE = ("pip install", "docker", "kubectl")
 HUB_MODEL = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
 
 
@@ -151,12 +151,11 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
 
 
 def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer) -> None:
-    all_commands = [command for page in PAGES for command in commands(page)]
+    all_commands = dict.fromkeys(command for page in PAGES for command in commands(page))
     asks = [command for command in all_commands if command.startswith(ASKS)]
-    profiles = [command for command in all_commands if " profile " in command]
-    assert all_commands.count(SERVE) == 3
+    measures = [command for command in all_commands if " report" in command]
     for command in all_commands:
-        if command != SERVE and command not in (*asks, *profiles):
+        if command not in (SERVE, *asks, *measures):
             newcomer.shell(command)
 
     serving = newcomer.serve()
@@ -177,12 +176,13 @@ def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer) -> None:
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
     assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", plain)
 
-    (profile,) = profiles
-    newcomer.shell(profile)
+    for command in measures:
+        newcomer.shell(command)
     for folder, files in {
         "report": {"report.csv", "report.html", "report.json"},
         "inspection": {"inspection.html"},
         "deployment": {"compose.yaml"},
+        "manifests": {"kustomization.yaml"},
         "scored": {"job.json"},
     }.items():
         assert files <= {path.name for path in (newcomer.folder / folder).iterdir()}
