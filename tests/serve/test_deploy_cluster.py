@@ -376,8 +376,12 @@ def resources(folder: Path) -> tuple[int, int, str]:
 
 
 def write_report(path: Path, *, model: str = "tiny", variant: Variant = "model", version: int = 1) -> Path:
-    """Write a report of requests of two texts, at two lengths, with a peak of a MiB for each token."""
-    measured = [measurement(variant, length, peak=length << 20, model=model, batch=2) for length in (8, 16)]
+    """Write a report of requests of two texts, one and two in flight, with a peak of a MiB for each token."""
+    measured = [
+        measurement(variant, length, peak=length << 20, model=model, batch=2, concurrency=concurrency)
+        for length in (8, 16)
+        for concurrency in (1, 2)
+    ]
     served = SSAF.model_copy(update={"model": model, "version": version})
     path.write_text(report_of(measured, served=served).to_json())
     return path
@@ -388,8 +392,9 @@ def test_memory_is_as_measured(deploy: Run, tmp_path: Path) -> None:
     status, output, errors = deploy("kubernetes", "--report", str(path), "--max-body", "1m", "--json")
     assert status == 0, errors
     (idle,) = {each["memory_bytes"]["idle"] for each in json.loads(path.read_text())["measurements"]}
-    # Sixteen texts at once, of 8 MiB each at the longest, and shared memory.
-    asked = idle + (16 * 8 + 256 << 20)
+    # Sixteen texts at once, of 4 MiB each where four of the longest are, in an arena that grows by doubling,
+    # and shared memory.
+    asked = idle + (2 * 16 * 4 + 256 << 20)
     assert resources(tmp_path / "out") == (
         math.ceil(asked / 2**20),
         math.ceil((1.25 * asked + (2 * 16 << 20)) / 2**20),
@@ -397,7 +402,7 @@ def test_memory_is_as_measured(deploy: Run, tmp_path: Path) -> None:
     )
     assert json.loads(output)["resources"]["memory"] == asked
     assert (
-        "# Memory measured: report.json, at 16 tokens, for 16 texts at once.\n"
+        "# Memory measured: 4 texts of 16 tokens at once, taken for 16.\n"
         in (tmp_path / "out" / "deployment.yaml").read_text()
     )
     assert deploy("compose", "--report", str(path), "--force")[0] == 0

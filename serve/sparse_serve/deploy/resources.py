@@ -21,6 +21,8 @@ _SERVER_MEMORY = 512 << 20
 _COPIES_OF_WEIGHTS = 2
 # What a token takes while it is computed, in an encoder of BERT-large's width: a dozen rows of 1,024 numbers.
 _BYTES_PER_TOKEN = 48 << 10
+# ONNX Runtime's arena grows by doubling, and keeps what it has; profile measures without it.
+_ARENA_GROWTH = 2
 _HEADROOM = 1.25
 
 
@@ -72,22 +74,46 @@ def _cores(entry: Entry) -> int | None:
 def _estimated(entry: Entry) -> tuple[int, str]:
     weights = sum(path.stat().st_size for path in entry.graph_path.rglob("*") if path.is_file())
     copies = instances(read_config(entry.graph_path / CONFIG_NAME)) * _COPIES_OF_WEIGHTS
-    tokens = full_batches(entry) * entry.manifest.max_length
+    computed = full_batches(entry) * entry.manifest.max_length * _BYTES_PER_TOKEN
     basis = (
         f"estimated from files and batches: measure it with sparse-serve profile {entry.name}, and give "
         "deploy --report"
     )
-    return _SERVER_MEMORY + copies * weights + tokens * _BYTES_PER_TOKEN, basis
+    return _SERVER_MEMORY + copies * weights + _arena_growth(entry) * computed, basis
 
 
 def _measured(entry: Entry, path: Path) -> tuple[int, str]:
-    """Return what the server took at rest, and what every text that it computes at once adds to that."""
+    """Return what the server took at rest, and at its peak for as many texts as it computes at once.
+
+    The peak is that of the most of the longest texts that were measured, taken to grow with their number.
+    """
+    measured = _measurements(entry, path)
+    texts = full_batches(entry)
+
+    def at_once(measurement: Measurement) -> int:
+        return min(measurement.batch * measurement.concurrency, texts)
+
+    greatest = max(measured, key=lambda each: (each.length, at_once(each), each.memory_bytes.peak_above_idle))
+    peak = greatest.memory_bytes.peak_above_idle * texts / at_once(greatest)
+    idle = max(each.memory_bytes.idle for each in measured)
+    basis = f"measured: {at_once(greatest)} texts of {greatest.length} tokens at once, taken for {texts}"
+    return idle + round(_arena_growth(entry) * peak), basis
+
+
+def _arena_growth(entry: Entry) -> int:
+    graph = read_config(entry.graph_path / CONFIG_NAME)
+    return 1 if parameters(graph).get("enable_mem_arena") == "0" else _ARENA_GROWTH
+
+
+def _measurements(entry: Entry, path: Path) -> list[Measurement]:
+    """Return the measurements of the entry that a report has.
+
+    Raises:
+        SparseServeError: there are none, or they are of another version.
+    """
     report = _read_report(path)
     measured = [
-        each
-        for variant in ("model", "text")
-        for each in report.measurements
-        if (each.model, each.variant) == (entry.name, variant)
+        each for each in report.measurements if each.model == entry.name and each.variant in ("model", "text")
     ]
     if not measured:
         raise SparseServeError(
@@ -100,14 +126,7 @@ def _measured(entry: Entry, path: Path) -> tuple[int, str]:
             f"--report {path} is of version {', '.join(map(str, sorted(versions)))} of '{entry.name}', which "
             f"has version {entry.manifest.version} now: profile it again"
         )
-    most = max(measured, key=_bytes_per_text)
-    texts = full_batches(entry)
-    memory = max(each.memory_bytes.idle for each in measured) + round(texts * _bytes_per_text(most))
-    return memory, f"measured: {path.name}, at {most.length} tokens, for {texts} texts at once"
-
-
-def _bytes_per_text(measurement: Measurement) -> float:
-    return measurement.memory_bytes.peak_above_idle / measurement.batch
+    return measured
 
 
 def _read_report(path: Path) -> Report:
