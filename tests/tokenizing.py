@@ -104,11 +104,11 @@ def feeds(texts: Texts) -> dict[str, Array]:
     return {name: np.array(column, dtype=object).reshape(-1, 1) for name, column in columns.items()}
 
 
-def cutting(tokenizer: Tokenizer, max_length: int) -> Tokenizer:
+def cutting(tokenizer: Tokenizer, max_length: int, side: str = "right") -> Tokenizer:
     """Return a copy that cuts as a served model does."""
     copy: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
     copy.no_padding()
-    copy.enable_truncation(max_length, strategy="longest_first", direction="right")
+    copy.enable_truncation(max_length, strategy="longest_first", direction=side)
     return copy
 
 

@@ -19,10 +19,11 @@ Extent Trimmed(Extent characters, const Span& span, bool is_first, Trimming trim
 
 }  // namespace
 
-void AddOffsets(const Tokens& tokens, size_t count, Trimming trimming, std::vector<int32_t>* offsets) {
+void AddOffsets(const Tokens& tokens, size_t first, size_t count, Trimming trimming,
+                std::vector<int32_t>* offsets) {
   const char* const text = tokens.text.data();
   int32_t byte = 0, character = 0;  // no span begins before that of the token before it
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = first; i < first + count; ++i) {
     const Span& span = tokens.spans[i];
     character += CodePoints(text + byte, text + span.bytes.begin);
     byte = span.bytes.begin;

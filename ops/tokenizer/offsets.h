@@ -15,7 +15,8 @@ enum class Trimming : int64_t {
   kAllButFirst,  // but one space before the first token, which was put there
 };
 
-// Adds begin and end of the first `count` tokens, in code points of their text.
-void AddOffsets(const Tokens& tokens, size_t count, Trimming trimming, std::vector<int32_t>* offsets);
+// Adds begin and end of `count` tokens from `first` on, in code points of their text.
+void AddOffsets(const Tokens& tokens, size_t first, size_t count, Trimming trimming,
+                std::vector<int32_t>* offsets);
 
 }  // namespace sparse_ops

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "runtime/status.h"
 #include "tokenizer/tables.h"
@@ -20,6 +21,16 @@ void CheckTexts(const char* op, const char* name, const Shape& shape) {
   if (shape.size() == 1 || (shape.size() == 2 && shape[1] == 1)) return;
   throw InvalidArgument(
       Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: (rows,) or (rows, 1)"));
+}
+
+bool CutsLeft(const KernelInfo& info) {
+  constexpr const char* kAccepted = "\"right\" or \"left\"";
+  const std::string side = info.StringOr("truncation_side", "right", kAccepted);
+  if (side != "right" && side != "left") {
+    throw InvalidArgument(
+        Message(info.op(), ": attribute truncation_side is \"", side, "\"; accepted: ", kAccepted));
+  }
+  return side == "left";
 }
 
 }  // namespace
@@ -105,7 +116,8 @@ Tokenize<Tokenizer>::Tokenize(const KernelInfo& info)
           info, "max_length",
           static_cast<int64_t>(std::max({single_.special_tokens(), pair_.special_tokens(), size_t{1}})),
           kMostInt))),
-      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0),
+      cuts_left_(CutsLeft(info)),
+      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0 && !cuts_left_),
       has_offsets_(info.HasOutput(kRequiredOutputs)),
       trimming_(static_cast<Trimming>(IntWithin(info, "trim_offsets", 0, 2, 0))) {}
 
@@ -189,17 +201,23 @@ void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* 
   tokenizer_.Encode(text, &workspace->tokenizer, tokens);
 }
 
-// Reads so many tokens that more would not change the row; so below.
+// So many tokens of a text that more would not change the row: all, where the last ones stay.
+template <class Tokenizer>
+size_t Tokenize<Tokenizer>::Enough(size_t budget) const {
+  return cuts_left_ ? std::numeric_limits<size_t>::max() : budget + 1;
+}
+
 template <class Tokenizer>
 void Tokenize<Tokenizer>::ReadText(std::string_view text, size_t budget, Workspace* workspace) const {
-  Read(text, stop_early_ ? std::min(budget + 1, max_length_) : budget + 1, workspace, &workspace->text);
+  const size_t enough = Enough(budget);
+  Read(text, stop_early_ ? std::min(enough, max_length_) : enough, workspace, &workspace->text);
 }
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::ReadPair(std::string_view text, std::string_view pair, size_t budget,
                                    Workspace* workspace) const {
   constexpr size_t kFurther = 8;  // so that reading again costs little beside reading
-  for (size_t enough = stop_early_ ? max_length_ : budget + 1;; enough *= kFurther) {
+  for (size_t enough = stop_early_ ? max_length_ : Enough(budget);; enough *= kFurther) {
     Read(text, enough, workspace, &workspace->text);
     Read(pair, enough, workspace, &workspace->pair);
     // Where both are cut, an odd token goes to the longer one: that is seen where the shorter one ends.
@@ -230,9 +248,10 @@ bool Tokenize<Tokenizer>::AddRow(const Template& form, size_t budget, const Work
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::AddText(const Tokens& read, size_t count, Rows* rows) const {
-  const auto begin = read.ids.begin();
+  const size_t first = cuts_left_ ? read.ids.size() - count : 0;
+  const auto begin = read.ids.begin() + static_cast<ptrdiff_t>(first);
   rows->ids.insert(rows->ids.end(), begin, begin + static_cast<ptrdiff_t>(count));
-  if (has_offsets_) AddOffsets(read, count, trimming_, &rows->offsets);
+  if (has_offsets_) AddOffsets(read, first, count, trimming_, &rows->offsets);
 }
 
 template class Tokenize<WordPiece>;

@@ -58,6 +58,7 @@ class Tokenize {
   Rows ReadRows(const Texts& texts, size_t first, size_t last, const Columns& columns) const;
   void ReadText(std::string_view text, size_t budget, Workspace* workspace) const;
   void ReadPair(std::string_view text, std::string_view pair, size_t budget, Workspace* workspace) const;
+  size_t Enough(size_t budget) const;
   void Read(std::string_view text, size_t enough, Workspace* workspace, Tokens* tokens) const;
   bool AddRow(const Template& form, size_t budget, const Workspace& read, Rows* rows) const;
   void AddText(const Tokens& read, size_t count, Rows* rows) const;
@@ -65,6 +66,7 @@ class Tokenize {
   Tokenizer tokenizer_;
   Template single_, pair_;
   size_t max_length_;
+  bool cuts_left_;
   bool stop_early_;
   bool has_offsets_;
   Trimming trimming_;

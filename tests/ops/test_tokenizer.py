@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import TokenizerTables
+from sparse_serve.tasks.encoding import encode_cut
 from tokenizing import (
     GraphTokenizer,
     Texts,
@@ -180,6 +181,30 @@ def test_offsets_where_bytes_have_no_token() -> None:
     )
     texts = [*TEXTS, "baéb a", "中a中é b  ba", "ßéa\u0338a 中"]
     compare_with(Tokenizer.from_str(json.dumps(spec)), tables, 64, texts, offsets=True)
+
+
+@pytest.mark.parametrize("max_length", [4, 7, 8, 21, 64])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_last_tokens_stay_where_the_left_is_cut(name: str, max_length: int) -> None:
+    tokenizer, tables = known(name)
+    texts = [*TEXTS[:2], *TEXTS[5:13], "good bad " * 40, *("a " * n for n in (1, 2, 3, 8, 9, 10, 40))]
+    cuts = cutting(tokenizer, max_length, "left")
+    for rows in ([*TEXTS, *texts], [(first, second) for first in texts for second in texts]):
+        pairs = not isinstance(rows[0], str)
+        graph = GraphTokenizer(tables, max_length, library_under_test(), pairs=pairs, truncation="left")
+        assert differing(graph, cuts, rows) == []
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_offsets_of_the_last_tokens_are_those_of_the_whole_text(name: str) -> None:
+    tokenizer, tables = known(name)
+    texts = [*TEXTS, " good  bad é " * 9]
+    graph = GraphTokenizer(tables, 8, library_under_test(), truncation="left", offsets=True)
+    encoded = encode_cut(tokenizer, texts, None, 8, "left", offsets=True)
+    for row, text in zip(rows_of(graph(texts)), encoded, strict=True):
+        (window,) = text.windows
+        assert (row["input_ids"], row["truncated"]) == (window.ids, [text.truncated])
+        assert row["offsets"] == list(map(list, window.offsets))
 
 
 def random_text(rng: random.Random) -> str:

@@ -123,6 +123,10 @@ def actions(*rows: tuple[int, int]) -> Array:
         ({"unk_id": 1.0}, "attribute unk_id has the wrong type; accepted"),
         ({"max_input_chars_per_word": -1}, "attribute max_input_chars_per_word is -1; accepted"),
         ({"continuing_prefix": 2}, "attribute continuing_prefix has the wrong type; accepted: a string"),
+        (
+            {"truncation_side": "end"},
+            'attribute truncation_side is "end"; accepted: "right" or "left"',
+        ),
         ({"stop_early": 2}, "attribute stop_early is 2; accepted: an integer from 0 to 1"),
         ({"single_template": None}, "attribute single_template is (); accepted: (id, type id) of each piece"),
         ({"single_template": [1, 0, 2, 0]}, "attribute single_template is (1, 0, 2, 0); accepted"),

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tiny_tokenizers import KINDS, TEXTS, wordpiece
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from sparse_serve.errors import TaskError
 from sparse_serve.tasks import EncodedText, QuestionAnswering
+from sparse_serve.tasks.encoding import Window
 
 Reply = tuple[str, int, int, float]
 
@@ -113,7 +113,7 @@ def test_windows_are_those_of_transformers(kind: str) -> None:
         assert not text.truncated
 
 
-def context_tokens(window: Encoding) -> list[int]:
+def context_tokens(window: Window) -> list[int]:
     return [token for token, sequence in zip(window.ids, window.sequence_ids, strict=True) if sequence == 1]
 
 

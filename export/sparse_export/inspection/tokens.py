@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Encoding
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.tasks import EncodedText
+from sparse_serve.tasks.encoding import Window, encode_cut
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,11 @@ def tokenize(
     (encoded,) = task.encode(tokenizer.backend_tokenizer, [text], [text_pair or None], max_length)
     window = encoded.windows[0]
     if len(encoded.windows) == 1:
-        # The task asked for numbers alone; the tokenizer still cuts as the task has it cut.
-        window = tokenizer.backend_tokenizer.encode(text, text_pair or None)
+        # The task asked for numbers alone.
+        (named,) = encode_cut(
+            tokenizer.backend_tokenizer, [text], [text_pair or None], max_length, offsets=True
+        )
+        (window,) = named.windows
     arrays = {
         "input_ids": window.ids,
         "attention_mask": [1] * len(window),
@@ -63,7 +66,7 @@ def tokenize(
     )
 
 
-def _names(tokenizer: PreTrainedTokenizerFast, encoding: Encoding, texts: tuple[str, str]) -> tuple[str, ...]:
+def _names(tokenizer: PreTrainedTokenizerFast, encoding: Window, texts: tuple[str, str]) -> tuple[str, ...]:
     """Name tokens; WordPiece's and SentencePiece's can be read, those made of bytes become their text."""
     if not isinstance(tokenizer.backend_tokenizer.model, BPE):
         return tuple(token.removeprefix("▁") or token for token in encoding.tokens)

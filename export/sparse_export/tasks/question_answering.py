@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from tokenizers import Encoding
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -15,7 +14,7 @@ from sparse_serve.data import TextData
 from sparse_serve.errors import CheckpointError
 from sparse_serve.rows import Span
 from sparse_serve.tasks import Task
-from sparse_serve.tasks.encoding import EncodedText
+from sparse_serve.tasks.encoding import EncodedText, Window
 from sparse_serve.tasks.question_answering import CONTEXT_SEQUENCE, QuestionAnswering
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class QuestionAnsweringHead(TrainedHead):
         return (starts + ends) / 2
 
 
-def span_in(window: Encoding, answer: Span) -> tuple[int, int]:
+def span_in(window: Window, answer: Span) -> tuple[int, int]:
     """Return the first and the last token of an answer in a window, or twice 0 where it is not all there."""
     start, end = answer.start, answer.start + len(answer.text)
     context = [token for token, sequence in enumerate(window.sequence_ids) if sequence == CONTEXT_SEQUENCE]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,59 @@ Pairs = Sequence[str | None] | None
 TASK_IDS = "task_ids"
 """The input of a graph of several tasks that says which one each row is of, INT64 [-1, 1]."""
 
+Truncation = Literal["right", "left", "error"]
+"""What becomes of a text with more tokens than are read: it loses its end or its begin, or is refused."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class CutEncoding:
+    """The tokens that are left of an encoding, each with what the encoding says of it."""
+
+    whole: "Encoding"
+    kept: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The tokens."""
+        return self._of(self.whole.ids)
+
+    @cached_property
+    def type_ids(self) -> list[int]:
+        """The segment of each."""
+        return self._of(self.whole.type_ids)
+
+    @property
+    def tokens(self) -> list[str]:
+        """Each as it is written in the vocabulary."""
+        return self._of(self.whole.tokens)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Where each was in its text."""
+        return self._of(self.whole.offsets)
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        """Which text each is of, 0 or 1; None for special ones."""
+        return self._of(self.whole.sequence_ids)
+
+    @property
+    def word_ids(self) -> list[int | None]:
+        """Which word of its text each is of."""
+        return self._of(self.whole.word_ids)
+
+    def _of(self, values: list[Value]) -> list[Value]:
+        return [values[place] for place in self.kept]
+
+
+Window: TypeAlias = "Encoding | CutEncoding"
+"""A row of a graph."""
+
 
 @dataclass(frozen=True)
 class EncodedText:
@@ -28,12 +82,17 @@ class EncodedText:
         text: what offsets speak of: the context where a question is asked about one, else the text itself.
         windows: rows of the graph, one or more.
         truncated: whether tokens were left out of all windows.
+        length: tokens of what is cut where it has more than `limit`: of the row, special ones included, or
+            of a question.
+        limit: how many of them are read.
         task: the name of the task that it is of, where a model has several.
     """
 
     text: str
-    windows: tuple["Encoding", ...]
+    windows: tuple[Window, ...]
     truncated: bool
+    length: int = 0
+    limit: int = 0
     task: str | None = None
 
     @property
@@ -64,7 +123,7 @@ def pad_id(tokenizer: "Tokenizer") -> int:
     return next((token_id for token_id in known if token_id is not None), 0)
 
 
-def graph_inputs(windows: Sequence["Encoding"], filler: int) -> dict[str, npt.NDArray[np.int64]]:
+def graph_inputs(windows: Sequence[Window], filler: int) -> dict[str, npt.NDArray[np.int64]]:
     """Return N windows as `input_ids`, `attention_mask` and `token_type_ids`, each `(N, L)` int64.
 
     L is the longest window's length; shorter rows are filled up with the id `filler`, masked.
@@ -88,21 +147,58 @@ def of_tasks(encoded: Sequence[EncodedText], names: Sequence[str | None]) -> lis
 
 
 def encode_cut(
-    tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int, *, offsets: bool = False
+    tokenizer: "Tokenizer",
+    texts: Sequence[str],
+    pairs: Pairs,
+    max_length: int,
+    truncation: Truncation = "right",
+    *,
+    offsets: bool = False,
 ) -> list[EncodedText]:
-    """Encode texts, or pairs, in one window each, cut at `max_length` tokens from the right.
+    """Encode texts, or pairs, in one window each, cut at `max_length` tokens: from the left, or the right.
 
     Of a pair the longer text is cut first. Only with `offsets` do windows know where in the text they are.
     """
-    # What the file says of padding and truncation belongs to training.
+    # What the file says of padding and truncation belongs to training. Cutting is done here, because the
+    # library makes a row of every two parts that it cuts off a pair: gigabytes, where both are long.
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length, strategy="longest_first", direction="right")
+    tokenizer.no_truncation()
     rows = [text if pair is None else (text, pair) for text, pair in _rows(texts, pairs)]
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     return [
-        EncodedText(text, (encoding,), bool(encoding.overflowing))
+        EncodedText(
+            text,
+            (_cut_encoding(encoding, max_length, truncation),),
+            len(encoding) > max_length,
+            len(encoding),
+            max_length,
+        )
         for text, encoding in zip(texts, encode(rows), strict=True)
     ]
+
+
+def _cut_encoding(encoding: "Encoding", max_length: int, truncation: Truncation) -> Window:
+    """Return what is left where a row may have so many tokens: "longest_first" of the library.
+
+    The shorter text keeps half of what special tokens leave, or all that it has, and the longer the rest;
+    an odd token is the longer's, the second's where they are equal.
+    """
+    if len(encoding) <= max_length:
+        return encoding
+    own: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
+    for place, sequence in enumerate(encoding.sequence_ids):
+        own[sequence].append(place)
+    special, first, second = own.values()
+    budget = max_length - len(special)
+    if len(first) > len(second):
+        of_second = min(len(second), budget // 2)
+        of_first = budget - of_second
+    else:
+        of_first = min(len(first), budget // 2)
+        of_second = budget - of_first
+    if truncation == "left":
+        first, second = first[len(first) - of_first :], second[len(second) - of_second :]
+    return CutEncoding(encoding, sorted([*special, *first[:of_first], *second[:of_second]]))
 
 
 def encode_windows(
@@ -130,7 +226,8 @@ def encode_windows(
         tokenizer.enable_truncation(max_length, stride=overlap, strategy="only_second", direction="right")
         encodings = tokenizer.encode_batch([(cut.get(row, texts[row]), pairs[row]) for row in rows])
         for row, encoding in zip(rows, encodings, strict=True):
-            encoded[row] = EncodedText(pairs[row], (encoding, *encoding.overflowing), row in cut)
+            windows = (encoding, *encoding.overflowing)
+            encoded[row] = EncodedText(pairs[row], windows, row in cut, len(firsts[row]), room // 2)
     return [encoded[row] for row in range(len(texts))]
 
 

@@ -8,11 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.rows import QuestionRows, RowFormat
-from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_windows, text_column
+from sparse_serve.tasks.encoding import (
+    Columns,
+    EncodedText,
+    Pairs,
+    Truncation,
+    Window,
+    encode_windows,
+    text_column,
+)
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
     from sparse_serve.data import TextData
 
@@ -42,6 +50,7 @@ class QuestionAnswering(Task):
     type: ClassVar[str] = "question_answering"
     option: ClassVar[str] = "question-answering"
     by_token: ClassVar[bool] = True
+    in_windows: ClassVar[bool] = True
     text_pair = "required"
     rows: ClassVar[RowFormat] = QuestionRows()
     metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
@@ -79,9 +88,16 @@ class QuestionAnswering(Task):
         )
 
     def encode(
-        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
+        self,
+        tokenizer: "Tokenizer",
+        texts: Sequence[str],
+        pairs: Pairs,
+        max_length: int,
+        truncation: Truncation = "right",
     ) -> list[EncodedText]:
         """Return questions with their contexts, as many windows as each takes; see `encode_windows`.
+
+        Only a question can be cut, from the right.
 
         Raises:
             TaskError: a question has no context.
@@ -148,12 +164,12 @@ class _Spans:
 class _Windows:
     """W windows: encodings, `logits` `(W, L, 2)` float64, and which tokens `(W, L)` are the context's."""
 
-    encodings: Sequence["Encoding"]
+    encodings: Sequence[Window]
     logits: npt.NDArray[np.float64]
     in_context: npt.NDArray[np.bool_]
 
     @classmethod
-    def read(cls, encodings: Sequence["Encoding"], output: npt.NDArray[Any]) -> Self:
+    def read(cls, encodings: Sequence[Window], output: npt.NDArray[Any]) -> Self:
         in_context = np.zeros(output.shape[:2], dtype=np.bool_)
         for row, encoding in enumerate(encodings):
             sequences = encoding.sequence_ids

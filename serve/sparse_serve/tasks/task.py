@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparse_serve.errors import TaskError
 from sparse_serve.rows import RowFormat
-from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut
+from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, Truncation, encode_cut
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,6 +38,7 @@ class Task(ABC):
         type: names the task in what is stored; with Transformers' `problem_type` where that has one.
         option: names it on the command line.
         graph_output: what `NAME_model` answers, `[-1, width]`, with `by_token` `[-1, -1, width]`.
+        in_windows: whether a text is read whole, in as many windows as it takes, and not cut.
         text_pair: whether rows have a second text: they may, must, or cannot.
         rows: the kind of rows that a data file has.
         metrics: how good answers are; the first is the headline.
@@ -52,6 +53,7 @@ class Task(ABC):
     option: ClassVar[str]
     graph_output: ClassVar[str] = "logits"
     by_token: ClassVar[bool] = False
+    in_windows: ClassVar[bool] = False
     text_pair: ClassVar[Literal["optional", "required", "refused"]] = "optional"
     rows: ClassVar[RowFormat]
     metrics: ClassVar[tuple[str, ...]]
@@ -128,10 +130,18 @@ class Task(ABC):
         return cls(labels=tuple(labels), **settings)
 
     def encode(
-        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
+        self,
+        tokenizer: "Tokenizer",
+        texts: Sequence[str],
+        pairs: Pairs,
+        max_length: int,
+        truncation: Truncation = "right",
     ) -> list[EncodedText]:
-        """Return texts, or pairs, as rows of the graph of at most `max_length` tokens."""
-        return encode_cut(tokenizer, texts, pairs, max_length)
+        """Return texts, or pairs, as rows of the graph of at most `max_length` tokens.
+
+        To refuse those that have more (`truncation` "error") is the caller's.
+        """
+        return encode_cut(tokenizer, texts, pairs, max_length, truncation)
 
     def member(self, name: str | None) -> "Task":
         """Return the task that a row is of: this one, where a model has one and rows name none.

@@ -11,12 +11,21 @@ import numpy.typing as npt
 from sparse_serve.errors import DataError
 from sparse_serve.rows import RowFormat, Tag, TaggedRows
 from sparse_serve.tags import OUTSIDE, chunks, continued, split_tag
-from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, encode_cut, softmax, text_column
+from sparse_serve.tasks.encoding import (
+    Columns,
+    EncodedText,
+    Pairs,
+    Truncation,
+    Window,
+    encode_cut,
+    softmax,
+    text_column,
+)
 from sparse_serve.tasks.labels import label_index, sorted_labels
 from sparse_serve.tasks.task import OutputTensor, Task
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
     from sparse_serve.data import TextData
 
@@ -63,15 +72,20 @@ class TokenClassification(Task):
         return (OutputTensor("entities", "BYTES", (1,)),)
 
     def encode(
-        self, tokenizer: "Tokenizer", texts: Sequence[str], pairs: Pairs, max_length: int
+        self,
+        tokenizer: "Tokenizer",
+        texts: Sequence[str],
+        pairs: Pairs,
+        max_length: int,
+        truncation: Truncation = "right",
     ) -> list[EncodedText]:
-        """Return texts in one row each, cut from the right.
+        """Return texts in one row each, cut from the left, or the right.
 
         Raises:
             TaskError: there is a second text.
         """
         self.check_pairs(pairs)
-        return encode_cut(tokenizer, texts, None, max_length, offsets=True)
+        return encode_cut(tokenizer, texts, None, max_length, truncation, offsets=True)
 
     def answer(self, encoded: Sequence[EncodedText], output: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Read logits `(N, L, C)` as JSON arrays of `{"label", "start", "end", "text", "score"}`, one a text.
@@ -134,7 +148,7 @@ class Word(NamedTuple):
     end: int
 
 
-def words_of(encoding: "Encoding") -> list[Word]:
+def words_of(encoding: Window) -> list[Word]:
     """Return the words of a text, as far as the encoding reaches."""
     words: list[Word] = []
     former = None

@@ -10,7 +10,7 @@ from sparse_export.encoders.tokenizer import shared_id
 from sparse_export.graph.tokenizer.byte_level_bpe import byte_level_bpe
 from sparse_export.graph.tokenizer.offsets import offset_attributes
 from sparse_export.graph.tokenizer.tables import Spec, Table, TokenizerTables, unsupported
-from sparse_export.graph.tokenizer.template import stops_early, templates
+from sparse_export.graph.tokenizer.template import templates
 from sparse_export.graph.tokenizer.wordpiece import wordpiece
 from sparse_serve.errors import UnsupportedTokenizerError
 
@@ -54,17 +54,11 @@ def derive_tables(tokenizer: Tokenizer) -> TokenizerTables:
         "added": [token["content"] for token in added],
         "added_info": np.array(info, np.int32).reshape(-1, 2),
     }
-    word = _word(tokenizer)
-    single, pair = templates(tokenizer, word)
+    single, pair = templates(tokenizer, _word(tokenizer))
     return TokenizerTables(
         op,
         tables | added_tables,
-        attributes
-        | {
-            "single_template": single,
-            "pair_template": pair,
-            "stop_early": int(stops_early(tokenizer, word)),
-        },
+        attributes | {"single_template": single, "pair_template": pair},
         tokenizer.num_special_tokens_to_add(True),
         _offsets(tokenizer, spec),
     )

@@ -10,6 +10,7 @@ from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
 from sparse_serve.errors import OptionError, UnsupportedTokenizerError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT
+from sparse_serve.tasks.encoding import Truncation
 
 _VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
     {
@@ -38,6 +39,7 @@ def tokenizer_node(
     pair: str | None = None,
     single: str | None = None,
     *,
+    truncation: Truncation = "right",
     prefix: str = "",
     offsets: bool = False,
 ) -> tuple[NodeProto, list[TensorProto]]:
@@ -49,6 +51,7 @@ def tokenizer_node(
         text: `(B,)` or `(B, 1)` strings, as is `pair`.
         pair: the second text of each row.
         single: `(B,)` or `(B, 1)` bool, beside `pair`: rows of which it is not read.
+        truncation: "left" for rows that keep their last tokens.
         prefix: of the names of outputs and initializers.
         offsets: answer where in its text each token was, too.
 
@@ -66,6 +69,8 @@ def tokenizer_node(
         if isinstance(tables.offsets, UnsupportedTokenizerError):
             raise tables.offsets
         attributes = attributes | tables.offsets
+    if truncation == "left":
+        attributes = attributes | {"truncation_side": truncation}
     names = {name: f"{prefix}{name}" for name in tables.tables}
     node = helper.make_node(
         tables.op,
@@ -85,6 +90,7 @@ def tokenizer_model(
     opset: int,
     ir_version: int,
     *,
+    truncation: Truncation = "right",
     pairs: bool = False,
     singles: bool = False,
     offsets: bool = False,
@@ -94,7 +100,9 @@ def tokenizer_model(
     Args and errors are those of `tokenizer_node`, and what the file is written for.
     """
     names = [TEXT_INPUT, TEXT_PAIR_INPUT][: 1 + pairs]
-    node, constants = tokenizer_node(tables, max_length, *names, *(["SINGLE"] * singles), offsets=offsets)
+    node, constants = tokenizer_node(
+        tables, max_length, *names, *(["SINGLE"] * singles), truncation=truncation, offsets=offsets
+    )
     kinds = [*((name, TensorProto.STRING) for name in names), *([("SINGLE", TensorProto.BOOL)] * singles)]
     inputs = [helper.make_tensor_value_info(name, kind, ("batch", 1)) for name, kind in kinds]
     graph = helper.make_graph([node], "tokenizer", inputs, output_values(offsets=offsets), constants)

@@ -1,4 +1,4 @@
-"""Which special tokens a tokenizer puts where, and how it cuts, as it shows them when asked."""
+"""Which special tokens a tokenizer puts where, as it shows when asked."""
 
 from tokenizers import Encoding, Tokenizer
 
@@ -34,16 +34,3 @@ def _template(encoding: Encoding) -> list[int]:
         if sequence is None or form[-2:] != piece:
             form += piece
     return form
-
-
-def stops_early(tokenizer: Tokenizer, word: str) -> bool:
-    """Whether each text of a pair is read no further than the cut, before the longer one is cut first.
-
-    tokenizers 0.23.0 and 0.23.1 do so, earlier and later ones do not. Then two texts beyond the cut are of
-    one length, and an odd token goes to the second.
-    """
-    budget = 5
-    tokenizer.enable_truncation(tokenizer.num_special_tokens_to_add(True) + budget)
-    kept = tokenizer.encode(f"{word} " * 50, f"{word} " * 40).sequence_ids.count(0)
-    tokenizer.no_truncation()
-    return kept == budget // 2
