@@ -36,6 +36,7 @@ from sparse_serve.repository.tunable import (
     ACCELERATOR,
     ACCELERATOR_PARAMETERS,
     SESSION_PARAMETERS,
+    TEXT_PARAMETERS,
     TUNABLE,
     WARMUP_FILE,
 )
@@ -55,9 +56,9 @@ GRAPH_PARTS = TUNABLE | {
 }
 FRONT = {"backend": "sparse_serve_text"}
 FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
-PARAMETERS = {"model", "inputs", "max_length", "tasks", "metrics"}
+PARAMETERS = TEXT_PARAMETERS | {"model", "inputs", "max_length", "truncation", "tasks", "metrics"}
 # Of a graph that takes text: what clients read, besides what operators tune.
-TOLD_PARAMETERS = {"max_length", "tasks"}
+TOLD_PARAMETERS = {"max_length", "truncation", "tasks"}
 LEGACY_FRONT = {"backend": "python"}
 LEGACY_PARAMETERS = {"model", "inputs", "max_length", "problem_type", "metrics"}
 
@@ -142,7 +143,7 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
     takes_text = record.get("tokenizer") == "graph"
     if takes_text:
         require_parts(public / "config.pbtxt", GRAPH_PARTS, GRAPH)
-        require_parameters(public / "config.pbtxt", SESSION_PARAMETERS | TOLD_PARAMETERS)
+        require_parameters(public / "config.pbtxt", SESSION_PARAMETERS | TEXT_PARAMETERS | TOLD_PARAMETERS)
     else:
         require_parts(public / "config.pbtxt", FRONT_PARTS, LEGACY_FRONT if is_legacy else FRONT)
         require_parameters(public / "config.pbtxt", LEGACY_PARAMETERS if is_legacy else PARAMETERS)

@@ -25,6 +25,7 @@ from tiny_entry import (
     tiny_graph,
     tiny_tokenizer,
 )
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
@@ -32,7 +33,7 @@ from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Several, Task
-from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.launcher import RepositoryView, TritonServer
 from sparse_serve.triton.server import ServerOptions
 
 
@@ -100,8 +101,16 @@ def server(
     shutil.copytree(LEGACY, repository, dirs_exist_ok=True)
     axes = tiny_graph(tmp_path_factory.mktemp("axes") / GRAPH_NAME, axes=True)
     write_entry(repository, make_spec(name="aaa", graph=axes, attention=AAA, metrics=True))
-    with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+    write_entry(repository, make_spec(name="strict", truncation="error"))
+    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
+    with TritonServer(options, RepositoryView(edit=with_one_instance)) as running:
         yield running
+
+
+def with_one_instance(config: ModelConfig) -> None:
+    """Have but one process of what is asked by few tests: each takes a second to start."""
+    if config.name != "tiny":
+        config.instance_group[0].count = 1
 
 
 @pytest.fixture(scope="session")

@@ -188,6 +188,8 @@ def test_what_no_export_writes_is_refused(repository: Path, image: Path, name: s
         ("sample", 'backend: "python"', 'backend: "other"', True),
         ("tiny", 'string_value: "tiny_model"', 'string_value: "spans_model"', False),
         ("tiny", "negative", "other", False),
+        ("tiny", 'string_value: "1048576"', 'string_value: "0"', False),
+        ("reading", 'string_value: "4194304"', 'string_value: "4 MiB"', False),
         ("spans", '\\"stride\\": 4', '\\"stride\\": 5', False),
         ("sample", 'string_value: "64"', 'string_value: "65"', False),
         ("vectors", 'string_value: "rho"', 'string_value: "rho,rows_on"', False),
@@ -216,7 +218,7 @@ def test_what_an_export_writes_otherwise_is_refused(
     ("model", "old", "new"),
     [
         ("tiny", "max_batch_size: 64", "max_batch_size: 8"),
-        ("tiny", "count: 1", "count: 3"),
+        ("tiny", "count: 2", "count: 3"),
         ("tiny_model", "kind: KIND_CPU", "kind: KIND_CPU rate_limiter { priority: 2 }"),
         ("tiny_model", "dynamic_batching {", "dynamic_batching { max_queue_delay_microseconds: 500"),
         ("tiny_model", "dynamic_batching {\n}", ""),
@@ -227,6 +229,8 @@ def test_what_an_export_writes_otherwise_is_refused(
             "optimization { graph { level: 1 } execution_accelerators { gpu_execution_accelerator "
             '{ name: "cuda" parameters { key: "gpu_mem_limit" value: "1" } } } }',
         ),
+        ("tiny", 'string_value: "1048576"', 'string_value: "65536"'),
+        ("reading", 'string_value: "4194304"', 'string_value: "1000000"'),
         ("sample", "count: 1", "count: 2"),
         ("reading", "count: 1", "count: 2"),
         (
@@ -357,8 +361,10 @@ def image_check() -> ModuleType:
 def test_the_image_knows_what_the_package_knows(image_check: ModuleType) -> None:
     assert image_check.LIBRARY.name == LIBRARY_NAME
     assert image_check.LABELS == LABELS_NAME
-    written = text_graph_config("name", Signature((), ()), tasks={"default": CLASSES}, max_length=8)
-    assert set(written.parameters) == image_check.TOLD_PARAMETERS
+    written = text_graph_config(
+        "name", Signature((), ()), tasks={"default": CLASSES}, max_length=8, truncation="left"
+    )
+    assert set(written.parameters) == image_check.TOLD_PARAMETERS | image_check.TEXT_PARAMETERS
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,18 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
             time.sleep(0.1)
         assert (result.returncode, result.stderr) == (0, "")
         stubs = psutil.Process(process.pid).children(recursive=True)
-        next(stub for stub in stubs if "/tiny/1/model.py" in stub.cmdline()[1]).kill()
+        for stub in stubs:
+            if "/tiny/1/model.py" in stub.cmdline()[1]:
+                stub.kill()
         assert probe.is_ready(f"127.0.0.1:{http}")
         assert re.search("^tiny answers 500: .*not healthy", healthcheck(repository, http).stderr)
         write_entry(repository, make_spec(name="absent"))
         assert "absent answers 4" in healthcheck(repository, http).stderr
     finally:
         process.terminate()
+        process.wait(
+            timeout=60
+        )  # before what is read: stubs that are left go once the server has been reaped
         process.communicate(timeout=60)
         for region in Path("/dev/shm").glob(f"{regions}*"):
             region.unlink()

@@ -19,6 +19,7 @@ from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.config import CONFIG_NAME, graph_config, graph_signature, read_config, to_text
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
 from tokenizing import shaped_model, word_piece
 
 SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
@@ -184,7 +185,7 @@ def test_what_one_array_cannot_hold_has_a_run_of_its_own(reading: Any) -> None:
     long = b"a " * 20_000
     rows = [(b"a\x00b", b""), (b"\xff", b""), (b"a", b"b"), (long, b"a"), (long + b"\xff", b"b")]
     found: list[stub.Response] = []
-    sizes = run_sizes(reading, lambda: found.extend(answers_of(reading, asking(*rows))))
+    sizes = run_sizes(reading, lambda: found.extend(stub.answers_of(reading, asking(*rows))))
     assert sizes == [2, 2, 1]
     arrays = found[0].arrays()
     assert arrays["invalid_at"][:, 0].tolist() == [-1, 0, -1, -1, len(long)]
@@ -192,34 +193,20 @@ def test_what_one_array_cannot_hold_has_a_run_of_its_own(reading: Any) -> None:
 
 
 def test_a_text_of_too_many_bytes_is_refused_alone(reading: Any) -> None:
-    most = shared(reading, "MOST_TEXT_BYTES")
+    most = DEFAULT_TEXT_BYTES
     good, bad, fits = asking((b"a", b"b")), asking((b"a", b" " * (most + 1))), asking((b"a", b" " * most))
-    first, second, third = answers_of(reading, good, bad, fits)
+    first, second, third = stub.answers_of(reading, good, bad, fits)
     assert [first.has_error(), third.has_error()] == [False, False]
     error = second.error()
     assert error is not None
     assert error.code() == stub.Error.INVALID_ARG
-    assert error.message() == f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
-
-
-def test_texts_are_read_as_triton_sends_them_but_for_what_is_too_long(reading: Any) -> None:
-    most = shared(reading, "MOST_TEXT_BYTES")
-    texts = [b"", "é".encode(), b"a\x00b", b"x" * (most + 1), b"y" * most]
-    sent = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    found = shared(reading, "strings_of")(np.frombuffer(sent, np.uint8))
-    assert [len(text) for text in found] == [len(text) for text in texts]
-    assert [text for text in found if isinstance(text, bytes)] == [*texts[:3], texts[4]]
+    message = f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
+    assert error.message() == f"{message} (max_text_bytes of config.pbtxt)"
 
 
 def shared(backend: Any, name: str) -> Any:
     """What the backend's module has under a name."""
     return type(backend).execute.__globals__[name]
-
-
-def answers_of(backend: Any, *requests: stub.Request) -> list[stub.Response]:
-    """What requests are answered with, at once or by their senders."""
-    returned = backend.execute(list(requests))
-    return returned or [each.answers.get(timeout=30) for each in requests]
 
 
 def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:
@@ -247,9 +234,9 @@ def test_rows_are_run_so_many_tokens_at_a_time(load: Callable[..., Any]) -> None
     mask = np.ones_like(ids)
     mask[0, 1:] = 0
     found: list[stub.Response] = []
-    sizes = run_sizes(backend, lambda: found.extend(answers_of(backend, request(ids, mask))))
+    sizes = run_sizes(backend, lambda: found.extend(stub.answers_of(backend, request(ids, mask))))
     assert sizes == [most // 64, most // 64, rows - 2 * (most // 64)]
-    (alone,) = answers_of(backend, request(ids[:1], mask[:1]))
+    (alone,) = stub.answers_of(backend, request(ids[:1], mask[:1]))
     logits = found[0].arrays()["logits"]
     assert len(logits) == rows
     np.testing.assert_array_equal(logits[:1], alone.arrays()["logits"])

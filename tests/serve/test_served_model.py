@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from sparse_serve.client import Client
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.entries import EntrySpec
+from sparse_serve.stub.meter import PUBLISH_SECONDS
 from sparse_serve.triton.launcher import TritonServer
 
 TEXTS = ["w1", "", "w2 w3 " * 30, "w4 w5 w6", "nothing known", "   ", "w9 w8 w7 w6 w5", "w29"] * 4
@@ -204,6 +206,31 @@ FAULTS = {
     "invalid UTF-8 in a pair": ("tiny", {"TEXT": text("a"), "TEXT_PAIR": text(b"\xff")}, "must be UTF-8"),
     "batch above the maximum": ("tiny", {"TEXT": text(*["w1"] * 65)}, "batch-size must be <= 64"),
     "pairs of another number": ("tiny", {"TEXT": text("a", "b"), "TEXT_PAIR": text("a")}, "batch"),
+    "a text of too many bytes": (
+        "tiny",
+        {"TEXT": text("w1", "w2 " * 400_000)},
+        r"input 'TEXT' has a text of 1200000 bytes: give at most 1048576 \(max_text_bytes of config.pbtxt\)",
+    ),
+    "a second text of too many bytes": (
+        "tiny",
+        {"TEXT": text("w1"), "TEXT_PAIR": text("w" * 1_048_577)},
+        "input 'TEXT_PAIR' has a text of 1048577 bytes: give at most 1048576",
+    ),
+    "a context of too many bytes": (
+        "spans",
+        {"TEXT": text("w1"), "TEXT_PAIR": text("w2 " * 100_000)},
+        "input 'TEXT_PAIR' has a text of 300000 bytes: give at most 262144",
+    ),
+    "texts of too many bytes": (
+        "tiny",
+        {"TEXT": text(*["w1 " * 300_000] * 5)},
+        "the texts of the request have 4500000 bytes: give at most 4194304 at once, others in further",
+    ),
+    "a text of too many tokens, where that is an error": (
+        "strict",
+        {"TEXT": text("w1", "w2 " * 50)},
+        "text 2 of the request has 52 tokens, at most 16 are read: shorten it, or leave it out",
+    ),
     "unknown model": ("unknown", {"TEXT": text("w1")}, "unknown model"),
     "graph: wrong dtype": (
         "tiny_model",
@@ -226,7 +253,7 @@ def test_faults_are_refused_and_the_next_request_is_answered(
 ) -> None:
     model, tensors, message = FAULTS[fault]
     with pytest.raises(InferenceServerException, match=message) as raised:
-        wire.infer(model, tensors, ["logits"])
+        wire.infer(model, tensors)
     not_found = fault == "unknown model"
     expected = (
         ("404" if not_found else "400")
@@ -271,6 +298,26 @@ def scrape(server: TritonServer) -> dict[str, float]:
     return {name: float(value) for name, value in values}
 
 
+def settled(server: TritonServer) -> dict[str, float]:
+    """The metrics port's values once what was asked before has been told."""
+    time.sleep(4 * PUBLISH_SECONDS)
+    return scrape(server)
+
+
+def grown_since(
+    server: TritonServer, before: dict[str, float], is_done: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
+    """What the package's counters have grown by, once that is as it should be: they are told now and then."""
+    deadline = time.monotonic() + 30
+    while True:
+        after = scrape(server)
+        grown = {key: after[key] - before.get(key, 0) for key in after if key.startswith("sparse_serve_")}
+        if is_done(grown):
+            return grown
+        assert time.monotonic() < deadline, grown
+        time.sleep(0.1)
+
+
 def test_metrics_are_served(server: TritonServer) -> None:
     found = scrape(server)
     assert any(name.startswith('nv_inference_request_success{model="tiny"') for name in found)
@@ -283,31 +330,19 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
     server: TritonServer, make_spec: Callable[..., EntrySpec], name: str, measures: tuple[str, ...]
 ) -> None:
     """Each text counts once, whatever batch it came in and whatever was asked of it."""
-    before = scrape(server)
+    before = settled(server)
     wire = Wire(triton_grpc, server.grpc_url)
     with Client(server.grpc_url, "grpc") as client, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda text: client.classify(name, [text]), TEXTS))
     wire.infer(name, {"TEXT": text("w0", "w0 w1 w2")}, ["rho"])
-    after = scrape(server)
-    grown = {
-        key: after[key] - before[key]
-        for key in after
-        if key.startswith("sparse_serve_") and f'model="{name}"' in key
-    }
-    asked = [*TEXTS, "w0", "w0 w1 w2"]
-    told = wire.infer(name, {"TEXT": text(*asked)}, ["token_count", "truncated"])
-    expected_counts = {
-        "texts": len(asked),
-        "tokens": told["token_count"].sum(),
-        "truncated": told["truncated"].sum(),
-    }
-    assert expected_counts["truncated"] > 0
-    for counted, number in expected_counts.items():
-        assert grown.pop(f'sparse_serve_{counted}_total{{model="{name}",version="1"}}') == number
+    texts = f'sparse_serve_texts_total{{model="{name}",version="1"}}'
+    grown = grown_since(server, before, lambda grown: grown[texts] >= len(TEXTS) + 2)
+    assert grown[texts] == len(TEXTS) + 2
 
     tokens = Tokens(make_spec().tokenizer, CLASSES, MAX_LENGTH)
-    expected = dict.fromkeys(grown, 0.0)
-    for row in asked:
+    own = [key for key in grown if "layer=" in key and f'model="{name}"' in key]
+    expected = dict.fromkeys(own, 0.0)
+    for row in (*TEXTS, "w0", "w0 w1 w2"):
         batch = tokens.batch([row])
         for measure, (shares,) in wire.infer(f"{name}_model", batch.arrays, measures).items():
             for layer, share in enumerate(shares.tolist(), start=1):
@@ -315,4 +350,25 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
                 expected[f"sparse_serve_{measure}_total{labels}"] += share
     wire.client.close()
     assert len(expected) == len(measures) * LAYERS
-    assert grown == pytest.approx(expected, rel=1e-5)
+    assert {key: grown[key] for key in own} == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_becomes_of_texts_is_counted(server: TritonServer, wire: Wire) -> None:
+    before = settled(server)
+    wire.infer("tiny", {"TEXT": text("w1 w2", "w3 " * 50)}, ["label"])
+    for fault in ("invalid UTF-8", "a text of too many bytes"):
+        with pytest.raises(InferenceServerException):
+            wire.infer("tiny", FAULTS[fault][1], ["label"])
+    entry = 'model="tiny",version="1"'
+    expected = {
+        f"texts_total{{{entry}}}": 2,
+        f"tokens_total{{{entry}}}": 4 + MAX_LENGTH,
+        f"truncated_total{{{entry}}}": 1,
+        f"padding_saved_total{{{entry}}}": MAX_LENGTH - 4,
+        'refused_total{model="tiny",reason="not_utf8",version="1"}': 1,
+        'refused_total{model="tiny",reason="too_large",version="1"}': 1,
+    }
+    wanted = {f"sparse_serve_{key}": value for key, value in expected.items()}
+    grown = grown_since(server, before, lambda grown: {key: grown[key] for key in wanted} == wanted)
+    for stage in ("tokenize", "graph", "answer"):
+        assert grown[f'sparse_serve_stage_seconds_total{{model="tiny",stage="{stage}",version="1"}}'] > 0

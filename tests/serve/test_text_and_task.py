@@ -256,6 +256,7 @@ def test_texts_are_counted_by_task(front: tuple[Any, Graph]) -> None:
         ]
     )
     assert [response.has_error() for response in responses] == [False, True, False]
+    model.meter.publish()
     counted = stub.MetricFamily.ports["sparse_serve_texts_total"]
     assert {dict(labels)["task"]: number for labels, number in counted.items()} == {
         "sentiment": 1,

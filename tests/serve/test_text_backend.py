@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,22 @@ import pytest
 import triton_stub as stub
 from tiny_entry import CLASSES, MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, tiny_graph
 
+from sparse_serve.repository.config import read_config, to_text
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention
+from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.tasks import MultiLabel, Regression, Task
 from sparse_serve.triton.installation import backend_directory, find_triton
 
 TRITON = Path(str(files("sparse_serve") / "triton"))
 OUTPUTS = ("scores", "label", "logits", "token_count", "truncated", "rho")
 MakeSpec = Callable[..., EntrySpec]
+
+
+COUNTED = {
+    f"sparse_serve_{name}_total"
+    for name in ("texts", "tokens", "truncated", "refused", "padding_saved", "stage_seconds")
+}
 
 
 class Graph:
@@ -35,7 +44,7 @@ class Graph:
     def __call__(self, request: stub.Request) -> stub.Response:
         self.calls.append(request)
         error = self.fault(request)
-        return stub.Response(error=error) if error else self.backend.execute([request])[0]
+        return stub.Response(error=error) if error else stub.answers_of(self.backend, request)[0]
 
 
 @pytest.fixture
@@ -70,7 +79,7 @@ def request(
 
 
 def answer(model: Any, *requests: stub.Request) -> list[dict[str, npt.NDArray[Any]]]:
-    return [response.arrays() for response in model.execute(list(requests))]
+    return [response.arrays() for response in stub.answers_of(model, *requests)]
 
 
 def test_the_graph_gets_the_tokens_of_the_tokenizer(tiny: tuple[Any, Graph]) -> None:
@@ -112,6 +121,140 @@ def test_of_a_pair_the_longer_text_is_cut_first(tiny: tuple[Any, Graph]) -> None
     ids = graph.calls[0].inputs[0].as_numpy()[0].tolist()
     assert ids[:3] == [VOCABULARY["[CLS]"], VOCABULARY["w1"], VOCABULARY["[SEP]"]]
     assert arrays["truncated"].item()
+
+
+def test_a_pair_of_long_texts_costs_its_bytes(tiny: tuple[Any, Graph]) -> None:
+    """The library would make a row of every two parts that it cuts off: here 10⁸ of them."""
+    model, graph = tiny
+    (arrays,) = answer(model, request("w1 " * 60_000, pairs=("w2 " * 60_000,)))
+    (ids,) = graph.calls[0].inputs[0].as_numpy().tolist()
+    room = MAX_LENGTH - 3
+    assert ids.count(VOCABULARY["w1"]) == room // 2
+    assert ids.count(VOCABULARY["w2"]) == room - room // 2
+    assert arrays["truncated"].item()
+
+
+def test_the_end_of_a_text_stays_where_the_left_is_cut(load: Callable[..., Any]) -> None:
+    model, graph = load(truncation="left")
+    long = " ".join(f"w{number}" for number in range(30))
+    (arrays,) = answer(model, request(long))
+    (ids,) = graph.calls[0].inputs[0].as_numpy().tolist()
+    last = [VOCABULARY[f"w{number}"] for number in range(30)][2 - MAX_LENGTH :]
+    assert ids == [VOCABULARY["[CLS]"], *last, VOCABULARY["[SEP]"]]
+    assert arrays["truncated"].item()
+
+
+def test_a_text_that_is_too_long_is_refused_alone(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub.MetricFamily, "ports", {})
+    model, graph = load(truncation="error")
+    exact = "w1 " * (MAX_LENGTH - 2)
+    responses = stub.answers_of(
+        model, request(exact), request("w1", f"{exact} w2"), request("w3"), request("w1", pairs=(exact,))
+    )
+    assert [response.has_error() for response in responses] == [False, True, False, True]
+    errors = [error for response in responses if (error := response.error()) is not None]
+    assert [error.message() for error in errors] == [
+        f"text {number} of the request has {length} tokens, at most 16 are read: shorten it, or leave it out"
+        for number, length in ((2, MAX_LENGTH + 1), (1, MAX_LENGTH + 2))
+    ]
+    assert {error.code() for error in errors} == {stub.Error.INVALID_ARG}
+    (call,) = graph.calls
+    assert len(call.inputs[0].as_numpy()) == 2
+    model.meter.publish()
+    refused = stub.MetricFamily.ports["sparse_serve_refused_total"]
+    assert {dict(labels)["reason"]: n for labels, n in refused.items() if n} == {"too_long": 3}
+    assert all(response.has_error() for response in stub.answers_of(model, request(f"{exact} w2")))
+    assert len(graph.calls) == 1
+
+
+def test_a_question_that_is_too_long_is_refused(load: Callable[..., Any]) -> None:
+    model, _ = load(SPANS, truncation="error")
+    (response,) = stub.answers_of(model, request("w1 " * 9, pairs=("w2 " * 30,), names=SPAN_OUTPUTS))
+    error = response.error()
+    assert error is not None
+    assert error.message().startswith("text 1 of the request has 9 tokens, at most 6 are read")
+    answer(model, request("w1 " * 6, pairs=("w2 " * 30,), names=SPAN_OUTPUTS))
+
+
+def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> None:
+    model, graph = load(SPANS)
+    let = Event()
+
+    def hold_windows(call: stub.Request) -> None:
+        if VOCABULARY["w7"] in call.inputs[0].as_numpy():
+            assert let.wait(30)
+
+    graph.fault = hold_windows
+    long = request("w1", pairs=("w7 " * 2000,), names=SPAN_OUTPUTS)
+    short = request("w1", pairs=("w2 w3",), names=SPAN_OUTPUTS)
+    assert model.execute([long, short]) is None
+    assert not short.answers.get(timeout=30).has_error()
+    (response,) = model.execute([request("w1", pairs=("w2 w3",), names=SPAN_OUTPUTS)])
+    assert not response.has_error()
+    assert long.answers.empty()
+    let.set()
+    assert long.answers.get(timeout=30).arrays()["token_count"].item() > 2000
+    model.finalize()
+
+
+def test_a_long_request_is_answered_whatever_happens(
+    tiny: tuple[Any, Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = tiny
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no\nroom")
+
+    monkeypatch.setattr(model, "_count", fail)
+    (response,) = stub.answers_of(model, request("w1 " * 5000))
+    error = response.error()
+    assert error is not None
+    assert (error.code(), error.message()) == (stub.Error.INTERNAL, "MemoryError: no room")
+
+
+def test_windows_are_asked_some_hundred_tokens_at_a_time(load: Callable[..., Any]) -> None:
+    model, graph = load(SPANS, max_batch_size=500)
+    (arrays,) = answer(model, request("w1", pairs=("w2 " * 1500,), names=SPAN_OUTPUTS))
+    tokens = [int(call.inputs[1].as_numpy().sum()) for call in graph.calls]
+    assert max(tokens) <= RUN_TOKENS
+    assert min(tokens[:-1]) > RUN_TOKENS - MAX_LENGTH
+    assert sum(tokens) == arrays["token_count"].item()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "texts", "message"),
+    [
+        (
+            {"max_text_bytes": "8"},
+            ("w1 w2 w3", "w1 w2 w3 w4"),
+            "input 'TEXT' has a text of 11 bytes: give at",
+        ),
+        ({"max_request_bytes": "10"}, ("w1 w2", "w3 w4 w5"), "the texts of the request have 13 bytes: give"),
+    ],
+)
+def test_limits_are_the_operators(
+    tmp_path: Path,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: dict[str, str],
+    texts: tuple[str, ...],
+    message: str,
+) -> None:
+    config = write_entry(tmp_path, make_spec()) / "config.pbtxt"
+    edited = read_config(config)
+    for key, value in parameters.items():
+        edited.parameters[key].string_value = value
+    config.write_text(to_text(edited))
+    monkeypatch.setattr(stub.Request, "call", Graph(tmp_path / "tiny_model"), raising=False)
+    model = stub.load_model(TRITON / "text_backend" / "model.py", config.parent)
+    refused, answered = stub.answers_of(model, request(*texts), request(texts[0]))
+    error = refused.error()
+    assert error is not None
+    assert error.message().startswith(message)
+    assert error.code() == stub.Error.INVALID_ARG
+    assert not answered.has_error()
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u00a0"])
@@ -264,7 +407,7 @@ def test_metrics_are_sums_over_the_texts_answered(
     model, served = load(graph=graph, attention=Attention(normalizer="softmax", pattern="axis"), metrics=True)
     counted = [f"sparse_serve_{name}_total" for name in ("texts", "tokens", "truncated")]
     families = [f"sparse_serve_{name}_total" for name in ("rho", "rows_on", "columns_on")]
-    assert list(port) == [*counted, *families]
+    assert set(port) == {*families, *COUNTED}
     assert not any(value for counters in port.values() for value in counters.values())
 
     served.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
@@ -276,6 +419,7 @@ def test_metrics_are_sums_over_the_texts_answered(
         set(call.requested_output_names()) == {"logits", "rho", "rows_on", "columns_on"}
         for call in served.calls
     )
+    model.meter.publish()
     entry = (("model", "tiny"), ("version", "1"))
     assert [port[name] for name in counted] == [{entry: 2}, {entry: 4 + 3}, {entry: 0}]
     sums = {name: [port[name][(("layer", f"{layer}"), *entry)] for layer in (1, 2)] for name in families}
@@ -284,10 +428,34 @@ def test_metrics_are_sums_over_the_texts_answered(
     np.testing.assert_allclose(sums[families[2]], [2 / 4 + 2 / 3, 3 / 4 + 2 / 3], rtol=1e-6)
 
 
-def test_without_metrics_no_counter_is_made(tiny: tuple[Any, Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stub.MetricFamily, "ports", {})
-    answer(tiny[0], request("w1"))
-    assert not stub.MetricFamily.ports
+def test_what_is_read_and_refused_is_counted(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    monkeypatch.setattr(stub.MetricFamily, "ports", port)
+    model, graph = load()
+    graph.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
+    asked = [request("w1", "w2 w3"), request("w4 " * 50), request("w9", "w1"), request(b"\xff")]
+    asked += [request("w1" * 600_000), request("w1", pairs=("w2", "w3")), request("w1 w2")]
+    stub.answers_of(model, *asked)
+    model.meter.publish()
+    entry = (("model", "tiny"), ("version", "1"))
+    assert port.keys() == COUNTED
+    counted = {name: values[entry] for name, values in port.items() if entry in values}
+    assert counted["sparse_serve_texts_total"] == 4
+    assert counted["sparse_serve_tokens_total"] == 3 + 4 + MAX_LENGTH + 4
+    assert counted["sparse_serve_truncated_total"] == 1
+    assert counted["sparse_serve_padding_saved_total"] > 0
+    reasons = {dict(labels)["reason"]: n for labels, n in port["sparse_serve_refused_total"].items()}
+    assert {reason: n for reason, n in reasons.items() if n} == {
+        "too_large": 1,
+        "not_utf8": 1,
+        "malformed": 1,
+        "graph": 2,
+    }
+    stages = {dict(labels)["stage"]: n for labels, n in port["sparse_serve_stage_seconds_total"].items()}
+    assert stages.keys() == {"tokenize", "graph", "answer"}
+    assert all(seconds > 0 for seconds in stages.values())
 
 
 def test_single_label_scores_are_a_softmax(tiny: tuple[Any, Graph]) -> None:
@@ -406,6 +574,7 @@ def test_an_embedding_is_the_graphs(load: Callable[..., Any]) -> None:
         ('key: "tasks"', 'key: "task"', r"config\.pbtxt is missing or malformed \('tasks'\): export"),
         ('string_value: "16"', 'string_value: "sixteen"', r"malformed \(invalid literal .*'sixteen'\)"),
         ('string_value: "{', 'string_value: "', "malformed"),
+        ('string_value: "1048576"', 'string_value: "1e6"', r"malformed \(max_text_bytes is '1e6': give a"),
         (
             '{\\"default\\": {',
             '{\\"a\\": {\\"type\\": \\"regression\\", \\"labels\\": [\\"x\\"]}, \\"b\\": {',

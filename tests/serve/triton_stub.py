@@ -126,6 +126,12 @@ def _find(tensors: Sequence[Tensor], name: str) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.name() == name), None)
 
 
+def answers_of(backend: Any, *requests: Request) -> list[Response]:
+    """What requests are answered with, at once or by their senders."""
+    returned = backend.execute(list(requests))
+    return returned or [each.answers.get(timeout=30) for each in requests]
+
+
 def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -> Any:
     """Return the initialized model whose code is `source` and whose Triton folder is `model`."""
     utilities: Any = ModuleType("triton_python_backend_utils")

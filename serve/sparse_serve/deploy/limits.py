@@ -9,7 +9,7 @@ from sparse_serve.repository.config import CONFIG_NAME, TASK_INPUT, read_config,
 from sparse_serve.repository.entries import Entry
 
 DEFAULT_MAX_BODY = 4 << 20
-"""Bytes of a request. The bundled Triton refuses texts of more than 1 MiB, and ends at JSON of 5 MB."""
+"""Bytes of a request. The bundled Triton ends at JSON of 5 MB."""
 DEFAULT_REQUEST_TIMEOUT = 30.0
 DEFAULT_QUEUE_TIMEOUT = 2.0
 

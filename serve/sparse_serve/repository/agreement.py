@@ -25,7 +25,15 @@ from sparse_serve.repository.config import (
 )
 from sparse_serve.repository.entries import Entry, config_of_graph
 from sparse_serve.repository.legacy import legacy_config
-from sparse_serve.repository.tunable import ACCELERATOR, ACCELERATOR_PARAMETERS, TUNABLE, WARMUP_FILE
+from sparse_serve.repository.tunable import (
+    ACCELERATOR,
+    ACCELERATOR_PARAMETERS,
+    MOST_BYTES,
+    TEXT_PARAMETERS,
+    TUNABLE,
+    WARMUP_FILE,
+    read_bytes_limit,
+)
 
 
 def entry_faults(entry: Entry) -> Iterator[str]:
@@ -71,6 +79,7 @@ def wanted_public_config(entry: Entry, found: ModelConfig, signature: Signature)
         signature,
         tasks=manifest.tasks,
         max_length=manifest.max_length,
+        truncation=manifest.truncation,
         metrics=METRICS_PARAMETER in parameters(found),
     )
     measures = {tensor.name for tensor in signature.measures}
@@ -96,6 +105,7 @@ def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterat
     if bool(found.model_operations.op_library_filename) != bool(wanted.model_operations.op_library_filename):
         yield f"{where} and the graph disagree about model_operations"
     yield from _parameter_faults(fixed_parameters(found), fixed_parameters(wanted), where)
+    yield from _limit_faults(parameters(found), where)
     yield from _accelerator_faults(found, where)
     yield from _warmup_faults(found, where)
     if found.max_batch_size < 1:
@@ -134,6 +144,14 @@ def _parameter_faults(found: Mapping[str, str], wanted: Mapping[str, str], where
             yield f"{where} lacks the parameter '{key}' of the export"
         elif found[key] != value:
             yield f"{where} has {found[key]!r:.80} for the parameter '{key}', the export wrote {value!r:.80}"
+
+
+def _limit_faults(found: Mapping[str, str], where: str) -> Iterator[str]:
+    for name in sorted(TEXT_PARAMETERS & found.keys()):
+        try:
+            read_bytes_limit(found, name, MOST_BYTES)
+        except ValueError as error:
+            yield f"{where} has a limit that is none: {error}"
 
 
 def _accelerator_faults(config: ModelConfig, where: str) -> Iterator[str]:

@@ -14,8 +14,18 @@ from sparse_serve.errors import OptionError, RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
-from sparse_serve.repository.tunable import SESSION_PARAMETERS, THREADS_PARAMETER
+from sparse_serve.repository.tunable import (
+    DEFAULT_REQUEST_BYTES,
+    DEFAULT_TEXT_BYTES,
+    DEFAULT_WINDOWED_BYTES,
+    REQUEST_BYTES_PARAMETER,
+    SESSION_PARAMETERS,
+    TEXT_BYTES_PARAMETER,
+    TEXT_PARAMETERS,
+    THREADS_PARAMETER,
+)
 from sparse_serve.tasks import TASK_IDS, Several, Task, answered
+from sparse_serve.tasks.encoding import Truncation
 
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
@@ -23,6 +33,8 @@ GRAPH_NAME = "model.onnx"
 WARMUP_TOKENS = 16
 WARMUP_MASK = "attention_mask"
 METRICS_PARAMETER = "metrics"
+TRUNCATION_PARAMETER = "truncation"
+"""What becomes of long texts, where they are not cut from the right."""
 TEXT_BACKEND = "sparse_serve_text"
 GRAPH_BACKEND = "onnxruntime"
 TASK_INPUT = "TASK"
@@ -79,6 +91,10 @@ class Computing:
 
 ALL_CORES = Computing()
 """One instance with all cores that the server sees, which waits for nothing."""
+
+
+FRONT = Computing(instances=2)
+"""What a server-side tokenizer is served with: one tokenizes while the other waits for the graph."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +295,7 @@ def public_config(
     *,
     tasks: Mapping[str, Task],
     max_length: int,
+    truncation: Truncation = "right",
     max_batch_size: int = 64,
     metrics: bool = False,
 ) -> ModelConfig:
@@ -303,14 +320,15 @@ def public_config(
     config.output.add(name="token_count", data_type=DataType.TYPE_INT32, dims=[1])
     config.output.add(name="truncated", data_type=DataType.TYPE_BOOL, dims=[1])
     config.output.add(name=RHO, data_type=rho.data_type, dims=rho.dims)
-    _add_scheduling(config, max_batch_size)
+    _add_scheduling(config, max_batch_size, FRONT)
     parameters = {
         "model": graph_name(name),
         "inputs": ",".join(tensor.name for tensor in signature.inputs),
     }
     if metrics:
         parameters[METRICS_PARAMETER] = ",".join(tensor.name for tensor in signature.measures)
-    for key, value in {**parameters, **_told(tasks, max_length)}.items():
+    told = _told(tasks, max_length, truncation)
+    for key, value in {**parameters, **told, **_text_limits(task)}.items():
         config.parameters[key].string_value = value
     return config
 
@@ -321,29 +339,39 @@ def text_graph_config(
     *,
     tasks: Mapping[str, Task],
     max_length: int,
+    truncation: Truncation = "right",
     max_batch_size: int = 64,
     computing: Computing = ALL_CORES,
     is_twin: bool = False,
 ) -> ModelConfig:
     """Return the configuration of a public model that is its graph, or its twin's: text in, answers out.
 
-    Its parameters are read by clients alone. A twin has no labels for Triton's classification extension.
+    What its parameters tell is read by clients alone; the limits of texts are kept where the backend is this
+    package's. A twin has no labels for Triton's classification extension.
     """
     config = graph_config(name, signature, max_batch_size=max_batch_size, computing=computing)
-    outputs = [] if is_twin else answered(tasks).outputs
+    task = answered(tasks)
+    outputs = [] if is_twin else task.outputs
     labelled = {output.name for output in outputs if output.is_labelled}
     for tensor in config.output:
         if tensor.name in labelled:
             tensor.label_filename = LABELS_NAME
-    for key, value in _told(tasks, max_length).items():
+    for key, value in {**_told(tasks, max_length, truncation), **_text_limits(task)}.items():
         config.parameters[key].string_value = value
     return config
 
 
-def _told(tasks: Mapping[str, Task], max_length: int) -> dict[str, str]:
+def _told(tasks: Mapping[str, Task], max_length: int, truncation: Truncation) -> dict[str, str]:
     """Return the parameters that tell a client of a public model what it answers."""
     descriptions = {key: each.to_json() for key, each in tasks.items()}
-    return {"max_length": str(max_length), "tasks": json.dumps(descriptions)}
+    told = {"max_length": str(max_length), "tasks": json.dumps(descriptions)}
+    return told if truncation == "right" else told | {TRUNCATION_PARAMETER: truncation}
+
+
+def _text_limits(task: Task) -> dict[str, str]:
+    """Return the parameters that say how much text is read, as they are before an operator changes them."""
+    of_text = DEFAULT_WINDOWED_BYTES if task.in_windows else DEFAULT_TEXT_BYTES
+    return {TEXT_BYTES_PARAMETER: str(of_text), REQUEST_BYTES_PARAMETER: str(DEFAULT_REQUEST_BYTES)}
 
 
 def graph_name(name: str) -> str:
@@ -410,7 +438,7 @@ def parameters(config: ModelConfig) -> Mapping[str, str]:
 
 def fixed_parameters(config: ModelConfig) -> dict[str, str]:
     """Return those of the configuration's parameters that are not the operator's."""
-    tunable = SESSION_PARAMETERS if config.backend == GRAPH_BACKEND else frozenset[str]()
+    tunable = TEXT_PARAMETERS | (SESSION_PARAMETERS if config.backend == GRAPH_BACKEND else frozenset())
     return {key: value for key, value in parameters(config).items() if key not in tunable}
 
 

@@ -302,6 +302,7 @@ def config_of_graph(
         signature,
         tasks=manifest.tasks,
         max_length=manifest.max_length,
+        truncation=manifest.truncation,
         max_batch_size=max_batch_size,
         computing=computing,
         is_twin=name != public,
@@ -422,6 +423,7 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
             signature,
             tasks=manifest.tasks,
             max_length=manifest.max_length,
+            truncation=manifest.truncation,
             max_batch_size=spec.max_batch_size,
             metrics=spec.metrics,
         )

@@ -20,6 +20,7 @@ from sparse_serve.errors import RepositoryError, TaskError, in_brief
 from sparse_serve.repository import legacy
 from sparse_serve.repository.contents import MODEL_NAME
 from sparse_serve.tasks import Task, answered, read_tasks
+from sparse_serve.tasks.encoding import Truncation
 
 SCHEMA_VERSION: Literal[3] = 3
 # Triton reads a version as a signed 64-bit integer; nobody needs more than this many.
@@ -110,8 +111,9 @@ class OpLibrary(_Record):
 class Manifest(_Record):
     """Everything recorded about one entry.
 
-    `tasks` are what it answers, by name, in the order of the graph's `task_ids` where they are several; texts
-    are cut at `max_length` tokens, by a `tokenizer` in the graph or in the server. `files` maps paths
+    `tasks` are what it answers, by name, in the order of the graph's `task_ids` where they are several; of
+    texts of more than `max_length` tokens `truncation` says which of them are read, by a `tokenizer` in the
+    graph or in the server. `files` maps paths
     relative to the repository (`NAME/labels.txt`) to sha256 and is filled in by `write_entry`; `parity` and
     `quality` hold the figures of the export gates; `baselines` maps a variant to the model of that name under
     `NAME/baselines/`. One of schema 1 has been read as `legacy` says; until schema 3 all tokenizers were in
@@ -129,6 +131,7 @@ class Manifest(_Record):
     attention: Attention
     tasks: _Tasks
     max_length: int = Field(ge=1)
+    truncation: Truncation = "right"
     tokenizer: TokenizerPlace = "server"
     layers: int = Field(ge=1)
     op_library: OpLibrary | None

@@ -1,7 +1,10 @@
 """What of a configuration is the operator's, and what of that Triton would take a file or an address from.
 
-Standard library only: `serve` and the image's entry point hold entries against the same.
+Standard library only: `serve` and the image's entry point hold entries against the same, and the backends
+that run in Triton's Python stub read the limits of texts by it.
 """
+
+from collections.abc import Mapping
 
 TUNABLE = frozenset(
     {
@@ -32,6 +35,19 @@ SESSION_PARAMETERS = frozenset(
 )
 """The parameters of Triton's onnxruntime backend that are the operator's: none of them names a file."""
 
+TEXT_BYTES_PARAMETER, REQUEST_BYTES_PARAMETER = "max_text_bytes", "max_request_bytes"
+
+TEXT_PARAMETERS = frozenset({TEXT_BYTES_PARAMETER, REQUEST_BYTES_PARAMETER})
+"""The parameters of public models that are the operator's: how many bytes of text are read."""
+
+DEFAULT_TEXT_BYTES = 1 << 20
+"""Of one text that is cut: the `tokenizers` library reads 1 to 4 MB/s, and no model that many tokens."""
+DEFAULT_WINDOWED_BYTES = 1 << 18
+"""Of one text that is read in windows, all of which are computed: about 250 of 384 tokens."""
+DEFAULT_REQUEST_BYTES = 4 << 20
+"""Of all texts of a request: what a gateway lets through as a body unless it is told otherwise."""
+MOST_BYTES = 1 << 30
+
 ACCELERATOR = "cuda"
 """The accelerator that may be asked for: what others open is theirs to say."""
 
@@ -55,3 +71,15 @@ ACCELERATOR_PARAMETERS = frozenset(
 
 WARMUP_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What names a file of `model_warmup` inside the model's folder `warmup`, where Triton looks for it."""
+
+
+def read_bytes_limit(parameters: Mapping[str, str], name: str, default: int) -> int:
+    """Return one of `TEXT_PARAMETERS`, or what it is where a configuration lacks it.
+
+    Raises:
+        ValueError: it is no number from 1 to `MOST_BYTES`.
+    """
+    text = parameters.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MOST_BYTES):
+        raise ValueError(f"{name} is {text!r:.80}: give a number of bytes from 1 to {MOST_BYTES}")
+    return int(text)

@@ -21,17 +21,19 @@ Mode = Literal["auto", "path", "bundled"]
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 
+STUB_MODULES = ("__init__.py", "repository/__init__.py", "repository/tunable.py", "stub")
+"""What of this package both of its backends need, beside `model.py`."""
+
 TEXT_BACKEND_MODULES = (
-    "__init__.py",
+    *STUB_MODULES,
     "errors.py",
     "records.py",
-    "repository/__init__.py",
     "repository/measures.py",
     "rows.py",
     "tags.py",
     "tasks",
 )
-"""What of this package its text backend needs, beside `model.py`."""
+"""What its text backend needs."""
 
 # What serves our entries: one of these, or both.
 _NEEDED = (PYTHON, ONNXRUNTIME)
@@ -217,14 +219,18 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
     if installation.stub is not None:
         (target / PYTHON).mkdir(parents=True, exist_ok=True)
         _link(installation.stub, target / PYTHON / _STUB)
-    package = Path(__file__).parents[1]
     if not installation.has_onnxruntime:
-        _copy(package / "triton" / "onnxruntime_backend", target / ONNXRUNTIME)
-    text = target / TEXT_BACKEND
-    _copy(package / "triton" / "text_backend", text)
-    for name in TEXT_BACKEND_MODULES:
-        _copy(package / name, text / package.name / name)
+        _copy_backend("onnxruntime_backend", STUB_MODULES, target / ONNXRUNTIME)
+    _copy_backend("text_backend", TEXT_BACKEND_MODULES, target / TEXT_BACKEND)
     return target
+
+
+def _copy_backend(source: str, modules: Iterable[str], target: Path) -> None:
+    """Copy a backend of this package, and beside it those of the package's modules that it needs."""
+    package = Path(__file__).parents[1]
+    _copy(package / "triton" / source, target)
+    for name in modules:
+        _copy(package / name, target / package.name / name)
 
 
 def _copy(source: Path, target: Path) -> None:

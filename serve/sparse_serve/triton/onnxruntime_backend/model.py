@@ -6,12 +6,13 @@ read below, optimization.graph.level and default_model_filename. What it cannot 
 
 Requests that arrive together are computed together, some hundred tokens at a time. Among short ones, those
 that take long are answered by a thread of their own, so that the short ones do not wait for them.
-Runs in Triton's Python stub: no package of this project is importable here.
+Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
+needs lie beside this file.
 """
 
 import json
 import os
-import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +25,14 @@ import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+# Before any other version of the package that may be installed where Triton runs.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sparse_serve.stub import meter
+from sparse_serve.stub.limits import OversizeError, TextLimits
+from sparse_serve.stub.meter import Meter, each_value
+from sparse_serve.stub.runs import RUN_TOKENS, run_borders
 
 ONNX_TYPES = {
     "TYPE_BOOL": "tensor(bool)",
@@ -48,14 +57,10 @@ GRAPH_LEVELS = {
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_INITIALIZERS = "session.use_device_allocator_for_initializers"
 
-# Of one run: from some hundred on a token costs the same, and far more of them leave the caches.
-RUN_TOKENS = 1024
 # Of a request that others can wait for.
 SHORT_TOKENS = 256
 # So long after a short one, others are expected.
 SHORT_SECONDS = 0.25
-# Far more than any model reads. What is longer is not copied, decoded and searched for mistakes.
-MOST_TEXT_BYTES = 1 << 20
 # How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
 LONG_NICENESS = 10
 # Characters that are taken for a token: only the order of what is computed hangs on it.
@@ -63,17 +68,10 @@ TOKEN_BYTES = 4
 # Texts up to this size are handed over in one array of their widest, where any of them is no UTF-8.
 SPELLED_BYTES = 1 << 14
 MASK = "attention_mask"
+TASK = "TASK"
+# What says that a graph takes text, and what became of it.
+READ = frozenset({"token_count", "truncated", "invalid_at"})
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-class Oversize:
-    """In the place of a text of more bytes than are read."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __len__(self):
-        return self.size
 
 
 class Asked(NamedTuple):
@@ -88,10 +86,6 @@ class Asked(NamedTuple):
     def tokens(self):
         """Of all rows."""
         return int(self.row_tokens.sum())
-
-
-class OversizeError(ValueError):
-    """A text has more bytes than are read."""
 
 
 class NoRowsError(ValueError):
@@ -131,6 +125,14 @@ class TritonPythonModel:
         self.outputs = [tensor["name"] for tensor in config["output"]]
         self.axes = {tensor.name: tensor.shape for tensor in self.session.get_inputs()}
         self.max_length = int(self.parameters.get("max_length", np.iinfo(np.int32).max))
+        try:
+            self.limits = TextLimits.of(self.parameters)
+        except ValueError as error:
+            raise pb_utils.TritonModelException(f"model '{self.name}': {error}") from None
+        pb_utils.deserialize_bytes_tensor = self.limits.strings_of
+        labels = {"model": self.name, "version": args["model_version"]}
+        takes_text = READ.issubset(self.outputs)
+        self.meter = TextMeter(labels, self.parameters) if takes_text else None
         self.long = None
         self.short_until = 0.0
         self.run_options = onnxruntime.RunOptions()
@@ -233,15 +235,29 @@ class TritonPythonModel:
         faults = [self._fault(each) for each in asked]
         sound = [each for each, fault in zip(asked, faults, strict=True) if fault is None]
         responses = iter(self._answer_sound(sound) if sound else ())
-        return [next(responses) if fault is None else refusal(fault) for fault in faults]
+        return [
+            next(responses) if fault is None else self._refuse(fault, each)
+            for each, fault in zip(asked, faults, strict=True)
+        ]
 
     def _answer_sound(self, asked):
         try:
             return self._run(asked)
         except Exception as error:
             if len(asked) == 1:
-                return [refusal(error)]
+                return [self._refuse(error, asked[0])]
         return [response for each in asked for response in self._answer_sound([each])]
+
+    def _refuse(self, error, asked):
+        """Return the response to a request that cannot be answered."""
+        is_clients = isinstance(error, (InvalidArgument, NoRowsError, OversizeError, UnequalAxesError))
+        if self.meter is not None:
+            reason = "malformed" if is_clients else "fault"
+            self.meter.refuse(
+                "too_large" if isinstance(error, OversizeError) else reason, len(asked.row_tokens)
+            )
+        code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))
 
     def _run(self, asked):
         names = [name for name in self.outputs if any(name in each.wanted for each in asked)]
@@ -263,7 +279,7 @@ class TritonPythonModel:
 
     def _run_parts(self, names, feed, row_tokens):
         """Run the graph on so many rows at a time that they have about `RUN_TOKENS` tokens."""
-        borders = part_borders(row_tokens)
+        borders = run_borders(row_tokens.tolist())
         if not borders:
             return self._run_rows(names, feed)
         parts = {name: np.split(array, borders) for name, array in feed.items()}
@@ -274,6 +290,16 @@ class TritonPythonModel:
         return [np.concatenate(results) for results in zip(*answers, strict=True)]
 
     def _run_rows(self, names, feed):
+        """Run the graph, and count what it reads where that is text."""
+        if self.meter is None:
+            return self._compute(names, feed)
+        every = [*names, *(READ - set(names))]
+        begun = time.perf_counter()
+        results = self._compute(every, feed)
+        self.meter.count(dict(zip(every, results, strict=True)), feed, time.perf_counter() - begun)
+        return results[: len(names)]
+
+    def _compute(self, names, feed):
         """Run the graph; bytes that are not UTF-8 take another array."""
         texts = {name: array for name, array in feed.items() if array.dtype == np.object_}
         try:
@@ -325,11 +351,12 @@ class TritonPythonModel:
                         f"input '{name}' has {symbol} {size}, input '{first}' has {expected}: "
                         "they must be equal"
                     )
-            longest = max(map(len, array.reshape(-1)), default=0) if array.dtype == np.object_ else 0
-            if longest > MOST_TEXT_BYTES:
-                return OversizeError(
-                    f"input '{name}' has a text of {longest} bytes: give at most {MOST_TEXT_BYTES}"
-                )
+        try:
+            self.limits.check(
+                {name: array for name, array in asked.feed.items() if array.dtype == np.object_}
+            )
+        except OversizeError as error:
+            return error
         return None
 
     def _session_options(self, config):
@@ -420,36 +447,47 @@ class TritonPythonModel:
                 )
 
 
-def strings_of(encoded):
-    """Return the texts of a tensor, each of which lies behind its length; `Oversize` for what is too long.
+class TextMeter:
+    """Counts what a graph reads that takes text."""
 
-    It takes the place of a function of Triton's own, which copies each whatever its size.
-    """
-    buffer = memoryview(encoded)
-    texts, start = [], 0
-    while start < len(buffer):
-        (size,) = struct.unpack_from("<I", buffer, start)
-        start += 4
-        texts.append(Oversize(size) if size > MOST_TEXT_BYTES else bytes(buffer[start : start + size]))
-        start += size
-    array = np.empty(len(texts), np.object_)
-    for place, text in enumerate(texts):
-        array[place] = text
-    return array
+    def __init__(self, labels, parameters):
+        """Begin to publish."""
+        self.tasks = list(json.loads(parameters.get("tasks", "{}")))
+        self.refuses_long = parameters.get("truncation") == "error"
+        is_one = len(self.tasks) <= 1
+        texts = meter.TEXTS if is_one else meter.TEXTS._replace(label="task", values=tuple(self.tasks))
+        kinds = [texts, meter.TOKENS, meter.TRUNCATED, meter.REFUSED, meter.PADDING]
+        kinds += [meter.SECONDS._replace(values=("graph",))]
+        counters = [each for counter in kinds for each in each_value(counter)]
+        self.meter = Meter(pb_utils.MetricFamily, labels, counters)
+        self.publish = self.meter.publish
 
+    def refuse(self, reason, texts):
+        """Count so many texts as refused."""
+        self.meter.add(meter.REFUSED, texts, reason=reason)
 
-pb_utils.deserialize_bytes_tensor = strings_of
-
-
-def part_borders(row_tokens):
-    """Return where rows are divided so that each part has `RUN_TOKENS` at most, or one row."""
-    borders, tokens = [], 0
-    for row, own in enumerate(row_tokens.tolist()):
-        if tokens and tokens + own > RUN_TOKENS:
-            borders.append(row)
-            tokens = 0
-        tokens += own
-    return borders
+    def count(self, answer, feed, seconds):
+        """Count the rows of a run: those that are answered, and those that are marked."""
+        tokens, truncated = answer["token_count"][:, 0], answer["truncated"][:, 0]
+        is_answered = answer["invalid_at"][:, 0] < 0
+        self.refuse("not_utf8", int((~is_answered).sum()))
+        if self.refuses_long:
+            self.refuse("too_long", int((is_answered & truncated).sum()))
+            is_answered &= ~truncated
+        self.meter.add(meter.SECONDS, seconds, stage="graph")
+        self.meter.add(meter.PADDING, int(len(tokens) * tokens.max(initial=0) - tokens.sum()))
+        if TASK in feed:
+            named = [task.decode(errors="replace") for task in feed[TASK][:, 0]]
+            for name in self.tasks:
+                is_of = is_answered & np.array([each == name for each in named])
+                self.meter.add(meter.TEXTS, int(is_of.sum()), task=name)
+            is_task = np.array([each in self.tasks for each in named])
+            self.refuse("no_task", int((is_answered & ~is_task).sum()))
+            is_answered &= is_task
+        else:
+            self.meter.add(meter.TEXTS, int(is_answered.sum()))
+        self.meter.add(meter.TOKENS, int(tokens[is_answered].sum()))
+        self.meter.add(meter.TRUNCATED, int(truncated[is_answered].sum()))
 
 
 def is_utf8(text):
@@ -496,13 +534,6 @@ def sent(array):
     return np.array([text.encode("utf-8") for text in array.reshape(-1)], dtype=np.object_).reshape(
         array.shape
     )
-
-
-def refusal(error):
-    """Return the response to a request that cannot be answered."""
-    is_clients = isinstance(error, (InvalidArgument, NoRowsError, OversizeError, UnequalAxesError))
-    code = pb_utils.TritonError.INVALID_ARG if is_clients else pb_utils.TritonError.INTERNAL
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))
 
 
 def one_line(error):

@@ -2,7 +2,8 @@
 
 A python-based backend: it ships once with the package and the image, and takes all that is an entry's own
 from the entry: tokenizer.json and the parameters of config.pbtxt. It turns a whole dynamic batch into rows of
-NAME_model, asks that in batches of at most its size, and answers per request. What the answers are is said in
+NAME_model, asks that some hundred tokens at a time, and answers per request. A request of more than that is
+answered by a thread, so that short ones do not wait for it. What the answers are is said in
 `sparse_serve.tasks`; here is what is Triton's.
 
 Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
@@ -10,8 +11,14 @@ needs lie beside this file.
 """
 
 import json
+import os
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,16 +30,31 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.errors import TaskError
 from sparse_serve.repository.measures import MEASURES, RHO
+from sparse_serve.stub import meter
+from sparse_serve.stub.limits import OversizeError, TextLimits
+from sparse_serve.stub.meter import Meter, each_value
+from sparse_serve.stub.runs import RUN_TOKENS, run_borders
 from sparse_serve.tasks import TASK_IDS, answered, read_tasks
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
+STAGES = ("tokenize", "graph", "answer")
+
+# Bytes that are taken for a token until a text has been read.
+TOKEN_BYTES = 4
+# That answer what takes long, beside each other, and each with a tokenizer of its own: how it cuts is a
+# tokenizer's state.
+LONG_THREADS = 2
+# How much these give way: beside another a thread of them gets a tenth of a core.
+LONG_NICENESS = 10
+
 
 class RefusedError(Exception):
-    """A request, or the graph's answer to it, is an error; carries it as Triton's clients get it."""
+    """A request cannot be answered: what its client is told, and under which reason it counts."""
 
-    def __init__(self, error):
-        super().__init__(error.message())
-        self.error = error
+    def __init__(self, message, reason, code=None):
+        super().__init__(message)
+        self.reason = reason
+        self.code = pb_utils.TritonError.INVALID_ARG if code is None else code
 
 
 class Asked(NamedTuple):
@@ -42,6 +64,7 @@ class Asked(NamedTuple):
     pairs: list
     tasks: list
     outputs: list
+    bytes: int
 
 
 class TritonPythonModel:
@@ -58,6 +81,8 @@ class TritonPythonModel:
             self.graph = parameters["model"]
             self.graph_inputs = parameters["inputs"].split(",")
             self.max_length = int(parameters["max_length"])
+            self.truncation = parameters.get("truncation", "right")
+            self.limits = TextLimits.of(parameters)
             tasks = read_tasks(json.loads(parameters["tasks"]))
             self.task = answered(tasks)
             if (len(tasks) > 1) != (TASK_IDS in self.graph_inputs):
@@ -70,66 +95,160 @@ class TritonPythonModel:
                 f"a parameter of config.pbtxt is missing or malformed ({error}): export the entry again"
             ) from None
         self.pad_id = pad_id(self.tokenizer)
-        self.meter = None
-        if "metrics" in parameters:
-            (rho,) = (tensor for tensor in config["output"] if tensor["name"] == RHO)
-            self.meter = Meter(
-                {"model": args["model_name"], "version": args["model_version"]},
-                list(tasks) if len(tasks) > 1 else [None],
-                parameters["metrics"].split(","),
-                int(rho["dims"][0]),
-            )
+        pb_utils.deserialize_bytes_tensor = self.limits.strings_of
+        (rho,) = (tensor for tensor in config["output"] if tensor["name"] == RHO)
+        self.measures = measures_of(parameters.get("metrics", ""))
+        self.meter = Meter(
+            pb_utils.MetricFamily,
+            {"model": args["model_name"], "version": args["model_version"]},
+            counters(list(tasks) if len(tasks) > 1 else [], self.measures.values(), int(rho["dims"][0])),
+        )
+        self.long = ThreadPoolExecutor(LONG_THREADS, "long", give_way)
+        self.of_thread = threading.local()
+        self.tokenizer_json = self.tokenizer.to_str()
 
     def execute(self, requests):
-        """Answer each request; one that cannot be read gets its own error and stays out of the batch."""
-        responses = [None] * len(requests)
-        readable = {}
+        """Answer short requests together; leave long ones to other threads.
+
+        One that cannot be read gets its own error and stays out of the batch.
+        """
+        asked, responses = {}, {}
         for index, request in enumerate(requests):
             try:
-                asked = read_texts(request)
-                for name, pair in zip(asked.tasks, asked.pairs, strict=True):
-                    self.task.member(name).check_pairs([pair])
-                readable[index] = asked
+                asked[index] = self._read(request)
             except Exception as failure:
-                responses[index] = pb_utils.InferenceResponse(error=error_of(failure))
-        for index, response in self._answer(readable).items():
-            responses[index] = response
-        return responses
+                responses[index] = self._refuse(failure)
+        long = [index for index, each in asked.items() if each.bytes > RUN_TOKENS * TOKEN_BYTES]
+        if not long:
+            responses |= self._answer(asked, self.tokenizer)
+            return [responses[index] for index in range(len(requests))]
+        senders = [request.get_response_sender() for request in requests]
+        for index in long:
+            self.long.submit(self._answer_long, asked.pop(index), senders[index])
+        responses |= self._answer(asked, self.tokenizer)
+        for index, response in responses.items():
+            senders[index].send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
 
-    def _answer(self, asked):
-        """Return the responses to what requests asked, by their index."""
-        if not asked:
-            return {}
-        measures = {RHO} if any(RHO in each.outputs for each in asked.values()) else set()
-        if self.meter is not None:
-            measures.update(self.meter.measures)
+    def finalize(self):
+        """Answer what is still waiting."""
+        self.long.shutdown()
+
+    def _answer_long(self, asked, sender):
+        """Answer a request on a thread of its own, whatever happens: its client waits."""
         try:
-            columns = self._columns(asked.values(), measures)
-            responses = split(columns, asked)
-            if self.meter is not None:
-                self.meter.count(columns, [name for each in asked.values() for name in each.tasks])
-            return responses
+            if not hasattr(self.of_thread, "tokenizer"):
+                self.of_thread.tokenizer = type(self.tokenizer).from_str(self.tokenizer_json)
+            (response,) = self._answer({0: asked}, self.of_thread.tokenizer).values()
         except Exception as failure:
-            error = error_of(failure)
+            response = self._refuse(failure, len(asked.texts))
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _read(self, request):
+        """Return what a request asks.
+
+        Raises:
+            RefusedError: it lacks texts, has too much of them, or such as are none.
+        """
+        columns = {}
+        for name in ("TEXT", "TEXT_PAIR", "TASK"):
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                columns[name] = tensor.as_numpy().reshape(-1)
+        try:
+            size = self.limits.check(columns)
+        except OversizeError as error:
+            raise RefusedError(str(error), "too_large") from None
+        if "TEXT" not in columns:
+            # Triton counts inputs: with an optional one among them, it lets a request without TEXT pass.
+            raise RefusedError("input TEXT is missing", "malformed")
+        texts = decoded(columns, "TEXT")
+        pairs, tasks = (beside(columns, name, len(texts)) for name in ("TEXT_PAIR", "TASK"))
+        for name, pair in zip(tasks, pairs, strict=True):
+            try:
+                own = self.task.member(name)
+            except TaskError as error:
+                raise RefusedError(str(error), "no_task") from None
+            own.check_pairs([pair])
+        return Asked(texts, pairs, tasks, request.requested_output_names(), size)
+
+    def _refuse(self, failure, texts=1):
+        """Return the response to a request that is not answered."""
+        refused = refusal_of(failure)
+        self.meter.add(meter.REFUSED, texts, reason=refused.reason)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(refused), refused.code))
+
+    def _answer(self, asked, tokenizer):
+        """Return the responses to what requests asked, by their index."""
+        encoded, responses = self._encode(asked, tokenizer)
+        if self.truncation == "error":
+            for index, texts in list(encoded.items()):
+                if message := too_long(texts):
+                    responses[index] = self._refuse(RefusedError(message, "too_long"), len(texts))
+                    del encoded[index]
+        return responses | self._answer_encoded(asked, encoded)
+
+    def _encode(self, asked, tokenizer):
+        """Return the texts of requests as tokens, by index, and responses to those that cannot be encoded."""
+        if not asked:
+            return {}, {}
+        try:
+            with self._stage("tokenize"):
+                texts = [text for each in asked.values() for text in each.texts]
+                pairs = [pair for each in asked.values() for pair in each.pairs]
+                tasks = [name for each in asked.values() for name in each.tasks]
+                rows = self.task.encode(tokenizer, texts, pairs, self.max_length, self.truncation)
+                return dict(rows_of(asked, of_tasks(rows, tasks))), {}
+        except Exception as failure:
+            if len(asked) == 1:
+                return {}, {index: self._refuse(failure, len(each.texts)) for index, each in asked.items()}
+        encoded, responses = {}, {}
+        for index, each in asked.items():  # one of several is at fault
+            own = self._encode({index: each}, tokenizer)
+            encoded |= own[0]
+            responses |= own[1]
+        return encoded, responses
+
+    def _answer_encoded(self, asked, encoded):
+        """Return the responses to requests whose texts have been encoded, by their index."""
+        if not encoded:
+            return {}
+        try:
+            wanted = {index: asked[index] for index in encoded}
+            columns = self._columns(
+                [text for texts in encoded.values() for text in texts],
+                {RHO} if any(RHO in each.outputs for each in wanted.values()) else set(),
+            )
+            responses = {
+                index: pb_utils.InferenceResponse(
+                    [pb_utils.Tensor(name, columns[name][rows]) for name in asked[index].outputs]
+                )
+                for index, rows in rows_of(wanted)
+            }
+        except Exception as failure:
             # One of several may be at fault: ask one by one. An overloaded graph is not asked again.
-            if len(asked) > 1 and error.code() != pb_utils.TritonError.UNAVAILABLE:
+            if len(encoded) > 1 and refusal_of(failure).code != pb_utils.TritonError.UNAVAILABLE:
                 return {
                     index: response
-                    for index, each in asked.items()
-                    for response in self._answer({index: each}).values()
+                    for index, texts in encoded.items()
+                    for response in self._answer_encoded(asked, {index: texts}).values()
                 }
-            return {index: pb_utils.InferenceResponse(error=error) for index in asked}
+            return {index: self._refuse(failure, len(texts)) for index, texts in encoded.items()}
+        self._count(columns, [text.task for texts in encoded.values() for text in texts])
+        return responses
 
-    def _columns(self, asked, measures):
-        """Return every output of the model for all rows, and of the graph's measures those named, by name."""
-        texts = [text for each in asked for text in each.texts]
-        pairs = [pair for each in asked for pair in each.pairs]
-        tasks = [name for each in asked for name in each.tasks]
-        encoded = of_tasks(self.task.encode(self.tokenizer, texts, pairs, self.max_length), tasks)
-        outputs = self._run_graph(encoded, [self.task.graph_output, *sorted(measures)])
+    def _columns(self, encoded, measures):
+        """Return every output of the model for texts, by name, and those measures of the graph."""
+        measures = measures | self.measures.keys()
+        with self._stage("graph"):
+            outputs = self._run_graph(encoded, [self.task.graph_output, *sorted(measures)])
+        with self._stage("answer"):
+            return self._read_answer(encoded, outputs, measures)
+
+    def _read_answer(self, encoded, outputs, measures):
         if np.isnan(outputs[self.task.graph_output]).any():
             message = f"{self.graph} answers NaN: the tokenizer has tokens that it does not know"
-            raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
+            raise RefusedError(message, "graph", pb_utils.TritonError.INTERNAL)
         columns = self.task.answer(encoded, outputs[self.task.graph_output])
         columns["token_count"] = np.array([[text.token_count] for text in encoded], dtype=np.int32)
         columns["truncated"] = np.array([[text.truncated] for text in encoded])
@@ -143,8 +262,9 @@ class TritonPythonModel:
         """Return the graph's outputs of these names for all windows of the texts, float32."""
         windows = [window for text in encoded for window in text.windows]
         task_ids = self.task.task_ids(encoded)
-        parts = [slice(start, start + self.max_rows) for start in range(0, len(windows), self.max_rows)]
-        batches = [self._run_batch(windows[part], task_ids[part], names) for part in parts]
+        borders = [0, *run_borders(list(map(len, windows)), self.max_rows), len(windows)]
+        runs = [slice(begin, end) for begin, end in pairwise(borders)]
+        batches = [self._run_batch(windows[run], task_ids[run], names) for run in runs]
         return {name: stack([batch[name] for batch in batches]) for name in names}
 
     def _run_batch(self, windows, task_ids, names):
@@ -156,100 +276,88 @@ class TritonPythonModel:
             inputs=[pb_utils.Tensor(name, arrays[name]) for name in self.graph_inputs],
         ).exec()
         if response.has_error():
-            raise RefusedError(response.error())
+            raise RefusedError(response.error().message(), "graph", response.error().code())
+        mask = arrays["attention_mask"]
+        self.meter.add(meter.PADDING, mask.size - int(mask.sum()))
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
+    @contextmanager
+    def _stage(self, name):
+        begun = time.perf_counter()
+        yield
+        self.meter.add(meter.SECONDS, time.perf_counter() - begun, stage=name)
 
-class Meter:
-    """Counters on Triton's metrics port: of texts answered and, by layer, the sums of the graph's measures.
-
-    Texts are counted by task where there are several: all are the sum over `task`. The mean of a measure is
-    its sum over the number of texts. Instances of a model share their counters.
-    """
-
-    def __init__(self, labels, tasks, measures, layers):
-        """Begin to publish `measures` of so many `layers`, for the names of `tasks`, None for an only one."""
-        meanings = {measure.name: measure.meaning for measure in MEASURES}
-        # A family must outlive its metrics.
-        self.families = {
-            "texts": counter("texts", "Texts answered"),
-            "tokens": counter("tokens", "Tokens of the texts answered, special ones included"),
-            "truncated": counter("truncated", "Texts answered that were cut"),
-        } | {name: counter(name, f"Sum over texts of {meanings[name]}") for name in measures}
-        self.texts = {
-            name: self.families["texts"].Metric(labels=labels if name is None else {**labels, "task": name})
-            for name in tasks
-        }
-        self.tokens, self.truncated = (
-            self.families[name].Metric(labels=labels) for name in ("tokens", "truncated")
-        )
-        by_layer = [{**labels, "layer": str(layer)} for layer in range(1, layers + 1)]
-        self.measures = {
-            name: [self.families[name].Metric(labels=each) for each in by_layer] for name in measures
-        }
-
-    def count(self, columns, tasks):
-        """Add the rows of an answer, each of the task of that name."""
+    def _count(self, columns, tasks):
+        """Count the rows of an answer, each of the task of that name, None for an only one."""
         for name, texts in Counter(tasks).items():
-            self.texts[name].increment(texts)
-        self.tokens.increment(int(columns["token_count"].sum()))
-        self.truncated.increment(int(columns["truncated"].sum()))
-        for name, layers in self.measures.items():
-            for layer, total in zip(layers, columns[name].sum(axis=0, dtype=np.float64), strict=True):
-                layer.increment(total)
+            self.meter.add(meter.TEXTS, texts, **({} if name is None else {"task": name}))
+        self.meter.add(meter.TOKENS, int(columns["token_count"].sum()))
+        self.meter.add(meter.TRUNCATED, int(columns["truncated"].sum()))
+        for name, counter in self.measures.items():
+            for layer, total in enumerate(columns[name].sum(axis=0, dtype=np.float64).tolist(), start=1):
+                self.meter.add(counter, total, layer=str(layer))
 
 
-def counter(name, description):
-    """Return the counter family `sparse_serve_NAME_total`."""
-    return pb_utils.MetricFamily(
-        name=f"sparse_serve_{name}_total", description=description, kind=pb_utils.MetricFamily.COUNTER
-    )
+def give_way():
+    """Have the thread that this is called on yield to others."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
 
 
-def read_texts(request):
-    """Return what a request asks; RefusedError without texts."""
-    texts = decoded(request, "TEXT")
-    if texts is None:
-        # Triton counts inputs: with an optional one among them, it lets a request without TEXT pass.
-        raise RefusedError(pb_utils.TritonError("input TEXT is missing", pb_utils.TritonError.INVALID_ARG))
-    pairs, tasks = (beside(request, name, len(texts)) for name in ("TEXT_PAIR", "TASK"))
-    return Asked(texts, pairs, tasks, request.requested_output_names())
+def measures_of(names):
+    """Return the counters of the graph's measures, by the names that a parameter has of them."""
+    meanings = {measure.name: measure.meaning for measure in MEASURES}
+    return {
+        name: meter.Counter(name, f"Sum over texts of {meanings[name]}", "layer")
+        for name in names.split(",")
+        if name
+    }
 
 
-def beside(request, name, texts):
+def counters(tasks, measures, layers):
+    """Return all counters of a model of these tasks, none for an only one, each with labels of its own."""
+    numbers = tuple(str(layer) for layer in range(1, layers + 1))
+    texts = meter.TEXTS._replace(label="task", values=tuple(tasks)) if tasks else meter.TEXTS
+    kinds = [texts, meter.TOKENS, meter.TRUNCATED, meter.REFUSED, meter.PADDING]
+    kinds += [meter.SECONDS._replace(values=STAGES)]
+    kinds += [measure._replace(values=numbers) for measure in measures]
+    return [each for counter in kinds for each in each_value(counter)]
+
+
+def beside(columns, name, texts):
     """Return the rows of an input beside TEXT, one for each of so many texts, None where there is none."""
-    rows = decoded(request, name)
-    if rows is None:
+    if name not in columns:
         return [None] * texts
+    rows = decoded(columns, name)
     if len(rows) != texts:
-        message = f"TEXT has {texts} rows, {name} has {len(rows)}: give each text one"
-        raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
+        raise RefusedError(f"TEXT has {texts} rows, {name} has {len(rows)}: give each text one", "malformed")
     return rows
 
 
-def decoded(request, name):
-    """Return an input's rows as strings, None where the request does not have it."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
+def decoded(columns, name):
+    """Return the rows of an input as strings."""
     try:
-        return [text.decode("utf-8") for text in tensor.as_numpy().reshape(-1)]
+        return [text.decode("utf-8") for text in columns[name]]
     except UnicodeDecodeError as error:
         message = f"{name} must be UTF-8, got {error.reason} at byte {error.start}"
-        raise RefusedError(pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)) from None
+        raise RefusedError(message, "not_utf8") from None
 
 
-def split(columns, asked):
-    """Return the response to each request, by index: of the columns it asked for, the rows of its texts."""
-    responses = {}
-    start = 0
-    for index, each in asked.items():
-        rows = slice(start, start + len(each.texts))
-        start = rows.stop
-        responses[index] = pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, columns[name][rows]) for name in each.outputs]
-        )
-    return responses
+def rows_of(asked, rows=None):
+    """Yield the index of each request and which of all rows are its own, or those of `rows` that are."""
+    borders = pairwise(accumulate((len(each.texts) for each in asked.values()), initial=0))
+    for index, (begin, end) in zip(asked, borders, strict=True):
+        yield index, slice(begin, end) if rows is None else rows[begin:end]
+
+
+def too_long(encoded):
+    """Return what the client is told of the first text that has more tokens than are read; None without."""
+    for number, text in enumerate(encoded, start=1):
+        if text.truncated:
+            return (
+                f"text {number} of the request has {text.length} tokens, at most {text.limit} are read: "
+                "shorten it, or leave it out"
+            )
+    return None
 
 
 def stack(batches):
@@ -260,11 +368,11 @@ def stack(batches):
     return batches[0] if len(batches) == 1 else np.concatenate(batches)
 
 
-def error_of(failure):
+def refusal_of(failure):
     """Return what a request is answered with after an exception, an unforeseen one as a line of its own."""
     if isinstance(failure, RefusedError):
-        return failure.error
+        return failure
     if isinstance(failure, TaskError):
-        return pb_utils.TritonError(str(failure), pb_utils.TritonError.INVALID_ARG)
+        return RefusedError(str(failure), "malformed")
     message = " ".join(f"{type(failure).__name__}: {failure}".split())
-    return pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
+    return RefusedError(message, "fault", pb_utils.TritonError.INTERNAL)

@@ -1,0 +1,18 @@
+"""How much is computed at a time."""
+
+from collections.abc import Iterable
+
+RUN_TOKENS = 1024
+"""Of one run: from some hundred on a token costs the same, and far more of them leave the caches."""
+
+
+def run_borders(row_tokens: Iterable[int], most_rows: int | None = None) -> list[int]:
+    """Return where rows are divided so that each run has `RUN_TOKENS` at most, or one row."""
+    borders: list[int] = []
+    begin = tokens = 0
+    for row, own in enumerate(row_tokens):
+        if (tokens and tokens + own > RUN_TOKENS) or row - begin == most_rows:
+            borders.append(row)
+            begin, tokens = row, 0
+        tokens += own
+    return borders
