@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime
@@ -21,7 +21,12 @@ from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
+from sparse_export.encoders.tokenizer import (
+    cut_length,
+    load_tokenizer,
+    require_embedded,
+    stored_truncation_side,
+)
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
 from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.precision import precision_of
@@ -49,12 +54,21 @@ from sparse_serve.repository.entries import (
 from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, TokenizerPlace, Versions
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 from sparse_serve.tasks import Task, answered
+from sparse_serve.tasks.encoding import Truncation
 
 BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
 ASKED_FOR = "as asked for"
 _GRAPH_FILE = "model.onnx"
 # Its own module needs what only training needs.
 _TRAINING_RECORD = "finetune.json"
+
+
+class Cut(NamedTuple):
+    """How many tokens of a text are read, and what becomes of one that has more."""
+
+    max_length: int
+    truncation: Truncation
+
 
 Progress = Callable[[str], None]
 """Called with what is being done, or with what a user should know, in a few words."""
@@ -76,6 +90,7 @@ class ExportOptions:
         dtype: name of the precision, one of `precision.PRECISIONS`; others are refused.
         max_length: tokens at which texts are cut; None for what the checkpoint's pattern was trained at, or
             without one for what the encoder has positions for.
+        truncation: which side texts of more tokens lose, or "error" to refuse them; None for the right.
         max_batch_size: the most rows of one request.
         computing: what the graph is computed with where it is served.
         atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
@@ -101,6 +116,7 @@ class ExportOptions:
     opset: int = DEFAULT_OPSET
     dtype: str = "fp32"
     max_length: int | None = None
+    truncation: Truncation | None = None
     max_batch_size: int = 64
     computing: Computing = ALL_CORES
     atol: float | None = None
@@ -169,12 +185,14 @@ def export_checkpoint(
     model = load_checkpoint(options.checkpoint, options.attention, tasks)
     tokenizer = load_tokenizer(options.checkpoint)
     require_embedded(options.checkpoint, tokenizer, model.config)
-    max_length = _max_length(options, model.config, tokenizer, warn)
+    cut = Cut(
+        _max_length(options, model.config, tokenizer, warn), _truncation(options, task, tokenizer, warn)
+    )
     served = _served_tokenizer(tokenizer, model.config)
     # Before what takes long, so that bad rows are refused at once.
-    labelled = None if data is None else labelled_examples(task, served, max_length, data)
+    labelled = None if data is None else labelled_examples(task, served, *cut, data)
     progress("reading the tokenizer")
-    reading = _reading(options, model, served, max_length)
+    reading = _reading(options, model, served, cut)
     refuse_other_models(
         options.repository,
         options.name,
@@ -185,7 +203,7 @@ def export_checkpoint(
         texts,
         task,
         served,
-        max_length,
+        cut.max_length,
         target,
         are_built_in=options.texts_file is None,
         atol=options.atol,
@@ -221,7 +239,7 @@ def export_checkpoint(
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
         figures = parity.to_json() if read is None else parity.to_json() | {"texts": read.to_json()}
-        manifest = _manifest(options, model, tasks, target, asked, max_length, figures, quality)
+        manifest = _manifest(options, model, tasks, target, asked, cut, figures, quality)
         path = write_entry(
             options.repository,
             EntrySpec(
@@ -249,7 +267,10 @@ def export_checkpoint(
 
 
 def _reading(
-    options: ExportOptions, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int
+    options: ExportOptions,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    cut: Cut,
 ) -> TextReading | str:
     """Return how the graph reads texts, or why it is the server that does.
 
@@ -267,7 +288,7 @@ def _reading(
             reason = str(error)
         else:
             pad_id = model.config.pad_token_id
-            return TextReading(tables, max_length, 0 if pad_id is None else int(pad_id))
+            return TextReading(tables, cut.max_length, 0 if pad_id is None else int(pad_id), cut.truncation)
     if options.tokenizer == "graph":
         raise OptionError(f"--tokenizer graph is not possible: {reason}; leave it out, or say server")
     return reason
@@ -336,6 +357,27 @@ def _max_length(
         )
     pattern.require_within(max_length)
     return max_length
+
+
+def _truncation(
+    options: ExportOptions, task: Task, tokenizer: PreTrainedTokenizerFast, warn: Progress
+) -> Truncation:
+    """Return what becomes of texts that are too long: they are cut from the right unless it is said.
+
+    Raises:
+        OptionError: the left is asked for of a task that reads long texts whole.
+    """
+    if options.truncation == "left" and task.in_windows:
+        raise OptionError(
+            f"--truncation left is for texts that are cut: {task.option} reads a context whole, in windows; "
+            "leave it out, or say error to refuse questions that are too long"
+        )
+    if options.truncation is None and stored_truncation_side(tokenizer) == "left" and not task.in_windows:
+        warn(
+            f"the tokenizer of {options.checkpoint} cuts long texts from the left, the entry will from the "
+            "right: say --truncation left to have it do so too, or --truncation right"
+        )
+    return options.truncation or "right"
 
 
 def _trained_length(options: ExportOptions) -> int | None:
@@ -431,7 +473,7 @@ def _manifest(
     tasks: Mapping[str, Task],
     target: GraphTarget,
     asked: Questions,
-    max_length: int,
+    cut: Cut,
     parity: Mapping[str, Any],
     quality: ParityReport | None,
 ) -> Manifest:
@@ -451,7 +493,8 @@ def _manifest(
         triton_release=options.triton,
         attention=_attention(options, model),
         tasks=dict(tasks),
-        max_length=max_length,
+        max_length=cut.max_length,
+        truncation=cut.truncation,
         tokenizer="server" if asked.reader is None else "graph",
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(asked.library)),

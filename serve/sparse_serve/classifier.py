@@ -18,17 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import OptionError, RepositoryError, RequestError, first_line
+from sparse_serve.errors import (
+    OptionError,
+    RefusedTextError,
+    RepositoryError,
+    RequestError,
+    first_line,
+)
 from sparse_serve.extras import needing
 from sparse_serve.op_library import library_version, verify_library
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME, TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.repository.entries import Entry, read_entry
+from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.tasks import Several
-
-RUN_TOKENS = 1024
-"""Tokens of one run: from some hundred on a token costs the same, and far more of them leave the caches."""
 
 _MOST_ROWS = 256
 # Characters that are taken for a token until texts have shown how many are.
@@ -106,6 +110,7 @@ class Classifier:
         Raises:
             RequestError: a text is none in Unicode, second texts or tasks are missing or not for this model,
                 or it is no classifier.
+            RefusedTextError: a text has more tokens than are read, and the entry refuses those.
             ValueError: there are not as many second texts or tasks as texts.
         """
         return self._ask(Prediction, self._columns(texts, text_pairs, task), progress)
@@ -116,12 +121,41 @@ class Classifier:
         """Embed texts; arguments and errors as of a call."""
         return self._ask(Embedding, self._columns(texts, text_pairs, None), progress)
 
+    def replies(
+        self, texts: Texts, text_pairs: Texts | None = None, task: str | Texts | None = None
+    ) -> list[Reply | None]:
+        """Return what the entry answers, of its `kind`; None to a text that it refuses as too long.
+
+        Arguments and other errors as of a call.
+        """
+        columns = self._columns(texts, text_pairs, task)
+        return [
+            None if self._refuses(reply) else reply
+            for replies in self._runs(self.kind, columns, None)
+            for reply in replies
+        ]
+
     def _ask(
         self, kind: type[Kind], columns: Mapping[str, Sequence[str]], progress: Progress | None
     ) -> list[Kind]:
         if kind is not self.kind:
             raise RequestError(f"{self.entry.path} {self.kind.does}: it is no model that {kind.does}")
-        return [reply for replies in self._runs(kind, columns, progress) for reply in replies]
+        found: list[Kind] = []
+        for replies in self._runs(kind, columns, progress):
+            for row, reply in enumerate(replies, start=len(found)):
+                if self._refuses(reply):
+                    reason = f"{self.entry.path} refuses a text of {self.too_long}"
+                    raise RefusedTextError(reason, row, columns[TEXT_INPUT][row])
+            found += replies
+        return found
+
+    def _refuses(self, reply: Reply) -> bool:
+        return reply.truncated and self.entry.manifest.truncation == "error"
+
+    @property
+    def too_long(self) -> str:
+        """What is wrong with a text that is refused because of its length."""
+        return f"more than {self.entry.manifest.max_length} tokens"
 
     def _columns(
         self, texts: Texts, pairs: Texts | None, task: str | Texts | None

@@ -432,16 +432,21 @@ class Client:
                     row,
                     batch[_FIRST_TEXT][row],
                 )
-        if _TASK in batch:
-            for row, logits in enumerate(columns["logits"]):
-                if np.isnan(logits).all():
-                    known = ", ".join(self.tasks(name)) or "those of its file"
-                    raise RefusedTextError(
-                        f"the server at {self.url} refused the request to '{name}': there is no task "
-                        f"'{batch[_TASK][row]}'; this model's are {known}",
-                        row,
-                        batch[_FIRST_TEXT][row],
-                    )
+        numbers = columns["logits"] if "logits" in columns else columns["embedding"]
+        for row in np.flatnonzero(np.isnan(numbers).all(axis=1)).tolist():
+            tasks = self.tasks(name)
+            if _TASK in batch and batch[_TASK][row] not in tasks:
+                known = ", ".join(tasks) or "those of its file"
+                reason = f"there is no task '{batch[_TASK][row]}'; this model's are {known}"
+            elif columns["truncated"][row, 0]:
+                reason = f"more than {columns['token_count'][row, 0]} tokens, which is as many as it reads"
+            else:
+                continue  # what the model says
+            raise RefusedTextError(
+                f"the server at {self.url} refused the request to '{name}': {reason}",
+                row,
+                batch[_FIRST_TEXT][row],
+            )
 
     def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
         inputs = []

@@ -75,7 +75,7 @@ def exported(
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[request.param]), encoding="utf-8")
     data = read_data(file, task=task.type)
-    examples = labelled_examples(task, tokenizer, POSITIONS, data)
+    examples = labelled_examples(task, tokenizer, POSITIONS, "right", data)
     graph = graphs.path(model, "packed", GraphTarget())
     return Exported(task, model, graph, tokenizer, examples)
 

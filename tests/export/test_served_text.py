@@ -1,10 +1,12 @@
 """Entries whose graph takes text behind a real Triton: torch's answers, and no harm from what is no text."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_serve.client import Client
 from sparse_serve.errors import RequestError
+from sparse_serve.stub.meter import PUBLISH_SECONDS
 from sparse_serve.tasks.encoding import encode_cut
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
@@ -42,10 +45,16 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(text_entry: Exported, several: Path) -> Iterator[TritonServer]:
+def server(text_entry: Exported, several: Path, checkpoint: Path) -> Iterator[TritonServer]:
     repository = several.parent / "repository"
     shutil.copytree(text_entry.path, repository / "tiny")
     export_checkpoint(ExportOptions(checkpoint=str(several), repository=repository, name="several"))
+    for truncation in ("left", "error"):
+        export_checkpoint(
+            ExportOptions(
+                checkpoint=str(checkpoint), repository=repository, name=truncation, truncation=truncation
+            )
+        )
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
 
@@ -105,6 +114,76 @@ def test_what_is_no_text_is_marked_and_harms_nobody(server: TritonServer, protoc
             assert np.isnan(logits).all()
         else:
             np.testing.assert_allclose(logits[0], good["logits"][number // 2 % len(TEXTS)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+def test_the_last_tokens_are_read_where_the_left_is_cut(
+    server: TritonServer, model: PreTrainedModel, checkpoint: Path, protocol: str
+) -> None:
+    long = "bad film " * 80 + "good x1 y2"
+    (encoded,) = encode_cut(load_tokenizer(checkpoint).backend_tokenizer, [long], None, POSITIONS, "left")
+    (window,) = encoded.windows
+    with torch.no_grad():
+        expected = model(torch.tensor([window.ids])).logits[0].numpy()
+    names = ("logits", "token_count", "truncated")
+    logits, count, truncated = infer(server, protocol, "left", texts_of(long), *names)
+    np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-4)
+    assert (count.item(), truncated.item()) == (POSITIONS, True)
+    (cut_right,) = infer(server, protocol, "tiny", texts_of(long), "logits")
+    assert np.abs(cut_right - logits).max() > 1e-3
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+def test_a_text_that_is_too_long_is_marked_and_harms_nobody(server: TritonServer, protocol: str) -> None:
+    texts = ["a", "very " * 300, "naïve café"]
+    names = ("logits", "scores", "label", "truncated", "invalid_at")
+    logits, scores, label, truncated, invalid = infer(server, protocol, "error", texts_of(*texts), *names)
+    (cut,) = infer(server, protocol, "tiny", texts_of(*texts), "logits")
+    np.testing.assert_allclose(logits[[0, 2]], cut[[0, 2]], rtol=0, atol=1e-5)
+    assert np.isnan(logits[1]).all()
+    assert np.isnan(scores[1]).all()
+    assert [each == b"" for each in label[:, 0]] == truncated[:, 0].tolist() == [False, True, False]
+    assert (invalid == -1).all()
+
+
+def test_the_client_names_the_text_that_is_too_long(client: Client) -> None:
+    with pytest.raises(RequestError, match=rf"more than {POSITIONS} tokens, which is as .*; it is text 2"):
+        client.classify("error", ["a", "very " * 300, "naïve café"])
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+def test_a_text_of_too_many_bytes_is_refused(server: TritonServer, protocol: str) -> None:
+    message = r"input 'TEXT' has a text of 1200000 bytes: give at most 1048576 \(max_text_bytes of config"
+    with pytest.raises(InferenceServerException, match=message) as raised:
+        infer(server, protocol, "tiny", texts_of("a", "good " * 240_000), "label")
+    assert raised.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+
+
+def test_what_becomes_of_texts_is_counted(server: TritonServer) -> None:
+    """By the backend of the bundled Triton."""
+    time.sleep(4 * PUBLISH_SECONDS)  # what was asked before has been told then
+    before = counters(server)
+    infer(server, "grpc", "error", {"TEXT": column(["a", "very " * 300, b"\xff", "naïve café"])}, "label")
+    wanted = {"texts_total": 2, "truncated_total": 0, "not_utf8": 1, "too_long": 1}
+    deadline = time.monotonic() + 30
+    while True:
+        grown = {key: value - before[key] for key, value in counters(server).items()}
+        found = {name: sum(n for key, n in grown.items() if name in key) for name in wanted}
+        if found == wanted:
+            break
+        assert time.monotonic() < deadline, grown
+        time.sleep(0.1)
+    tokens = {name: sum(n for key, n in grown.items() if name in key) for name in ("tokens", "padding")}
+    assert tokens["tokens"] > 2
+    assert tokens["padding"] > 2 * POSITIONS
+
+
+def counters(server: TritonServer) -> dict[str, float]:
+    """The package's own of the entry `error`."""
+    with urlopen(server.metrics_url, timeout=30) as port:
+        lines = port.read().decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("sparse_serve_"))
+    return {name: float(value) for name, value in values.items() if 'model="error"' in name}
 
 
 def test_client_and_classification_extension(client: Client) -> None:

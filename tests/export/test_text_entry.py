@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,19 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, ExportOptions, export_checkpoint
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve import Classifier
-from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, RequestError
+from sparse_serve.errors import (
+    DataError,
+    OpLibraryError,
+    OptionError,
+    RefusedTextError,
+    RepositoryError,
+    RequestError,
+)
 from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import Entry, find_models, read_entry
+from sparse_serve.tasks import QuestionAnswering
+from sparse_serve.tasks.encoding import Truncation
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from tiny_models import LABELS, LAMBD, POSITIONS, make_model, make_tokenizer
@@ -211,6 +221,54 @@ def test_what_the_classifier_refuses(
 ) -> None:
     with pytest.raises(error, match=message):
         call(classifier)
+
+
+def test_a_text_that_is_too_long_is_refused_with_its_number(options: ExportOptions) -> None:
+    strict = Classifier(export_checkpoint(replace(options, truncation="error")).path, threads=1)
+    texts = ["a film"] * 30 + ["x9 " * 300, "a"]
+    with pytest.raises(
+        RefusedTextError, match=rf"tiny refuses a text of more than {POSITIONS} tokens; it is text 31, 'x9 x9"
+    ) as raised:
+        strict(texts)
+    assert raised.value.row == 30
+    replies = strict.replies(texts)
+    assert [reply is None for reply in replies] == [False] * 30 + [True, False]
+    assert read_entry(strict.entry.path).manifest.truncation == "error"
+    assert list(entry_faults(strict.entry)) == []
+
+
+def test_questions_are_not_cut_from_the_left(options: ExportOptions, tmp_path: Path) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    save_checkpoint(make_model(AttentionSpec(), "bert", QuestionAnswering()), make_tokenizer(folder), folder)
+    with pytest.raises(OptionError, match="--truncation left is for texts that are cut: question-answering"):
+        export_checkpoint(replace(options, checkpoint=str(folder), truncation="left"))
+
+
+def test_a_tokenizer_that_cuts_from_the_left_is_warned_of(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    file = copy / "tokenizer_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**stored, "truncation_side": "left"}), encoding="utf-8")
+    warned: list[str] = []
+    cases: list[tuple[Truncation | None, bool]] = [(None, True), ("left", False), ("right", False)]
+    for truncation, is_warned in cases:
+        warned.clear()
+        asked = replace(options, checkpoint=str(copy), truncation=truncation, force=True)
+        exported = export_checkpoint(asked, warn=warned.append)
+        assert read_entry(exported.path).manifest.truncation == (truncation or "right")
+        assert len(warned) == is_warned
+    assert not warned
+
+
+def test_labelled_rows_that_would_be_refused_are_named(options: ExportOptions, tmp_path: Path) -> None:
+    file = tmp_path / "eval.tsv"
+    file.write_text(f"text_a\tlabel\na b\tneutral\n{'x9 ' * 300}\tneutral\n")
+    with pytest.raises(DataError, match=rf"eval\.tsv: 'x9 .* has \d+ tokens, at most {POSITIONS} are"):
+        export_checkpoint(replace(options, eval_file=file, truncation="error"))
 
 
 def test_tables_of_another_version_are_refused(

@@ -168,6 +168,26 @@ def test_words_are_those_of_the_server(
     assert np.isfinite(answer["logits"]).all()
 
 
+def test_where_too_many_tokens_are_an_error_a_row_that_has_them_is_marked(
+    model: PreTrainedModel, core: Path, tables: TokenizerTables
+) -> None:
+    texts = ["a", "very " * CUT, "", "a " * (CUT - 2)]
+    marked, cut = (
+        ask(
+            text_graph(onnx.load(core), model_head(model), TextReading(tables, CUT, 0, truncation)),
+            TEXT=texts,
+        )
+        for truncation in ("error", "right")
+    )
+    assert marked["truncated"][:, 0].tolist() == [False, True, False, False]
+    assert (marked["invalid_at"] == -1).all()
+    for name in ("logits", "scores"):
+        assert np.isnan(marked[name][1]).all()
+        np.testing.assert_array_equal(marked[name][[0, 2, 3]], cut[name][[0, 2, 3]])
+    assert words(marked["label"])[1] == b""
+    assert b"" not in words(cut["label"])
+
+
 def test_tokens_and_logits_are_those_of_transformers(
     model: PreTrainedModel, core: Path, tables: TokenizerTables, checkpoint: Path
 ) -> None:

@@ -258,15 +258,22 @@ class Answering:
 
     def __init__(self, task: Task, kind: type[Reply] = Prediction) -> None:
         self.kind = kind
+        self.too_long = "more than 16 tokens"
         self.entry = SimpleNamespace(manifest=SimpleNamespace(task=task))
         self.is_several = isinstance(task, Several)
 
-    def __call__(
+    def replies(
         self, texts: Sequence[str], pairs: Sequence[str] | None, tasks: Sequence[str] | None
-    ) -> list[Prediction]:
+    ) -> list[Reply | None]:
         assert (tasks is not None) == self.is_several
+        if self.kind is Embedding:
+            assert pairs is None
+            vectors = [np.array([len(text), 0.5], np.float32) for text in texts]
+            return [Embedding(vector=vector, token_count=1, truncated=False) for vector in vectors]
         return [
-            Prediction(
+            None
+            if text == "too long"
+            else Prediction(
                 label=f"{text}|{pair}",
                 score=0.5,
                 scores=(0.5, 0.25),
@@ -280,11 +287,6 @@ class Answering:
             )
         ]
 
-    def embed(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Embedding]:
-        assert pairs is None
-        vectors = [np.array([len(text), 0.5], np.float32) for text in texts]
-        return [Embedding(vector=vector, token_count=1, truncated=False) for vector in vectors]
-
 
 def asked(answering: Answering, rows: dict[str, list[Any]], task: str | None = None) -> tuple[Rows, Any]:
     rows = {"file": ["f"] * len(rows["text"]), "row": [*range(len(rows["text"]))], **rows}
@@ -296,9 +298,12 @@ def asked(answering: Answering, rows: dict[str, list[Any]], task: str | None = N
 def test_rows_that_cannot_be_answered_are_no_concern_of_the_others() -> None:
     rows, answered = asked(
         Answering(CLASSES),
-        {"text": [b"a", None, b"caf\xe9", b"long", b"", b"b"], "error": [*[None] * 5, "malformed record: x"]},
+        {
+            "text": [b"a", None, b"caf\xe9", b"long", b"", b"b", b"too long"],
+            "error": [*[None] * 5, "malformed record: x", None],
+        },
     )
-    assert [row["label"] for row in rows] == ["a|", None, None, "long|", "|", None]
+    assert [row["label"] for row in rows] == ["a|", None, None, "long|", "|", None, None]
     assert [row["error"] for row in rows] == [
         None,
         "no text",
@@ -306,11 +311,12 @@ def test_rows_that_cannot_be_answered_are_no_concern_of_the_others() -> None:
         None,
         None,
         "malformed record: x",
+        "too long: more than 16 tokens",
     ]
     assert list(rows[0]) == ["file", "row", "label", "score", "scores", "token_count", "truncated", "error"]
     assert (rows[3]["token_count"], rows[3]["truncated"], rows[1]["truncated"]) == (4, True, None)
     assert (answered.tokens, answered.truncated) == (5, 1)
-    assert answered.refused == {"no text": 1, "not UTF-8": 1, "malformed record": 1}
+    assert answered.refused == {"no text": 1, "not UTF-8": 1, "malformed record": 1, "too long": 1}
 
 
 def test_pairs_and_tasks() -> None:
@@ -321,17 +327,19 @@ def test_pairs_and_tasks() -> None:
     rows, _ = asked(
         Answering(several),
         {
-            "text": [b"a", b"b", b"c", b"d", b"e"],
-            "text_pair": [b"x", None, None, b"y", b"\xff"],
-            "task": [b"paraphrase", b"paraphrase", b"sentiment", b"mood", None],
+            "text": [b"a", b"b", b"too long", b"d", b"e", b"c"],
+            "text_pair": [b"x", None, b"x", b"y", b"\xff", None],
+            "task": [b"paraphrase", b"paraphrase", b"paraphrase", b"mood", None, b"sentiment"],
         },
     )
-    assert [row["label"] for row in rows] == ["a|x", None, "c|", None, None]
-    assert [row["task"] for row in rows] == ["paraphrase", None, "sentiment", None, None]
+    assert [row["label"] for row in rows] == ["a|x", None, None, None, None, "c|"]
+    tasks = ["paraphrase", None, "paraphrase", None, None, "sentiment"]
+    assert [row["task"] for row in rows] == tasks
     errors = [row["error"] for row in rows]
     assert errors[1] == "no second text"
     assert errors[3].startswith("unknown task: 'mood'; this model's are sentiment")
     assert errors[4] == "no task"
+    assert errors[2] == "too long: more than 16 tokens"
     rows, _ = asked(Answering(several), {"text": [b"a"]}, "sentiment")
     assert (rows[0]["label"], rows[0]["task"]) == ("a|", "sentiment")
 

@@ -31,6 +31,14 @@ class TokenizerOption(StrEnum):
     server = "server"
 
 
+class TruncationOption(StrEnum):
+    """What becomes of texts that are too long."""
+
+    right = "right"
+    left = "left"
+    error = "error"
+
+
 def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     checkpoint: Annotated[
         str, typer.Argument(help="Trained model: a folder, or a hub id.", show_default=False)
@@ -195,6 +203,14 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
             show_default="what a pattern was trained at, else the encoder's positions",
         ),
     ] = None,
+    truncation: Annotated[
+        TruncationOption | None,
+        typer.Option(
+            help="What becomes of a text of more tokens: it loses those on its right or on its left, or is "
+            "refused. Of questions only those are cut that leave a window to no context.",
+            show_default="right",
+        ),
+    ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
     cores: Annotated[
         int | None,
@@ -260,6 +276,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         opset=opset,
         dtype=dtype,
         max_length=max_length,
+        truncation=None if truncation is None else truncation.value,
         max_batch_size=max_batch_size,
         computing=Computing.on(cores, instances, queue_delay),
         atol=atol,

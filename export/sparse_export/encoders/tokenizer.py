@@ -50,9 +50,14 @@ def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTr
             f"{checkpoint}: the tokenizer's tokens {shared}, of which a tokenizer.json keeps one: a special "
             "token is missing from its vocabulary, or a token is there twice"
         )
-    # Served texts are cut and padded on the right, whatever the tokenizer was stored with.
+    # Rows are cut and padded by who encodes them, whatever the tokenizer was stored with.
     tokenizer.truncation_side = tokenizer.padding_side = "right"
     return tokenizer
+
+
+def stored_truncation_side(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return from which side a tokenizer cuts as it was stored."""
+    return str(tokenizer.init_kwargs.get("truncation_side", "right"))
 
 
 def shared_id(vocabulary: Mapping[str, int]) -> str | None:

@@ -2,8 +2,9 @@
 
     TEXT, TEXT_PAIR, TASK → tokenizer → graph of tokens, or of a padded batch → scores, label, …
 
-Nothing that a client sends makes it fail: a row that is not UTF-8, or names no task, has NaN for its numbers
-and an empty label, and the rows beside it are answered as ever.
+Nothing that a client sends makes it fail: a row that is not UTF-8, names no task, or has more tokens than are
+read, where that is an error, has NaN for its numbers and an empty label, and the rows beside it are answered
+as ever.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from sparse_export.tasks.several import SeveralHeads
 from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
 from sparse_serve.repository.measures import MEASURES
 from sparse_serve.tasks import TASK_IDS
+from sparse_serve.tasks.encoding import Truncation
 
 _TOLD = ("token_count", "truncated", "invalid_at")
 
@@ -36,12 +38,14 @@ class TextReading:
     Attributes:
         tables: of the tokenizer.
         max_length: tokens at which a row is cut.
+        truncation: which of a longer row's tokens are read.
         pad_id: the id that fills the rows of a padded batch up.
     """
 
     tables: TokenizerTables
     max_length: int
     pad_id: int
+    truncation: Truncation = "right"
 
 
 def obstacle(head: Head, opset: int) -> str | None:
@@ -85,6 +89,8 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
     after = Nodes("after")
     answer, measures = head.task.graph_output, [m.name for m in MEASURES if m.name in graph.outputs]
     is_bad = after.add("GreaterOrEqual", "invalid_at", after.constant("zero", np.array(0, np.int32)))
+    if reading.truncation == "error":
+        is_bad = after.add("Or", is_bad, "truncated")
     if is_task is not None:
         is_bad = after.add("Or", is_bad, after.add("Not", is_task))
     graph.fail_rows(after, answer, is_bad)
@@ -123,7 +129,9 @@ def _tokenize(nodes: Nodes, head: Head, several: Mapping[str, Head], reading: Te
     is_single = [not each.task.reads_pairs for each in several.values()]
     if pair is not None and any(is_single):
         single = nodes.add("Gather", nodes.constant("single", np.array(is_single)), TASK_IDS)
-    node, tables = tokenizer_node(reading.tables, reading.max_length, TEXT_INPUT, pair, single)
+    node, tables = tokenizer_node(
+        reading.tables, reading.max_length, TEXT_INPUT, pair, single, truncation=reading.truncation
+    )
     nodes.nodes.append(node)
     nodes.constants += tables
 

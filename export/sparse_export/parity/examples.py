@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from transformers import PreTrainedConfig
 
 from sparse_export.graph.inputs import BATCH, SEQUENCE, graph_inputs
 from sparse_serve.data import TextData
+from sparse_serve.errors import DataError
 from sparse_serve.tasks import TASK_IDS, EncodedText, Several, Task
-from sparse_serve.tasks.encoding import encode_cut
+from sparse_serve.tasks.encoding import Truncation, Window, encode_cut
 
 Row = dict[str, list[int]]
 """One row of a graph, by the name of the input."""
@@ -124,7 +125,7 @@ def text_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequ
 
 
 def reading_examples(
-    task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]
+    task: Task, tokenizer: Tokenizer, max_length: int, truncation: Truncation, texts: Sequence[str]
 ) -> tuple[list[tuple[str, str | None]], Examples]:
     """Return what a graph that takes text is asked, and its tokens: `texts`, and odd and long ones.
 
@@ -137,15 +138,28 @@ def reading_examples(
     for name, each in task.tasks.items() if isinstance(task, Several) else [(None, task)]:
         pairs = second if each.reads_pairs else [None] * len(first)
         asked += zip(first, pairs, strict=True)
-        rows = task.encode(tokenizer, first, pairs, max_length)
+        rows = task.encode(tokenizer, first, pairs, max_length, truncation)
         encoded += [replace(row, task=name) for row in rows]
     return asked, Examples(encoded, tasks=_task_numbers(task))
 
 
-def labelled_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
-    """Encode what a model is asked on labelled rows, with what it should answer."""
+def labelled_examples(
+    task: Task, tokenizer: Tokenizer, max_length: int, truncation: Truncation, data: TextData
+) -> Examples:
+    """Encode what a model is asked on labelled rows, with what it should answer.
+
+    Raises:
+        DataError: a row has more tokens than are read, and `truncation` is "error".
+    """
     texts, pairs = task.asked(data)
-    return Examples(task.encode(tokenizer, texts, pairs, max_length), targets=task.targets(data))
+    encoded = task.encode(tokenizer, texts, pairs, max_length, truncation)
+    for text, row in zip(texts, encoded, strict=True):
+        if truncation == "error" and row.truncated:
+            raise DataError(
+                f"{data.source}: {text!r:.40} has {row.length} tokens, at most {row.limit} are read with "
+                "--truncation error: leave the row out"
+            )
+    return Examples(encoded, targets=task.targets(data))
 
 
 def batches(rows: Sequence[Row], config: PreTrainedConfig) -> Iterator[Batch]:
@@ -179,7 +193,7 @@ def _cut(tokenizer: Tokenizer, text: str, pair: str | None, length: int) -> Enco
     return encoded
 
 
-def _row(window: Encoding) -> Row:
+def _row(window: Window) -> Row:
     return {
         "input_ids": window.ids,
         "attention_mask": [1] * len(window.ids),

@@ -96,7 +96,8 @@ class TextGate:
 
     def _require_same_tokens(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> None:
         session = self._tokenizer_alone(has_pairs=pairs is not None)
-        encoded = encode_cut(self.tokenizer, texts, pairs, self.reading.max_length)
+        reading = self.reading
+        encoded = encode_cut(self.tokenizer, texts, pairs, reading.max_length, reading.truncation)
         columns: dict[str, Sequence[str]] = {TEXT_INPUT: texts}
         if pairs is not None:
             columns[TEXT_PAIR_INPUT] = pairs
@@ -115,6 +116,7 @@ class TextGate:
             self.reading.max_length,
             self.target.opset,
             self.target.ir_version,
+            truncation=self.reading.truncation,
             pairs=has_pairs,
         )
         return open_session(model.SerializeToString(), Path(), self.library)
@@ -123,18 +125,25 @@ class TextGate:
         """Return how many texts were asked, and the largest difference of a number; refuse other words."""
         head = model_head(model)
         task, output = head.task, head.task.graph_output
-        asked, examples = reading_examples(task, self.tokenizer, self.reading.max_length, self.texts)
+        asked, examples = reading_examples(
+            task, self.tokenizer, self.reading.max_length, self.reading.truncation, self.texts
+        )
         columns: dict[str, Sequence[str]] = {TEXT_INPUT: [text for text, _ in asked]}
         if task.reads_pairs:
             columns[TEXT_PAIR_INPUT] = [pair or "" for _, pair in asked]
         if examples.tasks:
             columns[TASK_INPUT] = [text.task or "" for text in examples.texts]
         run = list(batches(examples.rows, model.config))
-        theirs = run_graph(core, self.library, run)
+        theirs = np.concatenate([each.output for each in run_graph(core, self.library, run)])
         # In equal batches every number is rounded alike, and no row or column of attention flips.
         session = open_session(str(graph), graph.parent, self.library)
         ours = _answers(session, columns, [len(batch["input_ids"]) for batch in run])
         said = task.answer(examples.texts, ours[output])
+        if self.reading.truncation == "error":
+            is_refused = np.array([text.truncated for text in examples.texts])
+            theirs[is_refused] = np.nan
+            for name in said.keys() & {"label"}:
+                said[name][is_refused] = b""
         counts = np.array([[text.token_count, text.truncated] for text in examples.texts])
         same = np.all(np.hstack([ours["token_count"], ours["truncated"]]) == counts, axis=1)
         answers = head.same_answers(examples.texts, {name: ours[name] for name in said}, said)
@@ -143,11 +152,14 @@ class TextGate:
                 "parity not met: the graph that takes text says otherwise what its numbers say than the "
                 "server would; export it with --tokenizer server; nothing was written"
             )
-        pairs = [(ours[output], np.concatenate([each.output for each in theirs]))]
+        pairs = [(ours[output], theirs)]
         if "scores" in said:
             pairs.append((ours["scores"], said["scores"]))
         with np.errstate(invalid="ignore"):
-            differences = [np.where(one == other, 0, np.abs(one - other)).max() for one, other in pairs]
+            differences = [
+                np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other)).max()
+                for one, other in pairs
+            ]
         return len(asked), float(np.max(differences))
 
 

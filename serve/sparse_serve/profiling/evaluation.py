@@ -66,6 +66,7 @@ def read_evaluation(
         entry.path / TOKENIZER_NAME,
         entry.manifest.task,
         entry.manifest.max_length,
+        entry.manifest.truncation,
         in_graph=entry.takes_text,
     )
     # Padded variants would spend the time on padding, not on answers.

@@ -246,7 +246,7 @@ def _evaluation(entry: Entry, turns: Turns, options: ProfileOptions) -> Evaluati
 
 def _tokens(entry: Entry) -> Tokens:
     manifest, path = entry.manifest, entry.path / TOKENIZER_NAME
-    return Tokens(path, manifest.task, manifest.max_length, in_graph=entry.takes_text)
+    return Tokens(path, manifest.task, manifest.max_length, manifest.truncation, in_graph=entry.takes_text)
 
 
 def _measure(plan: _Plan, options: ProfileOptions, progress: Progress) -> _Findings:

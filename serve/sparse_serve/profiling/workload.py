@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
 from sparse_serve.tasks import TASK_IDS, EncodedText, Pairs, Task
-from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
+from sparse_serve.tasks.encoding import Truncation, graph_inputs, load_tokenizer, of_tasks, pad_id
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
@@ -91,7 +91,15 @@ class Workload:
 class Tokens:
     """How an entry makes tokens of texts, or pairs, for its task."""
 
-    def __init__(self, path: Path, task: Task, max_length: int, *, in_graph: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        task: Task,
+        max_length: int,
+        truncation: Truncation = "right",
+        *,
+        in_graph: bool = False,
+    ) -> None:
         """Read a `tokenizer.json`; texts are cut, or read in windows, at `max_length` tokens.
 
         With the tokenizer `in_graph`, texts of a task that was trained on pairs come in pairs.
@@ -106,6 +114,7 @@ class Tokens:
         self._filler = pad_id(self._tokenizer)
         self._task = task
         self._max_length = max_length
+        self._truncation: Truncation = truncation
         self._in_graph = in_graph
 
     @property
@@ -132,7 +141,7 @@ class Tokens:
 
     def batch(self, texts: Sequence[str], text_pairs: Pairs = None, turns: Turns = ONE_TASK) -> Batch:
         """Tokenise texts, or pairs of texts, as the entry does, and pad them to the longest."""
-        cut = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length)
+        cut = self._task.encode(self._tokenizer, texts, text_pairs, self._max_length, self._truncation)
         encoded = of_tasks(cut, list(islice(cycle(turns), len(cut))))
         windows = [window for text in encoded for window in text.windows]
         arrays = graph_inputs(windows, self._filler)

@@ -17,7 +17,7 @@ from sparse_serve.scoring.reading import ERROR, FILE, ROW, TASK, TEXT, TEXT_PAIR
 from sparse_serve.tasks import Several, Task
 
 NO_TEXT, NO_PAIR, NO_TASK = "no text", "no second text", "no task"
-NOT_UTF8, UNKNOWN_TASK = "not UTF-8", "unknown task"
+NOT_UTF8, UNKNOWN_TASK, TOO_LONG = "not UTF-8", "unknown task", "too long"
 
 _NUMBERS = pa.list_(pa.float32())
 _Column = tuple[pa.DataType, Callable[[Any], object]]
@@ -90,12 +90,17 @@ def answer(classifier: Classifier, rows: pa.Table, task: str | None = None) -> A
             errors.append(str(error))
     following = iter(_replies(classifier, own, asked))
     replies = [next(following) if error is None else None for error in errors]
+    tasks = iter(asked)
+    of_task = {TASK: pa.array([next(tasks).task if error is None else None for error in errors], pa.string())}
+    too_long = f"{TOO_LONG}: {classifier.too_long}"
+    errors = [
+        too_long if error is None and reply is None else error
+        for error, reply in zip(errors, replies, strict=True)
+    ]
     answers = {
         name: pa.array([None if reply is None else read(reply) for reply in replies], kind)
         for name, (kind, read) in _COLUMNS[classifier.kind].items()
     }
-    tasks = iter(asked)
-    of_task = {TASK: pa.array([next(tasks).task if error is None else None for error in errors], pa.string())}
     kept = [name for name in rows.column_names if name not in (TEXT, TEXT_PAIR, TASK, ERROR)]
     seen = [reply for reply in replies if reply is not None]
     return Answered(
@@ -148,10 +153,9 @@ def _text(value: bytes | None, missing: str) -> str:
         raise _RefusedError(f"{NOT_UTF8}: byte 0x{value[error.start]:02x} at {error.start}") from None
 
 
-def _replies(classifier: Classifier, own: Task, asked: Sequence[_Asked]) -> Sequence[Reply]:
-    """Return the replies in the order of the texts."""
+def _replies(classifier: Classifier, own: Task, asked: Sequence[_Asked]) -> Sequence[Reply | None]:
+    """Return the replies in the order of the texts, None to one that is refused."""
     texts = [each.text for each in asked]
     pairs = [each.pair for each in asked] if own.reads_pairs else None
-    if classifier.kind is Embedding:
-        return classifier.embed(texts, pairs)
-    return classifier(texts, pairs, [each.task for each in asked] if isinstance(own, Several) else None)
+    tasks = [each.task for each in asked] if isinstance(own, Several) else None
+    return classifier.replies(texts, pairs, tasks)
