@@ -25,7 +25,10 @@ _SERVER_HTTP, _SERVER_GRPC = 18000, 18001
 _CERTIFICATE_FOLDER = "/run/secrets/tls"
 # Until whoever sends connections knows that a pod ends.
 _ENDPOINT_DELAY = 5
-# Beyond what a probe gives an inference: Python's own start, on cores that all compute.
+# Of the longest that a request may take, what an inference of a probe may: to start a server again that is
+# only loaded helps nobody, and a hung one is sent nothing meanwhile.
+_PROBE_PATIENCE = 2
+# Beyond that: Python's own start, on cores that all compute.
 _PROBE_SECONDS = 5
 # Triton's own end, and the kubelet's.
 _GRACE_SECONDS = 15
@@ -97,7 +100,8 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
         "gateway_image": GATEWAY_IMAGE,
         "certificate_folder": _CERTIFICATE_FOLDER,
         "shared_memory": SHARED_MEMORY,
-        "probe_timeout": math.ceil(limits.health_timeout) + _PROBE_SECONDS,
+        "probe_seconds": _PROBE_PATIENCE * limits.health_timeout,
+        "probe_timeout": math.ceil(_PROBE_PATIENCE * limits.health_timeout) + _PROBE_SECONDS,
         "gateway_delay": _ENDPOINT_DELAY,
         "server_delay": server_delay,
         "grace_period": server_delay + deployment.drain_timeout + _GRACE_SECONDS,
