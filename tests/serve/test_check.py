@@ -80,7 +80,7 @@ def test_changed_missing_and_foreign_files(entry: Path) -> None:
 
 
 def test_tuned_scheduling_is_only_a_warning(entry: Path) -> None:
-    edit(entry / CONFIG_NAME, "count: 1", "count: 2")
+    edit(entry / CONFIG_NAME, "count: 2", "count: 1")
     assert [finding.level for finding in faults(entry)] == [Level.warning]
 
 

@@ -19,10 +19,11 @@ from threading import Event
 import psutil
 import pytest
 from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
-from tiny_entry import WORDS
+from tiny_entry import WORDS, edit
 
 from sparse_serve.client import Client, Protocol
 from sparse_serve.errors import RequestError
+from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
@@ -44,7 +45,8 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Path:
     folder = tmp_path_factory.mktemp("faults") / "models"
-    write_entry(folder, make_spec())
+    # One process of each model: no other answers in its place.
+    edit(write_entry(folder, make_spec()) / CONFIG_NAME, "count: 2", "count: 1")
     return folder
 
 
