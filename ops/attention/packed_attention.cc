@@ -17,10 +17,11 @@ bool IsSubnormal(float number) {
   return (bits & 0x7f800000u) == 0 && (bits & 0x007fffffu) != 0;
 }
 
-void CheckMatrix(const char* op, const char* name, const Shape& shape) {
-  if (shape.size() == 2) return;
-  throw InvalidArgument(
-      Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: (tokens, num_heads * head_size)"));
+template <class Element>
+void CheckMatrix(const char* op, const Input<Element>& input) {
+  if (input.shape.size() == 2) return;
+  throw InvalidArgument(Message(op, ": ", input.name, " has shape ", ToString(input.shape),
+                                "; accepted: (tokens, num_heads * head_size)"));
 }
 
 std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seqlens, int64_t tokens) {
@@ -47,28 +48,26 @@ std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seq
 
 }  // namespace
 
-AttentionAttributes::AttentionAttributes(const KernelInfo& info, const char* op_name) : op(op_name) {
+AttentionAttributes::AttentionAttributes(const KernelInfo& info) : op(info.op()) {
+  using Signature = AttentionSignature<float>;  // the attributes are those of any element type
   const char* heads_accepted = "an integer >= 1 that divides the width of query";
-  num_heads = info.Int("num_heads", heads_accepted);
-  if (num_heads < 1) {
-    throw InvalidArgument(
-        Message(op, ": attribute num_heads is ", num_heads, "; accepted: ", heads_accepted));
-  }
+  num_heads = info.Get(Signature::num_heads, heads_accepted);
+  if (num_heads < 1) info.Refuse(Signature::num_heads, num_heads, heads_accepted);
   const char* scale_accepted = "a finite number >= 2^-126, or 0, which stands for 1 / sqrt(head_size)";
-  scale = info.FloatOr("scale", 0.0f, scale_accepted);
+  scale = info.Get(Signature::scale, scale_accepted);
   if (!(scale >= 0.0f) || std::isinf(scale) || IsSubnormal(scale)) {
-    throw InvalidArgument(Message(op, ": attribute scale is ", scale, "; accepted: ", scale_accepted));
+    info.Refuse(Signature::scale, scale, scale_accepted);
   }
 }
 
 template <class Element>
 AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
-                                          size_t cu_seqlens_index)
-    : query(context.GetInput<Element>(0)),
-      key(context.GetInput<Element>(1)),
-      value(context.GetInput<Element>(2)) {
+                                          const Operand<int32_t>& cu_seqlens)
+    : query(context.GetInput(AttentionSignature<Element>::query)),
+      key(context.GetInput(AttentionSignature<Element>::key)),
+      value(context.GetInput(AttentionSignature<Element>::value)) {
   const char* op = attributes.op;
-  CheckMatrix(op, "query", query.shape);
+  CheckMatrix(op, query);
   if (key.shape != query.shape || value.shape != query.shape) {
     throw InvalidArgument(Message(op, ": query, key and value have shapes ", ToString(query.shape), ", ",
                                   ToString(key.shape), ", ", ToString(value.shape),
@@ -91,7 +90,7 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   attributes.num_heads, "); accepted: ", kMinHeadSize, " to ", kMaxHeadSize));
   }
   scale = attributes.scale > 0.0f ? attributes.scale : 1.0f / std::sqrt(static_cast<float>(head_size));
-  borders = CheckedBorders(op, context.GetInput<int32_t>(cu_seqlens_index), tokens);
+  borders = CheckedBorders(op, context.GetInput(cu_seqlens), tokens);
 }
 
 std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,

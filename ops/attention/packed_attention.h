@@ -13,8 +13,17 @@ namespace sparse_ops {
 constexpr int64_t kMinHeadSize = 8;
 constexpr int64_t kMaxHeadSize = 128;
 
+// What every packed attention op has.
+template <class Element>
+struct AttentionSignature {
+  static constexpr Operand<Element> query{0, "query"}, key{1, "key"}, value{2, "value"};
+  static constexpr Operand<Element> output{0, "output"};
+  static constexpr Attribute<int64_t> num_heads{"num_heads"};
+  static constexpr Attribute<float> scale{"scale", 0.0f};
+};
+
 struct AttentionAttributes {
-  explicit AttentionAttributes(const KernelInfo& info, const char* op);
+  explicit AttentionAttributes(const KernelInfo& info);
 
   const char* op;
   int64_t num_heads;
@@ -25,7 +34,7 @@ struct AttentionAttributes {
 template <class Element>
 struct AttentionInputs {
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
-                  size_t cu_seqlens_index = 3);
+                  const Operand<int32_t>& cu_seqlens);
 
   Input<Element> query;
   Input<Element> key;

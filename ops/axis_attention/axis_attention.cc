@@ -15,22 +15,21 @@ constexpr int64_t kAxisTaskWork = 4 * kTaskWork;
 
 constexpr uint64_t kSeeds = 2147483647;  // the hash of random keys counts modulo this
 
-int64_t NotNegative(const KernelInfo& info, const char* op, const char* name, const char* accepted,
+int64_t NotNegative(const KernelInfo& info, const Attribute<int64_t>& attribute, const char* accepted,
                     int64_t most) {
-  const int64_t value = info.IntOr(name, 0, accepted);
-  if (value < 0 || value > most) {
-    throw InvalidArgument(Message(op, ": attribute ", name, " is ", value, "; accepted: ", accepted));
-  }
+  const int64_t value = info.Get(attribute, accepted);
+  if (value < 0 || value > most) info.Refuse(attribute, value, accepted);
   return value;
 }
 
 // No sequence is longer than int32 counts, so that offsets beyond never apply.
-std::vector<int32_t> Offsets(const KernelInfo& info, const char* op) {
+std::vector<int32_t> Offsets(const KernelInfo& info, const Attribute<IntList>& diagonals) {
   const char* accepted = "a list of offsets >= 0";
   std::vector<int32_t> offsets;
-  for (const int64_t offset : info.Ints("diagonals", accepted)) {
+  for (const int64_t offset : info.Get(diagonals, accepted)) {
     if (offset < 0) {
-      throw InvalidArgument(Message(op, ": attribute diagonals holds ", offset, "; accepted: ", accepted));
+      throw InvalidArgument(
+          Message(info.op(), ": attribute ", diagonals.name, " holds ", offset, "; accepted: ", accepted));
     }
     if (offset <= kMostKeys) offsets.push_back(static_cast<int32_t>(offset));
   }
@@ -39,19 +38,27 @@ std::vector<int32_t> Offsets(const KernelInfo& info, const char* op) {
   return offsets;
 }
 
-bool IsSparsegen(const KernelInfo& info, const char* op) {
+FixedPairs ReadFixedPairs(const KernelInfo& info) {
+  using Signature = AxisAttentionSignature<float>;  // the attributes are those of any element type
+  const int64_t any = std::numeric_limits<int64_t>::max();
+  const int64_t random_keys =
+      NotNegative(info, Signature::random_keys, "an integer from 0 to 2147483647", kMostKeys);
+  const int64_t seed = NotNegative(info, Signature::seed, "an integer >= 0", any);
+  return {Offsets(info, Signature::diagonals), random_keys, static_cast<uint64_t>(seed) % kSeeds};
+}
+
+bool IsSparsegen(const KernelInfo& info, const Attribute<std::string_view>& attribute) {
   const char* accepted = "\"softmax\" or \"sparsegen\"";
-  const std::string normalizer = info.StringOr("normalizer", "softmax", accepted);
+  const std::string normalizer = info.Get(attribute, accepted);
   if (normalizer != "softmax" && normalizer != "sparsegen") {
-    throw InvalidArgument(
-        Message(op, ": attribute normalizer is \"", normalizer, "\"; accepted: ", accepted));
+    info.Refuse(attribute, '"' + normalizer + '"', accepted);
   }
   return normalizer == "sparsegen";
 }
 
-void CheckIndicators(const char* op, const char* name, const Shape& shape, int64_t tokens) {
-  if (shape == Shape{tokens}) return;
-  throw InvalidArgument(Message(op, ": ", name, " has shape ", ToString(shape),
+void CheckIndicators(const char* op, const Input<bool>& indicators, int64_t tokens) {
+  if (indicators.shape == Shape{tokens}) return;
+  throw InvalidArgument(Message(op, ": ", indicators.name, " has shape ", ToString(indicators.shape),
                                 "; accepted: ", ToString({tokens}), ", one for each row of query"));
 }
 
@@ -59,35 +66,31 @@ void CheckIndicators(const char* op, const char* name, const Shape& shape, int64
 
 template <class Element>
 AxisAttention<Element>::AxisAttention(const KernelInfo& info)
-    : attributes_(info, kName),
-      fixed_{Offsets(info, kName),
-             NotNegative(info, kName, "random_keys", "an integer from 0 to 2147483647", kMostKeys),
-             static_cast<uint64_t>(
-                 NotNegative(info, kName, "seed", "an integer >= 0", std::numeric_limits<int64_t>::max())) %
-                 kSeeds},
-      sparsegen_(IsSparsegen(info, kName)),
-      divisor_(sparsegen_ ? SparsegenDivisorOr(info, kName, 0.0f) : 1.0f) {}
+    : attributes_(info),
+      fixed_(ReadFixedPairs(info)),
+      sparsegen_(IsSparsegen(info, Signature::normalizer)),
+      divisor_(sparsegen_ ? SparsegenDivisor(info, Signature::lambd) : 1.0f) {}
 
 template <class Element>
 void AxisAttention<Element>::InferShapes(ShapeContext& context) {
-  context.SetOutputLike(0, 0);
-  context.SetOutputRowsLike(1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, 0, "num_heads");
+  context.SetOutputLike(Signature::output, Signature::query);
+  context.SetOutputRowsLike(Signature::support, Signature::query, Signature::num_heads);
 }
 
 template <class Element>
 void AxisAttention<Element>::Compute(KernelContext& context) const {
-  const AttentionInputs<Element> inputs(attributes_, context, 5);
-  const Input<uint8_t> rows = context.GetInput<uint8_t>(3);
-  const Input<uint8_t> columns = context.GetInput<uint8_t>(4);
-  CheckIndicators(kName, "rows", rows.shape, inputs.tokens);
-  CheckIndicators(kName, "columns", columns.shape, inputs.tokens);
+  const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
+  const Input<bool> rows = context.GetInput(Signature::rows);
+  const Input<bool> columns = context.GetInput(Signature::columns);
+  CheckIndicators(Signature::kName, rows, inputs.tokens);
+  CheckIndicators(Signature::kName, columns, inputs.tokens);
 
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput<Element>(0, inputs.query.shape);
-  tensors.support = context.GetOutput<int32_t>(1, {inputs.tokens, attributes_.num_heads});
+  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
+  tensors.support = context.GetOutput(Signature::support, {inputs.tokens, attributes_.num_heads});
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;

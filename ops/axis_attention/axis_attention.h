@@ -5,18 +5,27 @@
 namespace sparse_ops {
 
 template <class Element>
+struct AxisAttentionSignature : AttentionSignature<Element> {
+  using Shared = AttentionSignature<Element>;
+
+  static constexpr const char* kName = "AxisAttention";
+  static constexpr Operand<bool> rows{3, "rows"}, columns{4, "columns"};
+  static constexpr Operand<int32_t> cu_seqlens{5, "cu_seqlens"};
+  static constexpr auto inputs =
+      Operands(Shared::query, Shared::key, Shared::value, rows, columns, cu_seqlens);
+  static constexpr Operand<int32_t> support{1, "support", kOptional};
+  static constexpr auto outputs = Operands(Shared::output, support);
+  static constexpr Attribute<IntList> diagonals{"diagonals"};
+  static constexpr Attribute<int64_t> random_keys{"random_keys", 0};
+  static constexpr Attribute<int64_t> seed{"seed", 0};
+  static constexpr Attribute<std::string_view> normalizer{"normalizer", "softmax"};
+  static constexpr Attribute<float> lambd{"lambd", 0.0f};
+};
+
+template <class Element>
 class AxisAttention {
  public:
-  static constexpr const char* kName = "AxisAttention";
-  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>,
-                                                          kElementType<Element>,
-                                                          kElementType<Element>,
-                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
-                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
-                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>,
-                                                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr size_t kRequiredOutputs = 1;
+  using Signature = AxisAttentionSignature<Element>;
 
   explicit AxisAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

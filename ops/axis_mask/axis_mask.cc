@@ -14,30 +14,31 @@ constexpr int64_t kTaskElements = int64_t{1} << 18;
 
 template <class Element>
 void AxisMask<Element>::InferShapes(ShapeContext& context) {
-  context.SetOutputVectorLike(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, 0);
-  context.SetOutputVectorLike(1, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, 0);
+  context.SetOutputVectorLike(Signature::rows, Signature::hidden);
+  context.SetOutputVectorLike(Signature::columns, Signature::hidden);
 }
 
 template <class Element>
 void AxisMask<Element>::Compute(KernelContext& context) const {
-  const Input<Element> hidden = context.GetInput<Element>(0);
-  const Input<Element> weight = context.GetInput<Element>(1);
-  const Input<Element> bias = context.GetInput<Element>(2);
+  const Input<Element> hidden = context.GetInput(Signature::hidden);
+  const Input<Element> weight = context.GetInput(Signature::weight);
+  const Input<Element> bias = context.GetInput(Signature::bias);
   if (hidden.shape.size() != 2) {
-    throw InvalidArgument(
-        Message(kName, ": hidden has shape ", ToString(hidden.shape), "; accepted: (tokens, width)"));
+    throw InvalidArgument(Message(Signature::kName, ": hidden has shape ", ToString(hidden.shape),
+                                  "; accepted: (tokens, width)"));
   }
   const int64_t tokens = hidden.shape[0];
   const int64_t width = hidden.shape[1];
   if (weight.shape != Shape{2, width}) {
-    throw InvalidArgument(Message(kName, ": weight has shape ", ToString(weight.shape),
+    throw InvalidArgument(Message(Signature::kName, ": weight has shape ", ToString(weight.shape),
                                   "; accepted: ", ToString({2, width}), ", as hidden has width ", width));
   }
   if (bias.shape != Shape{2}) {
-    throw InvalidArgument(Message(kName, ": bias has shape ", ToString(bias.shape), "; accepted: (2,)"));
+    throw InvalidArgument(
+        Message(Signature::kName, ": bias has shape ", ToString(bias.shape), "; accepted: (2,)"));
   }
-  uint8_t* rows = context.GetOutput<uint8_t>(0, {tokens});
-  uint8_t* columns = context.GetOutput<uint8_t>(1, {tokens});
+  uint8_t* rows = context.GetOutput(Signature::rows, {tokens});
+  uint8_t* columns = context.GetOutput(Signature::columns, {tokens});
 
   const ElementKernels<Element>& kernels = ChosenKernels();
   const int64_t tokens_per_task = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width));

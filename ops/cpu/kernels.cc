@@ -12,22 +12,36 @@ namespace sparse_ops {
 #define SPARSE_OPS_STRING(x) #x
 #define SPARSE_OPS_NAME(x) SPARSE_OPS_STRING(x)
 
-#define SPARSE_OPS_KERNELS(Element)                                                          \
-  {SPARSE_OPS_TARGET::SparsegenLin<Element>, SPARSE_OPS_TARGET::SparsegenAttention<Element>, \
-   SPARSE_OPS_TARGET::SoftmaxAttention<Element>, SPARSE_OPS_TARGET::AxisAttention<Element>,  \
-   SPARSE_OPS_TARGET::AxisMask<Element>}
+namespace SPARSE_OPS_TARGET {
 
-const Kernels SPARSE_OPS_TABLE = {
-    SPARSE_OPS_KERNELS(float),
-    SPARSE_OPS_KERNELS(Half),
-    SPARSE_OPS_KERNELS(BFloat16),
-    SPARSE_OPS_NAME(SPARSE_OPS_TARGET),
-    SPARSE_OPS_TARGET::kPanelQueries,
-    SPARSE_OPS_TARGET::kLanes,
-    SPARSE_OPS_TARGET::SparsegenLinScratchFloats,
-    SPARSE_OPS_TARGET::SparsegenAttentionScratchFloats,
-    SPARSE_OPS_TARGET::SoftmaxAttentionScratchFloats,
-    SPARSE_OPS_TARGET::AxisAttentionScratchFloats,
-};
+template <class Element>
+constexpr ElementKernels<Element> KernelsOfElement() {
+  ElementKernels<Element> kernels{};
+  kernels.sparsegen_lin = SparsegenLin<Element>;
+  kernels.sparsegen_attention = SparsegenAttention<Element>;
+  kernels.softmax_attention = SoftmaxAttention<Element>;
+  kernels.axis_attention = AxisAttention<Element>;
+  kernels.axis_mask = AxisMask<Element>;
+  return kernels;
+}
+
+constexpr Kernels AllKernels() {
+  Kernels kernels{};
+  static_cast<ElementKernels<float>&>(kernels) = KernelsOfElement<float>();
+  static_cast<ElementKernels<Half>&>(kernels) = KernelsOfElement<Half>();
+  static_cast<ElementKernels<BFloat16>&>(kernels) = KernelsOfElement<BFloat16>();
+  kernels.instruction_set = SPARSE_OPS_NAME(SPARSE_OPS_TARGET);
+  kernels.query_block = kPanelQueries;
+  kernels.row_block = kLanes;
+  kernels.sparsegen_lin_scratch = SparsegenLinScratchFloats;
+  kernels.sparsegen_attention_scratch = SparsegenAttentionScratchFloats;
+  kernels.softmax_attention_scratch = SoftmaxAttentionScratchFloats;
+  kernels.axis_attention_scratch = AxisAttentionScratchFloats;
+  return kernels;
+}
+
+}  // namespace SPARSE_OPS_TARGET
+
+constexpr Kernels SPARSE_OPS_TABLE = SPARSE_OPS_TARGET::AllKernels();
 
 }  // namespace sparse_ops

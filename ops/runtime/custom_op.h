@@ -1,10 +1,7 @@
 // An OrtCustomOp made of a kernel class:
 //
 //   struct Kernel {
-//     static constexpr const char* kName;
-//     static constexpr ONNXTensorElementDataType kInputs[], kOutputs[];
-//     static constexpr size_t kRequiredInputs;   // the rest may be left out; not declared: none may
-//     static constexpr size_t kRequiredOutputs;  // the rest may be left out
+//     using Signature = ...;  // see signature.h
 //     static void InferShapes(ShapeContext& context);
 //     explicit Kernel(const KernelInfo& info);      // reads attributes and constants; throws InvalidArgument
 //     void Compute(KernelContext& context) const;   // const: one kernel serves concurrent runs
@@ -12,40 +9,34 @@
 #pragma once
 
 #include <climits>
-#include <iterator>
-#include <memory>
-#include <type_traits>
 
 #include "runtime/kernel_context.h"
 #include "runtime/ort_abi.h"
+#include "runtime/signature.h"
 #include "runtime/status.h"
 
 namespace sparse_ops {
 
 constexpr int kDomainVersion = 1;
 
-template <class Kernel, class = void>
-inline constexpr size_t kRequiredInputsOf = std::size(Kernel::kInputs);
-template <class Kernel>
-inline constexpr size_t kRequiredInputsOf<Kernel, std::void_t<decltype(Kernel::kRequiredInputs)>> =
-    Kernel::kRequiredInputs;
-
 template <class Kernel>
 class CustomOp : public OrtCustomOp {
+  using Signature = typename Kernel::Signature;
+
  public:
   explicit CustomOp(const OrtApi& api) : OrtCustomOp{}, api_(api) {
     version = kOrtApiVersion;
-    GetName = [](const OrtCustomOp*) { return Kernel::kName; };
+    GetName = [](const OrtCustomOp*) { return Signature::kName; };
     GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
-    GetInputType = [](const OrtCustomOp*, size_t i) { return Kernel::kInputs[i]; };
-    GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
-    GetOutputType = [](const OrtCustomOp*, size_t i) { return Kernel::kOutputs[i]; };
-    GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
+    GetInputType = [](const OrtCustomOp*, size_t i) { return Signature::inputs[i].type; };
+    GetInputTypeCount = [](const OrtCustomOp*) { return Signature::inputs.size(); };
+    GetOutputType = [](const OrtCustomOp*, size_t i) { return Signature::outputs[i].type; };
+    GetOutputTypeCount = [](const OrtCustomOp*) { return Signature::outputs.size(); };
     GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return i < kRequiredInputsOf<Kernel> ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+      return CharacteristicOf(Signature::inputs[i]);
     };
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return i < Kernel::kRequiredOutputs ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+      return CharacteristicOf(Signature::outputs[i]);
     };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
     GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
@@ -66,9 +57,14 @@ class CustomOp : public OrtCustomOp {
     Kernel kernel;
   };
 
+  static OrtCustomOpInputOutputCharacteristic CharacteristicOf(const OperandType& operand) {
+    return operand.presence == kRequired ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+  }
+
   static OrtStatus* Create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
                            void** out) noexcept {
-    return StatusOf(*api, [&] { *out = new Instance{*api, Kernel(KernelInfo(*api, info, Kernel::kName))}; });
+    return StatusOf(*api,
+                    [&] { *out = new Instance{*api, Kernel(KernelInfo(*api, info, Signature::kName))}; });
   }
 
   static OrtStatus* Compute(void* self, OrtKernelContext* context) noexcept {

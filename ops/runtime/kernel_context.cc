@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "cpu/poison.h"
-#include "runtime/status.h"
 
 namespace sparse_ops {
 namespace {
@@ -174,21 +173,30 @@ void KernelInfo::RequireAbsent(const char* name, bool present_as_other_type, con
   }
 }
 
-float KernelInfo::FloatOr(const char* name, float absent, const char* accepted) const {
+template <class T>
+T KernelInfo::ValueOfAbsent(const Attribute<T>& attribute, const char* accepted) const {
+  if (attribute.absent) return *attribute.absent;
+  throw InvalidArgument(Message(op_, ": attribute ", attribute.name, " is missing; accepted: ", accepted));
+}
+
+float KernelInfo::Get(const Attribute<float>& attribute, const char* accepted) const {
+  const char* name = attribute.name;
   float value;
   if (Succeeds(api_.KernelInfoGetAttribute_float(info_, name, &value))) return value;
   RequireAbsent(name, HasInt(name) || HasString(name) || HasList(name), accepted);
-  return absent;
+  return ValueOfAbsent(attribute, accepted);
 }
 
-int64_t KernelInfo::IntOr(const char* name, int64_t absent, const char* accepted) const {
+int64_t KernelInfo::Get(const Attribute<int64_t>& attribute, const char* accepted) const {
+  const char* name = attribute.name;
   int64_t value;
   if (Succeeds(api_.KernelInfoGetAttribute_int64(info_, name, &value))) return value;
   RequireAbsent(name, HasFloat(name) || HasString(name) || HasList(name), accepted);
-  return absent;
+  return ValueOfAbsent(attribute, accepted);
 }
 
-std::string KernelInfo::StringOr(const char* name, const char* absent, const char* accepted) const {
+std::string KernelInfo::Get(const Attribute<std::string_view>& attribute, const char* accepted) const {
+  const char* name = attribute.name;
   size_t size = 0;
   if (Succeeds(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) {
     std::string value(size, '\0');
@@ -197,26 +205,11 @@ std::string KernelInfo::StringOr(const char* name, const char* absent, const cha
     return value;
   }
   RequireAbsent(name, HasFloat(name) || HasInt(name) || HasList(name), accepted);
-  return absent;
+  return std::string(ValueOfAbsent(attribute, accepted));
 }
 
-float KernelInfo::Float(const char* name, const char* accepted) const {
-  const float value = FloatOr(name, 0.0f, accepted);
-  if (!HasFloat(name)) {
-    throw InvalidArgument(Message(op_, ": attribute ", name, " is missing; accepted: ", accepted));
-  }
-  return value;
-}
-
-int64_t KernelInfo::Int(const char* name, const char* accepted) const {
-  const int64_t value = IntOr(name, 0, accepted);
-  if (!HasInt(name)) {
-    throw InvalidArgument(Message(op_, ": attribute ", name, " is missing; accepted: ", accepted));
-  }
-  return value;
-}
-
-std::vector<int64_t> KernelInfo::Ints(const char* name, const char* accepted) const {
+std::vector<int64_t> KernelInfo::Get(const Attribute<IntList>& attribute, const char* accepted) const {
+  const char* name = attribute.name;
   size_t size = 0;
   if (HasInts(name, &size) && size > 0) {
     std::vector<int64_t> values(size);
@@ -228,7 +221,7 @@ std::vector<int64_t> KernelInfo::Ints(const char* name, const char* accepted) co
   return {};
 }
 
-bool KernelInfo::HasOutput(size_t index) const {
+bool KernelInfo::HasOutputAt(size_t index) const {
   size_t count = 0;
   Check(api_, api_.KernelInfo_GetOutputCount(info_, &count));
   if (index >= count) return false;
@@ -253,8 +246,8 @@ const void* KernelInfo::ConstantData(size_t index, const char* name, Shape* shap
   return DataOf(api_, value);
 }
 
-Strings KernelInfo::ConstantStrings(size_t index, const char* name) const {
-  return Strings(api_, ConstantValue(index, name));
+Strings KernelInfo::ConstantStrings(const Operand<std::string_view>& operand) const {
+  return Strings(api_, ConstantValue(operand.index, operand.name));
 }
 
 const OrtValue* KernelContext::InputValue(size_t index) const {
@@ -269,9 +262,9 @@ const void* KernelContext::InputData(size_t index, Shape* shape) const {
   return DataOf(api_, value);
 }
 
-Strings KernelContext::GetStrings(size_t index) const { return Strings(api_, InputValue(index)); }
-
-bool KernelContext::HasInput(size_t index) const { return InputValue(index) != nullptr; }
+Strings KernelContext::GetStrings(const Operand<std::string_view>& operand) const {
+  return Strings(api_, InputValue(operand.index));
+}
 
 void* KernelContext::OutputData(size_t index, const Shape& shape) {
   OrtValue* value = nullptr;
@@ -318,23 +311,23 @@ bool ShapeContext::GetInt(const char* attribute, int64_t* value) const {
   return false;
 }
 
-void ShapeContext::SetOutputLike(size_t output, size_t input) {
+void ShapeContext::SetLike(size_t output, size_t input) {
   const Dimensions like = InputDimensions(input);
   if (like.known()) Check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
 }
 
-void ShapeContext::SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input) {
+void ShapeContext::SetVectorLike(size_t output, ONNXTensorElementDataType type, size_t input) {
   const Dimensions like = InputDimensions(input);
   if (like.known()) SetOutput(output, type, {like.sizes[0]}, {like.names[0]});
 }
 
-void ShapeContext::SetOutputColumnLike(size_t output, ONNXTensorElementDataType type, size_t input) {
+void ShapeContext::SetColumnLike(size_t output, ONNXTensorElementDataType type, size_t input) {
   const Dimensions like = InputDimensions(input);
   if (like.known()) SetOutput(output, type, {like.sizes[0], 1}, {like.names[0], ""});
 }
 
-void ShapeContext::SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,
-                                     const char* columns) {
+void ShapeContext::SetRowsLike(size_t output, ONNXTensorElementDataType type, size_t input,
+                               const char* columns) {
   const Dimensions like = InputDimensions(input);
   int64_t width = -1;
   if (like.sizes.size() != 2 || !like.known() || !GetInt(columns, &width) || width < 0) return;

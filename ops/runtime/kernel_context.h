@@ -11,27 +11,21 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/elements.h"
 #include "runtime/ort_abi.h"
+#include "runtime/signature.h"
+#include "runtime/status.h"
 
 namespace sparse_ops {
-
-template <class Element>
-inline constexpr ONNXTensorElementDataType kElementType{};
-template <>
-inline constexpr auto kElementType<float> = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-template <>
-inline constexpr auto kElementType<Half> = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-template <>
-inline constexpr auto kElementType<BFloat16> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
 using Shape = std::vector<int64_t>;
 
 std::string ToString(const Shape& shape);  // "(2, 3)"
 
-template <class T>
+// A tensor that a node reads.
+template <class Element>
 struct Input {
-  const T* data;
+  const char* name;
+  const Stored<Element>* data;
   Shape shape;
 };
 
@@ -63,28 +57,40 @@ class KernelInfo {
 
   const char* op() const { return op_; }
 
-  // A required attribute. `accepted` describes the values it may take.
-  float Float(const char* name, const char* accepted) const;
-  int64_t Int(const char* name, const char* accepted) const;
-  float FloatOr(const char* name, float absent, const char* accepted) const;
-  int64_t IntOr(const char* name, int64_t absent, const char* accepted) const;
-  std::string StringOr(const char* name, const char* absent, const char* accepted) const;
-  std::vector<int64_t> Ints(const char* name, const char* accepted) const;  // empty where absent
+  // An attribute's value. `accepted` describes those it may take.
+  float Get(const Attribute<float>& attribute, const char* accepted) const;
+  int64_t Get(const Attribute<int64_t>& attribute, const char* accepted) const;
+  std::string Get(const Attribute<std::string_view>& attribute, const char* accepted) const;
+  std::vector<int64_t> Get(const Attribute<IntList>& attribute, const char* accepted) const;
 
-  // An input that must be an initializer; `name` is for messages. ONNX Runtime owns what `data` points to,
-  // and may move it once the kernel is made.
-  template <class T>
-  Input<T> Constant(size_t index, const char* name) const {
-    Input<T> input;
-    input.data = static_cast<const T*>(ConstantData(index, name, &input.shape));
+  // Throws that an attribute has a value which is not accepted.
+  template <class T, class Value>
+  [[noreturn]] void Refuse(const Attribute<T>& attribute, const Value& value, const char* accepted) const {
+    throw InvalidArgument(
+        Message(op_, ": attribute ", attribute.name, " is ", value, "; accepted: ", accepted));
+  }
+
+  // An input that must be an initializer. ONNX Runtime owns what `data` points to, and may move it once the
+  // kernel is made.
+  template <class Element>
+  Input<Element> Constant(const Operand<Element>& operand) const {
+    Input<Element> input{operand.name, nullptr, {}};
+    const void* data = ConstantData(operand.index, operand.name, &input.shape);
+    input.data = static_cast<const Stored<Element>*>(data);
     return input;
   }
-  Strings ConstantStrings(size_t index, const char* name) const;
+  Strings ConstantStrings(const Operand<std::string_view>& operand) const;
 
   // Whether the node has this optional output.
-  bool HasOutput(size_t index) const;
+  template <class Element>
+  bool HasOutput(const Operand<Element>& operand) const {
+    return HasOutputAt(operand.index);
+  }
 
  private:
+  template <class T>
+  T ValueOfAbsent(const Attribute<T>& attribute, const char* accepted) const;
+  bool HasOutputAt(size_t index) const;
   const OrtValue* ConstantValue(size_t index, const char* name) const;
   const void* ConstantData(size_t index, const char* name, Shape* shape) const;
   bool Succeeds(OrtStatus* status) const;
@@ -105,22 +111,25 @@ class KernelContext {
  public:
   KernelContext(const OrtApi& api, OrtKernelContext* context) : api_(api), context_(context) {}
 
-  template <class T>
-  Input<T> GetInput(size_t index) const {
-    Input<T> input;
-    input.data = static_cast<const T*>(InputData(index, &input.shape));
+  template <class Element>
+  Input<Element> GetInput(const Operand<Element>& operand) const {
+    Input<Element> input{operand.name, nullptr, {}};
+    input.data = static_cast<const Stored<Element>*>(InputData(operand.index, &input.shape));
     return input;
   }
 
-  Strings GetStrings(size_t index) const;
+  Strings GetStrings(const Operand<std::string_view>& operand) const;
 
   // Whether the node has this optional input.
-  bool HasInput(size_t index) const;
+  template <class Element>
+  bool HasInput(const Operand<Element>& operand) const {
+    return InputValue(operand.index) != nullptr;
+  }
 
   // Null where the node leaves an optional output out.
-  template <class T>
-  T* GetOutput(size_t index, const Shape& shape) {
-    return static_cast<T*>(OutputData(index, shape));
+  template <class Element>
+  Stored<Element>* GetOutput(const Operand<Element>& operand, const Shape& shape) {
+    return static_cast<Stored<Element>*>(OutputData(operand.index, shape));
   }
 
   // Runs task(i, scratch) for i in [0, tasks) on the session's intra-op threads and rethrows the first error.
@@ -145,20 +154,38 @@ class ShapeContext {
  public:
   ShapeContext(const OrtApi& api, const OrtShapeInferContext* context) : api_(api), context_(context) {}
 
-  // The output has the shape and type of the input.
-  void SetOutputLike(size_t output, size_t input);
+  // The output has the shape of the input, which is of the same type.
+  template <class Element>
+  void SetOutputLike(const Operand<Element>& output, const Operand<Element>& input) {
+    SetLike(output.index, input.index);
+  }
 
   // The output is a vector, one number for each row of the input.
-  void SetOutputVectorLike(size_t output, ONNXTensorElementDataType type, size_t input);
+  template <class Element, class InputElement>
+  void SetOutputVectorLike(const Operand<Element>& output, const Operand<InputElement>& input) {
+    SetVectorLike(output.index, kElementType<Element>, input.index);
+  }
 
   // The output is a matrix of one column, one number for each row of the input.
-  void SetOutputColumnLike(size_t output, ONNXTensorElementDataType type, size_t input);
+  template <class Element, class InputElement>
+  void SetOutputColumnLike(const Operand<Element>& output, const Operand<InputElement>& input) {
+    SetColumnLike(output.index, kElementType<Element>, input.index);
+  }
 
   // The output is a matrix with the rows of the input, itself a matrix, and as many columns as an attribute
   // says.
-  void SetOutputRowsLike(size_t output, ONNXTensorElementDataType type, size_t input, const char* columns);
+  template <class Element, class InputElement>
+  void SetOutputRowsLike(const Operand<Element>& output, const Operand<InputElement>& input,
+                         const Attribute<int64_t>& columns) {
+    SetRowsLike(output.index, kElementType<Element>, input.index, columns.name);
+  }
 
  private:
+  void SetLike(size_t output, size_t input);
+  void SetVectorLike(size_t output, ONNXTensorElementDataType type, size_t input);
+  void SetColumnLike(size_t output, ONNXTensorElementDataType type, size_t input);
+  void SetRowsLike(size_t output, ONNXTensorElementDataType type, size_t input, const char* columns);
+
   struct Dimensions {
     const OrtTensorTypeAndShapeInfo* info;  // owned by ONNX Runtime
     Shape sizes;                            // -1: see names

@@ -5,21 +5,21 @@
 namespace sparse_ops {
 
 template <class Element>
-SoftmaxAttention<Element>::SoftmaxAttention(const KernelInfo& info) : attributes_(info, kName) {}
+SoftmaxAttention<Element>::SoftmaxAttention(const KernelInfo& info) : attributes_(info) {}
 
 template <class Element>
 void SoftmaxAttention<Element>::InferShapes(ShapeContext& context) {
-  context.SetOutputLike(0, 0);
+  context.SetOutputLike(Signature::output, Signature::query);
 }
 
 template <class Element>
 void SoftmaxAttention<Element>::Compute(KernelContext& context) const {
-  const AttentionInputs<Element> inputs(attributes_, context);
+  const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput<Element>(0, inputs.query.shape);
+  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;

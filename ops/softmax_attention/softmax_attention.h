@@ -5,14 +5,19 @@
 namespace sparse_ops {
 
 template <class Element>
+struct SoftmaxAttentionSignature : AttentionSignature<Element> {
+  using Shared = AttentionSignature<Element>;
+
+  static constexpr const char* kName = "SoftmaxAttention";
+  static constexpr Operand<int32_t> cu_seqlens{3, "cu_seqlens"};
+  static constexpr auto inputs = Operands(Shared::query, Shared::key, Shared::value, cu_seqlens);
+  static constexpr auto outputs = Operands(Shared::output);
+};
+
+template <class Element>
 class SoftmaxAttention {
  public:
-  static constexpr const char* kName = "SoftmaxAttention";
-  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>, kElementType<Element>,
-                                                          kElementType<Element>,
-                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
-  static constexpr size_t kRequiredOutputs = 1;
+  using Signature = SoftmaxAttentionSignature<Element>;
 
   explicit SoftmaxAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -7,23 +7,23 @@ namespace sparse_ops {
 
 template <class Element>
 SparsegenAttention<Element>::SparsegenAttention(const KernelInfo& info)
-    : attributes_(info, kName), divisor_(SparsegenDivisor(info, kName)) {}
+    : attributes_(info), divisor_(SparsegenDivisor(info, Signature::lambd)) {}
 
 template <class Element>
 void SparsegenAttention<Element>::InferShapes(ShapeContext& context) {
-  context.SetOutputLike(0, 0);
-  context.SetOutputRowsLike(1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, 0, "num_heads");
+  context.SetOutputLike(Signature::output, Signature::query);
+  context.SetOutputRowsLike(Signature::support, Signature::query, Signature::num_heads);
 }
 
 template <class Element>
 void SparsegenAttention<Element>::Compute(KernelContext& context) const {
-  const AttentionInputs<Element> inputs(attributes_, context);
+  const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput<Element>(0, inputs.query.shape);
-  tensors.support = context.GetOutput<int32_t>(1, {inputs.tokens, attributes_.num_heads});
+  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
+  tensors.support = context.GetOutput(Signature::support, {inputs.tokens, attributes_.num_heads});
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;

@@ -5,15 +5,21 @@
 namespace sparse_ops {
 
 template <class Element>
+struct SparsegenAttentionSignature : AttentionSignature<Element> {
+  using Shared = AttentionSignature<Element>;
+
+  static constexpr const char* kName = "SparsegenAttention";
+  static constexpr Operand<int32_t> cu_seqlens{3, "cu_seqlens"};
+  static constexpr auto inputs = Operands(Shared::query, Shared::key, Shared::value, cu_seqlens);
+  static constexpr Operand<int32_t> support{1, "support"};
+  static constexpr auto outputs = Operands(Shared::output, support);
+  static constexpr Attribute<float> lambd{"lambd"};
+};
+
+template <class Element>
 class SparsegenAttention {
  public:
-  static constexpr const char* kName = "SparsegenAttention";
-  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>, kElementType<Element>,
-                                                          kElementType<Element>,
-                                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>,
-                                                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  static constexpr size_t kRequiredOutputs = 2;
+  using Signature = SparsegenAttentionSignature<Element>;
 
   explicit SparsegenAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -11,52 +11,44 @@ namespace {
 
 constexpr int64_t kTaskElements = int64_t{1} << 15;
 
-constexpr const char* kLambdAccepted = "a finite number < 1";
-
-float Divisor(float lambd, const char* op) {
-  if (!(lambd < 1.0f) || std::isinf(lambd)) {
-    throw InvalidArgument(Message(op, ": attribute lambd is ", lambd, "; accepted: ", kLambdAccepted));
-  }
-  return 1.0f - lambd;
-}
-
 }  // namespace
 
-float SparsegenDivisor(const KernelInfo& info, const char* op) {
-  return Divisor(info.Float("lambd", kLambdAccepted), op);
-}
-
-float SparsegenDivisorOr(const KernelInfo& info, const char* op, float absent) {
-  return Divisor(info.FloatOr("lambd", absent, kLambdAccepted), op);
+float SparsegenDivisor(const KernelInfo& info, const Attribute<float>& lambd) {
+  const char* accepted = "a finite number < 1";
+  const float value = info.Get(lambd, accepted);
+  if (!(value < 1.0f) || std::isinf(value)) info.Refuse(lambd, value, accepted);
+  return 1.0f - value;
 }
 
 template <class Element>
 SparsegenLin<Element>::SparsegenLin(const KernelInfo& info)
-    : divisor_(SparsegenDivisor(info, kName)), axis_(info.IntOr("axis", -1, "an integer")) {}
+    : divisor_(SparsegenDivisor(info, Signature::lambd)), axis_(info.Get(Signature::axis, "an integer")) {}
 
 template <class Element>
 void SparsegenLin<Element>::InferShapes(ShapeContext& context) {
-  context.SetOutputLike(0, 0);
+  context.SetOutputLike(Signature::weights, Signature::scores);
 }
 
 template <class Element>
 void SparsegenLin<Element>::Compute(KernelContext& context) const {
-  const Input<Element> scores = context.GetInput<Element>(0);
+  const Input<Element> scores = context.GetInput(Signature::scores);
   const int64_t rank = static_cast<int64_t>(scores.shape.size());
   if (rank == 0) {
-    throw InvalidArgument(Message(kName, ": scores is a scalar; accepted: rank 1 or more"));
+    throw InvalidArgument(Message(Signature::kName, ": scores is a scalar; accepted: rank 1 or more"));
   }
   if (axis_ < -rank || axis_ >= rank) {
-    throw InvalidArgument(Message(kName, ": attribute axis is ", axis_, "; accepted for scores of shape ",
-                                  ToString(scores.shape), ": ", -rank, " to ", rank - 1));
+    throw InvalidArgument(Message(Signature::kName, ": attribute axis is ", axis_,
+                                  "; accepted for scores of shape ", ToString(scores.shape), ": ", -rank,
+                                  " to ", rank - 1));
   }
   const size_t axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
   AxisRows<Element> rows{scores.data, nullptr, scores.shape[axis], 1};
   if (rows.length > kMostKeys) {
-    throw InvalidArgument(Message(kName, ": scores of shape ", ToString(scores.shape), " has ", rows.length,
-                                  " elements along axis ", axis_, "; accepted: at most ", kMostKeys));
+    throw InvalidArgument(Message(Signature::kName, ": scores of shape ", ToString(scores.shape), " has ",
+                                  rows.length, " elements along axis ", axis_, "; accepted: at most ",
+                                  kMostKeys));
   }
-  rows.output = context.GetOutput<Element>(0, scores.shape);
+  rows.output = context.GetOutput(Signature::weights, scores.shape);
   // Of an empty tensor the other sizes may have a product beyond int64.
   if (std::count(scores.shape.begin(), scores.shape.end(), 0) > 0) return;
   int64_t count = 1;

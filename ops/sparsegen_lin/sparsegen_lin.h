@@ -4,17 +4,24 @@
 
 namespace sparse_ops {
 
-// 1 - lambda of the node's checked attribute lambd, which is required or else has a default.
-float SparsegenDivisor(const KernelInfo& info, const char* op);
-float SparsegenDivisorOr(const KernelInfo& info, const char* op, float absent);
+// 1 - lambda of the node's checked attribute.
+float SparsegenDivisor(const KernelInfo& info, const Attribute<float>& lambd);
+
+template <class Element>
+struct SparsegenLinSignature {
+  static constexpr const char* kName = "SparsegenLin";
+  static constexpr Operand<Element> scores{0, "scores"};
+  static constexpr auto inputs = Operands(scores);
+  static constexpr Operand<Element> weights{0, "weights"};
+  static constexpr auto outputs = Operands(weights);
+  static constexpr Attribute<float> lambd{"lambd"};
+  static constexpr Attribute<int64_t> axis{"axis", -1};
+};
 
 template <class Element>
 class SparsegenLin {
  public:
-  static constexpr const char* kName = "SparsegenLin";
-  static constexpr ONNXTensorElementDataType kInputs[] = {kElementType<Element>};
-  static constexpr ONNXTensorElementDataType kOutputs[] = {kElementType<Element>};
-  static constexpr size_t kRequiredOutputs = 1;
+  using Signature = SparsegenLinSignature<Element>;
 
   explicit SparsegenLin(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

@@ -21,9 +21,9 @@ std::vector<Trie::Key> Keys(const KernelInfo& info, const Strings& tokens) {
 
 }  // namespace
 
-AddedTokens::AddedTokens(const KernelInfo& info, size_t tokens_index, size_t info_index)
-    : AddedTokens(info, TokenTable(info, tokens_index, "added"),
-                  IntTable(info, info_index, "added_info", 2)) {}
+AddedTokens::AddedTokens(const KernelInfo& info, const Operand<std::string_view>& added,
+                         const Operand<int32_t>& added_info)
+    : AddedTokens(info, TokenTable(info, added), IntTable(info, added_info, 2)) {}
 
 AddedTokens::AddedTokens(const KernelInfo& info, const Strings& tokens, const Input<int32_t>& table)
     : trie_(info, Keys(info, tokens)) {

@@ -32,7 +32,8 @@ class AddedTokens {
   };
 
   // From two constant inputs: the tokens (N,), and id and stripping (1 left, 2 right) of each, (N, 2).
-  AddedTokens(const KernelInfo& info, size_t tokens_index, size_t info_index);
+  AddedTokens(const KernelInfo& info, const Operand<std::string_view>& added,
+              const Operand<int32_t>& added_info);
 
   // The leftmost match from p on, of several the longest.
   bool Find(const char* p, const char* end, Match* match) const {

@@ -81,14 +81,15 @@ size_t Contraction(const char* p, const char* end) {
 
 }  // namespace
 
-ByteLevelBpe::ByteLevelBpe(const KernelInfo& info) : ByteLevelBpe(info, TokenTable(info, 2, "vocabulary")) {}
+ByteLevelBpe::ByteLevelBpe(const KernelInfo& info)
+    : ByteLevelBpe(info, TokenTable(info, Signature::vocabulary)) {}
 
 ByteLevelBpe::ByteLevelBpe(const KernelInfo& info, const Strings& vocabulary)
-    : classes_(info, 1, "char_classes", kSpace, kOther),
-      add_prefix_space_(IntWithin(info, "add_prefix_space", 0, 1, 0) != 0),
-      merges_(info, 3, static_cast<int64_t>(vocabulary.size()), ByteIds(vocabulary)),
+    : classes_(info, Signature::char_classes, kSpace, kOther),
+      add_prefix_space_(IntWithin(info, Signature::add_prefix_space, 0, 1) != 0),
+      merges_(info, Signature::merges, static_cast<int64_t>(vocabulary.size()), ByteIds(vocabulary)),
       whole_(WholeWords(info, vocabulary, merges_)),
-      added_(info, 4, 5) {}
+      added_(info, Signature::added, Signature::added_info) {}
 
 void ByteLevelBpe::Encode(std::string_view text, Workspace* workspace, Tokens* tokens) const {
   return tokens->has_spans ? EncodeText<true>(text, workspace, tokens)

@@ -15,19 +15,24 @@
 
 namespace sparse_ops {
 
+struct ByteLevelBpeSignature {
+  static constexpr const char* kName = "ByteLevelBpeTokenize";
+  static constexpr Operand<std::string_view> text{0, "text"};
+  static constexpr Operand<int32_t> char_classes{1, "char_classes"};
+  static constexpr Operand<std::string_view> vocabulary{2, "vocabulary"};
+  static constexpr Operand<int32_t> merges{3, "merges"};
+  static constexpr Operand<std::string_view> added{4, "added"};
+  static constexpr Operand<int32_t> added_info{5, "added_info"};
+  static constexpr Operand<std::string_view> pair{6, "pair", kOptional};
+  static constexpr Operand<bool> single{7, "single", kOptional};
+  static constexpr auto inputs =
+      Operands(text, char_classes, vocabulary, merges, added, added_info, pair, single);
+  static constexpr Attribute<int64_t> add_prefix_space{"add_prefix_space", 0};
+};
+
 class ByteLevelBpe {
  public:
-  static constexpr const char* kName = "ByteLevelBpeTokenize";
-  static constexpr ONNXTensorElementDataType kInputs[] = {
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // text
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // char_classes
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // vocabulary
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // merges
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // added
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // added_info
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // pair
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,    // single
-  };
+  using Signature = ByteLevelBpeSignature;
 
   // Memory that is kept from text to text.
   struct Workspace {

@@ -10,8 +10,8 @@
 namespace sparse_ops {
 namespace {
 
-void CheckRanges(const KernelInfo& info, const char* name, const Input<int32_t>& ranges, int32_t least,
-                 int32_t most) {
+void CheckRanges(const KernelInfo& info, const Input<int32_t>& ranges, int32_t least, int32_t most) {
+  const char* name = ranges.name;
   if (ranges.shape[0] == 0 || ranges.data[0] != 0) {
     throw InvalidArgument(Message(info.op(), ": ", name,
                                   " does not begin with code point 0; accepted: ranges ",
@@ -32,18 +32,19 @@ void CheckRanges(const KernelInfo& info, const char* name, const Input<int32_t>&
 
 }  // namespace
 
-CodePointMap::CodePointMap(const KernelInfo& info, size_t index, const char* name, int32_t least,
+CodePointMap::CodePointMap(const KernelInfo& info, const Operand<int32_t>& table, int32_t least,
                            int32_t most) {
-  const Input<int32_t> ranges = IntTable(info, index, name, 2);
-  CheckRanges(info, name, ranges, least, most);
+  const Input<int32_t> ranges = IntTable(info, table, 2);
+  CheckRanges(info, ranges, least, most);
   Fill(ranges);
 }
 
-CodePointMap::CodePointMap(const KernelInfo& info, const char* attribute, int32_t least, int32_t most) {
+CodePointMap::CodePointMap(const KernelInfo& info, const Attribute<IntList>& attribute, int32_t least,
+                           int32_t most) {
   constexpr const char* kAccepted = "first code point and number of each range, flat";
-  const std::vector<int64_t> flat = info.Ints(attribute, kAccepted);
+  const std::vector<int64_t> flat = info.Get(attribute, kAccepted);
   if (flat.size() % 2 != 0) {
-    throw InvalidArgument(Message(info.op(), ": attribute ", attribute, " has ", flat.size(),
+    throw InvalidArgument(Message(info.op(), ": attribute ", attribute.name, " has ", flat.size(),
                                   " integers; accepted: ", kAccepted));
   }
   std::vector<int32_t> rows;
@@ -52,8 +53,8 @@ CodePointMap::CodePointMap(const KernelInfo& info, const char* attribute, int32_
                                                             std::numeric_limits<int32_t>::max())));
   }
   if (rows.empty()) rows = {0, 0};
-  const Input<int32_t> ranges{rows.data(), {static_cast<int64_t>(rows.size() / 2), 2}};
-  CheckRanges(info, attribute, ranges, least, most);
+  const Input<int32_t> ranges{attribute.name, rows.data(), {static_cast<int64_t>(rows.size() / 2), 2}};
+  CheckRanges(info, ranges, least, most);
   Fill(ranges);
 }
 

@@ -14,10 +14,10 @@ class CodePointMap {
  public:
   // From a constant input (ranges, 2): the first code point of a range and its number, from `least` to
   // `most`. A range ends where the next begins.
-  CodePointMap(const KernelInfo& info, size_t index, const char* name, int32_t least, int32_t most);
+  CodePointMap(const KernelInfo& info, const Operand<int32_t>& table, int32_t least, int32_t most);
 
   // The same from an attribute, flat; every number is 0 where the node lacks it.
-  CodePointMap(const KernelInfo& info, const char* attribute, int32_t least, int32_t most);
+  CodePointMap(const KernelInfo& info, const Attribute<IntList>& attribute, int32_t least, int32_t most);
 
   int32_t operator[](uint32_t point) const {
     return numbers_[pages_[point / kPage] * size_t{kPage} + point % kPage];

@@ -20,10 +20,10 @@ constexpr auto kLater = [](const auto& a, const auto& b) {
 
 }  // namespace
 
-Merges::Merges(const KernelInfo& info, size_t index, int64_t vocabulary_size,
+Merges::Merges(const KernelInfo& info, const Operand<int32_t>& operand, int64_t vocabulary_size,
                const std::array<int32_t, 256>& byte_ids)
     : byte_ids_(byte_ids) {
-  const Input<int32_t> table = IntTable(info, index, "merges", 3);
+  const Input<int32_t> table = IntTable(info, operand, 3);
   const auto count = static_cast<size_t>(table.shape[0]);
   size_t size = 2;
   while (size < 2 * count) size *= 2;
@@ -32,8 +32,8 @@ Merges::Merges(const KernelInfo& info, size_t index, int64_t vocabulary_size,
     const int32_t* row = table.data + 3 * i;
     if (const auto [least, most] = std::minmax({row[0], row[1], row[2]});
         least < 0 || most >= vocabulary_size) {
-      throw InvalidArgument(Message(info.op(), ": merges[", i, "] is (", row[0], ", ", row[1], ", ", row[2],
-                                    "); accepted: ids from 0 to ", vocabulary_size - 1));
+      throw InvalidArgument(Message(info.op(), ": ", table.name, "[", i, "] is (", row[0], ", ", row[1], ", ",
+                                    row[2], "); accepted: ids from 0 to ", vocabulary_size - 1));
     }
     const uint64_t pair = PairOf(row[0], row[1]);
     slots_[SlotOf(pair)] = {pair, static_cast<int32_t>(i), row[2]};  // of equal pairs the last counts

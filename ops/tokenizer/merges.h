@@ -27,7 +27,7 @@ class Merges {
 
   // From a constant input (merges, 3): ids of the left and the right token and of what they become, in the
   // order of their ranks; `byte_ids` are the tokens of single bytes, kNone where a byte has none.
-  Merges(const KernelInfo& info, size_t index, int64_t vocabulary_size,
+  Merges(const KernelInfo& info, const Operand<int32_t>& operand, int64_t vocabulary_size,
          const std::array<int32_t, 256>& byte_ids);
 
   // Adds the tokens of a word: of its pairs, that of the lowest rank is merged first, of several the

@@ -7,28 +7,17 @@
 #include "tokenizer/utf8.h"
 
 namespace sparse_ops {
-namespace {
 
-std::string Range(int64_t least, int64_t most) { return Message("an integer from ", least, " to ", most); }
-
-int64_t Checked(const KernelInfo& info, const char* name, int64_t value, int64_t least, int64_t most) {
-  if (value >= least && value <= most) return value;
-  throw InvalidArgument(
-      Message(info.op(), ": attribute ", name, " is ", value, "; accepted: ", Range(least, most)));
+int64_t IntWithin(const KernelInfo& info, const Attribute<int64_t>& attribute, int64_t least, int64_t most) {
+  const std::string accepted = Message("an integer from ", least, " to ", most);
+  const int64_t value = info.Get(attribute, accepted.c_str());
+  if (value < least || value > most) info.Refuse(attribute, value, accepted.c_str());
+  return value;
 }
 
-}  // namespace
-
-int64_t IntWithin(const KernelInfo& info, const char* name, int64_t least, int64_t most) {
-  return Checked(info, name, info.Int(name, Range(least, most).c_str()), least, most);
-}
-
-int64_t IntWithin(const KernelInfo& info, const char* name, int64_t least, int64_t most, int64_t absent) {
-  return Checked(info, name, info.IntOr(name, absent, Range(least, most).c_str()), least, most);
-}
-
-Strings TokenTable(const KernelInfo& info, size_t index, const char* name) {
-  Strings table = info.ConstantStrings(index, name);
+Strings TokenTable(const KernelInfo& info, const Operand<std::string_view>& operand) {
+  const char* name = operand.name;
+  Strings table = info.ConstantStrings(operand);
   if (table.shape().size() != 1) {
     throw InvalidArgument(Message(info.op(), ": ", name, " has shape ", ToString(table.shape()),
                                   "; accepted: rank 1, a token for each id"));
@@ -49,10 +38,10 @@ Strings TokenTable(const KernelInfo& info, size_t index, const char* name) {
   return table;
 }
 
-Input<int32_t> IntTable(const KernelInfo& info, size_t index, const char* name, int64_t columns) {
-  Input<int32_t> table = info.Constant<int32_t>(index, name);
+Input<int32_t> IntTable(const KernelInfo& info, const Operand<int32_t>& operand, int64_t columns) {
+  Input<int32_t> table = info.Constant(operand);
   if (table.shape.size() != 2 || table.shape[1] != columns) {
-    throw InvalidArgument(Message(info.op(), ": ", name, " has shape ", ToString(table.shape),
+    throw InvalidArgument(Message(info.op(), ": ", table.name, " has shape ", ToString(table.shape),
                                   "; accepted: (rows, ", columns, ")"));
   }
   return table;

@@ -7,14 +7,13 @@
 
 namespace sparse_ops {
 
-// An attribute from `least` to `most`; required, or `absent` where the node lacks it.
-int64_t IntWithin(const KernelInfo& info, const char* name, int64_t least, int64_t most);
-int64_t IntWithin(const KernelInfo& info, const char* name, int64_t least, int64_t most, int64_t absent);
+// An attribute from `least` to `most`.
+int64_t IntWithin(const KernelInfo& info, const Attribute<int64_t>& attribute, int64_t least, int64_t most);
 
 // Strings (N,) of UTF-8, each there once; the empty one stands for an id without a token.
-Strings TokenTable(const KernelInfo& info, size_t index, const char* name);
+Strings TokenTable(const KernelInfo& info, const Operand<std::string_view>& operand);
 
 // Integers (N, columns).
-Input<int32_t> IntTable(const KernelInfo& info, size_t index, const char* name, int64_t columns);
+Input<int32_t> IntTable(const KernelInfo& info, const Operand<int32_t>& operand, int64_t columns);
 
 }  // namespace sparse_ops

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "runtime/status.h"
-
 namespace sparse_ops {
 
-Template::Template(const KernelInfo& info, const char* name, bool is_pair) {
+Template::Template(const KernelInfo& info, const Attribute<IntList>& attribute, bool is_pair) {
   const char* accepted = is_pair ? "(id, type id) of each piece, flat; id -1 (text) and -2 (pair) once each"
                                  : "(id, type id) of each piece, flat; id -1 (text) once";
-  const std::vector<int64_t> flat = info.Ints(name, accepted);
+  const std::vector<int64_t> flat = info.Get(attribute, accepted);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   size_t texts = 0, pairs = 0;
   bool is_valid = flat.size() % 2 == 0;
@@ -23,8 +21,7 @@ Template::Template(const KernelInfo& info, const char* name, bool is_pair) {
     pieces_.push_back(piece);
   }
   if (!is_valid || texts != 1 || pairs != (is_pair ? 1 : 0)) {
-    throw InvalidArgument(
-        Message(info.op(), ": attribute ", name, " is ", ToString(flat), "; accepted: ", accepted));
+    info.Refuse(attribute, ToString(flat), accepted);
   }
 }
 

@@ -18,7 +18,7 @@ class Template {
   };
 
   // From an attribute: id and type id of each piece, in order. `is_pair` says whether it has both texts.
-  Template(const KernelInfo& info, const char* name, bool is_pair);
+  Template(const KernelInfo& info, const Attribute<IntList>& attribute, bool is_pair);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
   size_t special_tokens() const { return special_tokens_; }

@@ -23,13 +23,10 @@ void CheckTexts(const char* op, const char* name, const Shape& shape) {
       Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: (rows,) or (rows, 1)"));
 }
 
-bool CutsLeft(const KernelInfo& info) {
+bool CutsLeft(const KernelInfo& info, const Attribute<std::string_view>& truncation_side) {
   constexpr const char* kAccepted = "\"right\" or \"left\"";
-  const std::string side = info.StringOr("truncation_side", "right", kAccepted);
-  if (side != "right" && side != "left") {
-    throw InvalidArgument(
-        Message(info.op(), ": attribute truncation_side is \"", side, "\"; accepted: ", kAccepted));
-  }
+  const std::string side = info.Get(truncation_side, kAccepted);
+  if (side != "right" && side != "left") info.Refuse(truncation_side, "\"" + side + "\"", kAccepted);
   return side == "left";
 }
 
@@ -37,18 +34,20 @@ bool CutsLeft(const KernelInfo& info) {
 
 // The texts of a call.
 struct Texts {
-  Texts(const char* op, const KernelContext& context, size_t pair_index)
-      : text(context.GetStrings(0)), has_pairs(context.HasInput(pair_index)) {
-    CheckTexts(op, "text", text.shape());
+  template <class Signature>
+  Texts(const KernelContext& context, Signature)
+      : text(context.GetStrings(Signature::text)), has_pairs(context.HasInput(Signature::pair)) {
+    const char* op = Signature::kName;
+    CheckTexts(op, Signature::text.name, text.shape());
     if (has_pairs) {
-      pair = context.GetStrings(pair_index);
-      CheckTexts(op, "pair", pair.shape());
-      CheckRows(op, "pair", pair.size());
+      pair = context.GetStrings(Signature::pair);
+      CheckTexts(op, Signature::pair.name, pair.shape());
+      CheckRows(op, Signature::pair.name, pair.size());
     }
-    if (context.HasInput(pair_index + 1)) {
-      single = context.GetInput<bool>(pair_index + 1);
-      CheckTexts(op, "single", single.shape);
-      CheckRows(op, "single", static_cast<size_t>(single.shape[0]));
+    if (context.HasInput(Signature::single)) {
+      single = context.GetInput(Signature::single);
+      CheckTexts(op, single.name, single.shape);
+      CheckRows(op, single.name, static_cast<size_t>(single.shape[0]));
     }
     for (size_t row = 0; row < text.size(); ++row) {
       if (Bytes(row) > kMostInt) {
@@ -110,31 +109,32 @@ std::vector<size_t> DivideRows(const Texts& texts) {
 template <class Tokenizer>
 Tokenize<Tokenizer>::Tokenize(const KernelInfo& info)
     : tokenizer_(info),
-      single_(info, "single_template", false),
-      pair_(info, "pair_template", true),
+      single_(info, Signature::single_template, false),
+      pair_(info, Signature::pair_template, true),
       max_length_(static_cast<size_t>(IntWithin(
-          info, "max_length",
+          info, Signature::max_length,
           static_cast<int64_t>(std::max({single_.special_tokens(), pair_.special_tokens(), size_t{1}})),
           kMostInt))),
-      cuts_left_(CutsLeft(info)),
-      stop_early_(IntWithin(info, "stop_early", 0, 1, 0) != 0 && !cuts_left_),
-      has_offsets_(info.HasOutput(kRequiredOutputs)),
-      trimming_(static_cast<Trimming>(IntWithin(info, "trim_offsets", 0, 2, 0))) {}
+      cuts_left_(CutsLeft(info, Signature::truncation_side)),
+      stop_early_(IntWithin(info, Signature::stop_early, 0, 1) != 0 && !cuts_left_),
+      has_offsets_(info.HasOutput(Signature::offsets)),
+      trimming_(static_cast<Trimming>(IntWithin(info, Signature::trim_offsets, 0, 2))) {}
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::InferShapes(ShapeContext& context) {
-  for (size_t output = 4; output < kRequiredOutputs; ++output) {  // those of (rows, 1)
-    context.SetOutputColumnLike(output, kOutputs[output], 0);
-  }
+  context.SetOutputColumnLike(Signature::token_count, Signature::text);
+  context.SetOutputColumnLike(Signature::truncated, Signature::text);
+  context.SetOutputColumnLike(Signature::invalid_at, Signature::text);
 }
 
 template <class Tokenizer>
 void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
-  const Texts texts(kName, context, kRequiredInputs);
+  const Texts texts(context, Signature{});
   const auto count = static_cast<int64_t>(texts.text.size());
-  int32_t* cu_seqlens = context.GetOutput<int32_t>(3, {count + 1});
-  const Columns columns{context.GetOutput<int32_t>(4, {count, 1}), context.GetOutput<uint8_t>(5, {count, 1}),
-                        context.GetOutput<int32_t>(6, {count, 1})};
+  int32_t* cu_seqlens = context.GetOutput(Signature::cu_seqlens, {count + 1});
+  const Columns columns{context.GetOutput(Signature::token_count, {count, 1}),
+                        context.GetOutput(Signature::truncated, {count, 1}),
+                        context.GetOutput(Signature::invalid_at, {count, 1})};
 
   const std::vector<size_t> firsts = DivideRows(texts);
   std::vector<Rows> tasks(firsts.size() - 1);
@@ -147,15 +147,15 @@ void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
   for (int64_t row = 0; row < count; ++row) {
     total += columns.token_count[row];
     if (total > kMostInt) {
-      throw InvalidArgument(
-          Message(kName, ": the rows have more than ", kMostInt, " tokens; accepted: fewer rows at once"));
+      throw InvalidArgument(Message(Signature::kName, ": the rows have more than ", kMostInt,
+                                    " tokens; accepted: fewer rows at once"));
     }
     cu_seqlens[row + 1] = static_cast<int32_t>(total);
   }
-  int64_t* input_ids = context.GetOutput<int64_t>(0, {total});
-  int64_t* token_type_ids = context.GetOutput<int64_t>(1, {total});
-  int64_t* positions = context.GetOutput<int64_t>(2, {total});
-  int32_t* offsets = context.GetOutput<int32_t>(kRequiredOutputs, {total, 2});
+  int64_t* input_ids = context.GetOutput(Signature::input_ids, {total});
+  int64_t* token_type_ids = context.GetOutput(Signature::token_type_ids, {total});
+  int64_t* positions = context.GetOutput(Signature::positions, {total});
+  int32_t* offsets = context.GetOutput(Signature::offsets, {total, 2});
   for (const Rows& rows : tasks) {
     if (has_offsets_) offsets = std::copy(rows.offsets.begin(), rows.offsets.end(), offsets);
     input_ids = std::copy(rows.ids.begin(), rows.ids.end(), input_ids);

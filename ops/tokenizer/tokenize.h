@@ -1,7 +1,6 @@
 // The tokenizer ops: texts in, packed token ids out.
 #pragma once
 
-#include <iterator>
 #include <vector>
 
 #include "runtime/kernel_context.h"
@@ -15,23 +14,26 @@ namespace sparse_ops {
 
 struct Texts;
 
+// What the nodes of both have, behind what each has of its own.
+template <class Tokenizer>
+struct TokenizeSignature : Tokenizer::Signature {
+  static constexpr Operand<int64_t> input_ids{0, "input_ids"}, token_type_ids{1, "token_type_ids"};
+  static constexpr Operand<int64_t> positions{2, "positions"};
+  static constexpr Operand<int32_t> cu_seqlens{3, "cu_seqlens"}, token_count{4, "token_count"};
+  static constexpr Operand<bool> truncated{5, "truncated"};
+  static constexpr Operand<int32_t> invalid_at{6, "invalid_at"}, offsets{7, "offsets", kOptional};
+  static constexpr auto outputs =
+      Operands(input_ids, token_type_ids, positions, cu_seqlens, token_count, truncated, invalid_at, offsets);
+  static constexpr Attribute<int64_t> max_length{"max_length"};
+  static constexpr Attribute<IntList> single_template{"single_template"}, pair_template{"pair_template"};
+  static constexpr Attribute<std::string_view> truncation_side{"truncation_side", "right"};
+  static constexpr Attribute<int64_t> stop_early{"stop_early", 0}, trim_offsets{"trim_offsets", 0};
+};
+
 template <class Tokenizer>
 class Tokenize {
  public:
-  static constexpr const char* kName = Tokenizer::kName;
-  static constexpr auto& kInputs = Tokenizer::kInputs;
-  static constexpr size_t kRequiredInputs = std::size(Tokenizer::kInputs) - 2;  // but pair, single
-  static constexpr ONNXTensorElementDataType kOutputs[] = {
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,  // input_ids
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,  // token_type_ids
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,  // positions
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // cu_seqlens
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // token_count
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,   // truncated
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // invalid_at
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,  // offsets
-  };
-  static constexpr size_t kRequiredOutputs = std::size(kOutputs) - 1;  // but offsets
+  using Signature = TokenizeSignature<Tokenizer>;
 
   explicit Tokenize(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);

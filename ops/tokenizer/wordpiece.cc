@@ -26,7 +26,7 @@ constexpr int32_t kNoMark = 0, kMostClass = 254, kRemovedBase = 255;
 constexpr uint8_t kLongAction = 0xFF;
 
 std::string ReadPool(const KernelInfo& info) {
-  const Input<uint8_t> pool = info.Constant<uint8_t>(2, "char_pool");
+  const Input<uint8_t> pool = info.Constant(WordPieceSignature::char_pool);
   if (pool.shape.size() != 1) {
     throw InvalidArgument(
         Message(info.op(), ": char_pool has shape ", ToString(pool.shape), "; accepted: rank 1"));
@@ -52,8 +52,8 @@ CodePointMap ReadActions(const KernelInfo& info, std::string_view pool) {
     throw InvalidArgument(
         Message(info.op(), ": char_pool has ", pool.size(), " bytes; accepted: ", kMostInt));
   }
-  CodePointMap actions(info, 1, "char_actions", kWord, static_cast<int32_t>(pool.size()) - 1);
-  const Input<int32_t> ranges = IntTable(info, 1, "char_actions", 2);
+  CodePointMap actions(info, WordPieceSignature::char_actions, kWord, static_cast<int32_t>(pool.size()) - 1);
+  const Input<int32_t> ranges = IntTable(info, WordPieceSignature::char_actions, 2);
   for (int64_t i = 0; i < ranges.shape[0]; ++i) {
     const int32_t offset = ranges.data[2 * i + 1];
     if (offset >= 0 && !IsReadable(pool, static_cast<size_t>(offset))) {
@@ -84,18 +84,18 @@ int64_t LastId(const KernelInfo& info, const Strings& vocabulary) {
 
 }  // namespace
 
-WordPiece::WordPiece(const KernelInfo& info) : WordPiece(info, TokenTable(info, 3, "vocabulary")) {}
+WordPiece::WordPiece(const KernelInfo& info) : WordPiece(info, TokenTable(info, Signature::vocabulary)) {}
 
 WordPiece::WordPiece(const KernelInfo& info, const Strings& vocabulary)
-    : unknown_id_(static_cast<int32_t>(IntWithin(info, "unk_id", 0, LastId(info, vocabulary)))),
-      most_characters_(IntWithin(info, "max_input_chars_per_word", 0, kMostInt, 100)),
+    : unknown_id_(static_cast<int32_t>(IntWithin(info, Signature::unk_id, 0, LastId(info, vocabulary)))),
+      most_characters_(IntWithin(info, Signature::max_input_chars_per_word, 0, kMostInt)),
       pool_(ReadPool(info)),
       actions_(ReadActions(info, pool_)),
       beginnings_(info, Keys(vocabulary, "")),
-      continuations_(info, Keys(vocabulary, info.StringOr("continuing_prefix", "##", "a string"))),
-      added_(info, 4, 5),
-      marks_(info, "marks", -kMostClass, kRemovedBase),
-      white_space_(info.Ints("white_space", "code points")) {
+      continuations_(info, Keys(vocabulary, info.Get(Signature::continuing_prefix, "a string"))),
+      added_(info, Signature::added, Signature::added_info),
+      marks_(info, Signature::marks, -kMostClass, kRemovedBase),
+      white_space_(info.Get(Signature::white_space, "code points")) {
   for (uint32_t c = 0; c < short_actions_.size(); ++c) short_actions_[c] = ShortAction(c);
 }
 

@@ -17,19 +17,26 @@ namespace sparse_ops {
 // Normalizing a text and splitting it into words is one look-up for each code point: whatever is done to it
 // (lower case, accents, spaces, punctuation, CJK, control characters) makes it a string of characters and
 // word ends.
+struct WordPieceSignature {
+  static constexpr const char* kName = "WordPieceTokenize";
+  static constexpr Operand<std::string_view> text{0, "text"};
+  static constexpr Operand<int32_t> char_actions{1, "char_actions"};
+  static constexpr Operand<uint8_t> char_pool{2, "char_pool"};
+  static constexpr Operand<std::string_view> vocabulary{3, "vocabulary"}, added{4, "added"};
+  static constexpr Operand<int32_t> added_info{5, "added_info"};
+  static constexpr Operand<std::string_view> pair{6, "pair", kOptional};
+  static constexpr Operand<bool> single{7, "single", kOptional};
+  static constexpr auto inputs =
+      Operands(text, char_actions, char_pool, vocabulary, added, added_info, pair, single);
+  static constexpr Attribute<int64_t> unk_id{"unk_id"};
+  static constexpr Attribute<int64_t> max_input_chars_per_word{"max_input_chars_per_word", 100};
+  static constexpr Attribute<std::string_view> continuing_prefix{"continuing_prefix", "##"};
+  static constexpr Attribute<IntList> marks{"marks"}, white_space{"white_space"};
+};
+
 class WordPiece {
  public:
-  static constexpr const char* kName = "WordPieceTokenize";
-  static constexpr ONNXTensorElementDataType kInputs[] = {
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // text
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // char_actions
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,   // char_pool
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // vocabulary
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // added
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,   // added_info
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,  // pair
-      ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,    // single
-  };
+  using Signature = WordPieceSignature;
 
   // The word that is being read, normalized. One serves any number of texts.
   struct Workspace {
