@@ -71,7 +71,8 @@ class Meter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._publish_on, daemon=True)
                 self._thread.start()
-        self._is_any.set()
+        if not self._is_any.is_set():  # which costs less than to set it again
+            self._is_any.set()
 
     def publish(self) -> None:
         """Tell Triton now."""
