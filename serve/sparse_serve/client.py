@@ -44,6 +44,8 @@ _ASSUMED_BATCH_SIZE = 64
 _LOST_CONNECTION = re.compile(
     "failed to connect|socket closed|connection reset|broken pipe|goaway", re.IGNORECASE
 )
+# What a server says of a model that it has, while it ends; one that it has not is "not found".
+_ENDING = re.compile("has no available versions|not ready")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 
@@ -501,12 +503,14 @@ class Client:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Tell whether a request that failed may be answered later: the server is overloaded, or was not reached.
+    """Tell whether what failed may be answered later: the server is overloaded, ending, or was not reached.
 
     One that takes too long is not sent again: it would take as long.
     """
     if isinstance(error, InferenceServerException):
-        return error.status() in _TRANSIENT and "restricted" not in str(error.message())
+        message = str(error.message())
+        is_transient = error.status() in _TRANSIENT and "restricted" not in message
+        return is_transient or _ENDING.search(message) is not None
     return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError)
 
 

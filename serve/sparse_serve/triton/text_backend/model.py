@@ -276,7 +276,7 @@ class TritonPythonModel:
             inputs=[pb_utils.Tensor(name, arrays[name]) for name in self.graph_inputs],
         ).exec()
         if response.has_error():
-            raise RefusedError(response.error().message(), "graph", response.error().code())
+            raise RefusedError(response.error().message(), "graph", code_of(response.error()))
         mask = arrays["attention_mask"]
         self.meter.add(meter.PADDING, mask.size - int(mask.sum()))
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
@@ -301,6 +301,11 @@ class TritonPythonModel:
 def give_way():
     """Have the thread that this is called on yield to others."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
+
+
+def code_of(error):
+    """Return the code of the graph's error as clients get it: of a server that ends they may ask again."""
+    return pb_utils.TritonError.UNAVAILABLE if "not ready" in error.message() else error.code()
 
 
 def measures_of(names):
