@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -10,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -19,12 +20,15 @@ from threading import Event
 import psutil
 import pytest
 from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
+from test_gateway import needs_haproxy, started
 from tiny_entry import WORDS, edit
 
 from sparse_serve.client import Client, Protocol
+from sparse_serve.deploy.gateway import Gateway
+from sparse_serve.deploy.limits import Limits, health_request
 from sparse_serve.errors import RequestError
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 
@@ -176,6 +180,52 @@ def test_a_model_killed_in_mid_request(repository: Path, right: dict[str, Logits
             f"error: model '{model}' answers no more, its process {stub.pid} has died: serve again"
         )
         assert not alive([command.triton, *command.stubs.values()])
+    assert all(logits == right[text] for text, logits in traffic.answers)
+
+
+def test_files_truncated_while_they_are_served(
+    repository: Path, right: dict[str, Logits], tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(repository, tmp_path / "models"))
+    with served(own) as command:
+        with Traffic(command.urls) as traffic:
+            for path in own.rglob("*"):
+                if path.is_file():
+                    os.truncate(path, path.stat().st_size // 2)
+            before = len(traffic.answers)
+            wait_for(lambda: len(traffic.answers) > before + 10 * len(CLIENTS))
+        assert not any(traffic.errors())
+    assert all(logits == right[text] for text, logits in traffic.answers)
+    again = serve(own)
+    output, errors = again.communicate(timeout=30)
+    assert (again.returncode, output, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("error: ")
+
+
+@needs_haproxy
+def test_a_gateway_killed_under_traffic(
+    server: TritonServer, right: dict[str, Logits], tmp_path: Path
+) -> None:
+    entry = read_entry(server.repository / "tiny")
+    gateway = Gateway(
+        models=tuple(entry.models),
+        health_request=health_request(entry),
+        limits=Limits(max_requests=8, max_pending_requests=8),
+        http_server=server.http_url,
+        grpc_server=server.grpc_url,
+    )
+    with ExitStack() as killed:
+        running = killed.enter_context(started(tmp_path / "first", gateway))
+        with Traffic({"http": running.http, "grpc": running.grpc}) as traffic:
+            killed.close()  # which kills it
+            assert all("no answer from" in error for error in traffic.errors())
+    assert all(logits == right[text] for text, logits in traffic.answers)
+    with (
+        started(tmp_path / "second", gateway) as running,
+        Traffic({"http": running.http, "grpc": running.grpc}) as traffic,
+    ):
+        pass
+    assert not any(traffic.errors())
     assert all(logits == right[text] for text, logits in traffic.answers)
 
 
