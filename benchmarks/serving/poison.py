@@ -23,8 +23,6 @@ import json
 import multiprocessing
 import os
 import re
-import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +45,7 @@ import tritonclient.grpc
 import tritonclient.http
 import typer
 from entries import export
+from gateways import Urls, behind_gateway, urls_of
 from results import Line, environment, write_lines
 from servers import OUTPUT, served
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
@@ -54,16 +53,12 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
-from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
-from sparse_serve.deploy.limits import Limits, full_batches, health_request
 from sparse_serve.profiling.measure import PERCENTILE_METHOD
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
-from sparse_serve.triton.preflight import claim_ports
-from sparse_serve.triton.probe import is_ready
 
 NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
@@ -76,7 +71,6 @@ WARM_UP_S = 2.0
 MESSAGE_CHARACTERS = 120
 Answer = npt.NDArray[np.float32]
 Request = Mapping[str, npt.NDArray[Any]]
-Urls = Mapping[Protocol, str]
 
 
 class Asker:
@@ -238,42 +232,6 @@ def main(  # noqa: PLR0913  one parameter per option
     write_lines(results / "poison.csv", [about | line for line in lines])
     for line in lines:
         typer.echo("  ".join(line.values()))
-
-
-def urls_of(server: TritonServer) -> Urls:
-    return {"http": server.http_url, "grpc": server.grpc_url}
-
-
-@contextmanager
-def behind_gateway(server: TritonServer, entry: Entry) -> Iterator[Urls]:
-    """Run HAProxy before a server, and tell where it listens once it calls the server ready."""
-    places = [f"127.0.0.1:{port}" for port in claim_ports("127.0.0.1", 0, 0, 0)]
-    http, own_grpc, metrics = places
-    requests = full_batches(entry)
-    gateway = Gateway(
-        models=tuple(entry.models),
-        health_request=health_request(entry),
-        limits=Limits(max_requests=requests, max_pending_requests=requests),
-        http=http,
-        grpc=own_grpc,
-        metrics=metrics,
-        http_server=server.http_url,
-        grpc_server=server.grpc_url,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in gateway_files(gateway).items():
-            Path(folder, name).write_text(text, encoding="utf-8", newline="")
-        process = subprocess.Popen(["haproxy", "-db", "-f", Path(folder, CONFIG)], stdout=subprocess.DEVNULL)
-        try:
-            deadline = time.monotonic() + TIMEOUT_S
-            while not is_ready(http):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the gateway does not call its server ready")
-                time.sleep(0.1)
-            yield {"http": http, "grpc": own_grpc}
-        finally:
-            process.kill()
-            process.wait()
 
 
 def texts_of(texts: Sequence[str]) -> list[Request]:
