@@ -315,6 +315,13 @@ def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> 
     assert responses[1].error().code() == stub.Error.INTERNAL
 
 
+def test_a_server_that_ends_is_not_called_a_fault(tiny: tuple[Any, Graph]) -> None:
+    model, graph = tiny
+    graph.fault = lambda request: stub.Error("Error when running inference: Server not ready")
+    (response,) = model.execute([request("w1")])
+    assert response.error().code() == stub.Error.UNAVAILABLE
+
+
 def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph]) -> None:
     class Broken(stub.Tensor):
         def as_numpy(self) -> npt.NDArray[Any]:
