@@ -18,7 +18,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ASKED_FOR, Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
-from sparse_serve.cli_options import run
+from sparse_serve.cli.options import run
 from sparse_serve.repository.entries import read_entry
 from tiny_models import CLASSES, LABELS, POSITIONS, make_model, make_tokenizer
 

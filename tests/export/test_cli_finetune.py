@@ -25,7 +25,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
-from sparse_serve.cli_options import CONTEXT, run
+from sparse_serve.cli.options import CONTEXT, run
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
 from tiny_training import make_encoder, weights, write_rows

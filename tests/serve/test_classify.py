@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparse_serve import cli_replies
 from sparse_serve.cli import app, run
-from sparse_serve.cli_classify import Ask, Interface, _ask
-from sparse_serve.cli_texts import Text
+from sparse_serve.cli import replies as shown_replies
+from sparse_serve.cli.classify import Ask, Interface, _ask
+from sparse_serve.cli.texts import Text
 from sparse_serve.errors import RefusedTextError
 from sparse_serve.triton.launcher import TritonServer
 
@@ -109,7 +109,7 @@ def test_what_comes_before_a_refusal_is_answered() -> None:
 def test_long_tables_come_in_parts(
     server: TritonServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_replies, "_ROWS_OF_TABLE", 2)
+    monkeypatch.setattr(shown_replies, "_ROWS_OF_TABLE", 2)
     status, output, _ = classified(capsys, "tiny", "w1", "w2", "w3", "w4", "--url", server.http_url)
     assert status == 0
     heads = [number for number, line in enumerate(output.splitlines()) if line.startswith("label")]

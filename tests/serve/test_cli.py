@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import typer
 
-from sparse_serve import cli_classify
 from sparse_serve.cli import app, run
-from sparse_serve.cli_options import CONTEXT, Verbose
+from sparse_serve.cli import classify as classify_command
+from sparse_serve.cli.options import CONTEXT, Verbose
 from sparse_serve.errors import GateError
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -420,7 +420,7 @@ def test_every_failure_is_one_line(command: Run, error: BaseException, status: i
 def test_verbose_adds_the_traceback() -> None:
     script = """
 import typer
-from sparse_serve.cli_options import Verbose, run
+from sparse_serve.cli.options import Verbose, run
 app = typer.Typer()
 @app.command()
 def fail(verbose: Verbose = False) -> None:
@@ -480,4 +480,4 @@ def test_the_serving_side_loads_no_torch() -> None:
 
 
 def test_default_addresses_are_tritons() -> None:
-    assert cli_classify._DEFAULT_URLS == {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+    assert classify_command._DEFAULT_URLS == {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}

@@ -20,7 +20,7 @@ import pytest
 from test_sample import SAMPLE
 
 from sparse_serve.cli import app
-from sparse_serve.cli_options import run
+from sparse_serve.cli.options import run
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.repository.check import check_entry

@@ -23,8 +23,8 @@ from serving import alive
 from tiny_entry import CLASSES, SEVERAL, SPANS, WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from sparse_serve import cli_profile
 from sparse_serve.cli import app, run
+from sparse_serve.cli import profile as profile_command
 from sparse_serve.client import Client
 from sparse_serve.data import Columns, read_data, read_texts
 from sparse_serve.errors import DataError, OptionError
@@ -492,7 +492,7 @@ def _wait_for_servers(process: psutil.Process) -> list[psutil.Process]:
     [("1", (1,)), ("4", (4,)), ("1:4", (1, 2, 3, 4)), ("1:16:5", (1, 6, 11, 16)), ("2:7:4", (2, 6))],
 )
 def test_concurrency_ranges_are_perf_analyzers(text: str, concurrencies: tuple[int, ...]) -> None:
-    assert cli_profile._concurrencies(text) == concurrencies
+    assert profile_command._concurrencies(text) == concurrencies
 
 
 @pytest.mark.parametrize(

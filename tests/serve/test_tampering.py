@@ -13,7 +13,7 @@ from image_runs import FAKE_TRITON, check_in_image, entrypoint
 from tiny_entry import LEGACY, add, edit
 
 from sparse_serve.cli import app
-from sparse_serve.cli_options import run
+from sparse_serve.cli.options import run
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import check_entry

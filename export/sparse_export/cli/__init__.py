@@ -6,7 +6,7 @@ Importing this module loads no torch, so that the command works on a machine tha
 import typer
 
 from sparse_serve.cli import app as serving
-from sparse_serve.cli_options import Version, add_command, run
+from sparse_serve.cli.options import Version, add_command, run
 
 _EXTRAS = "export,cpu"
 

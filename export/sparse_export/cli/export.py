@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.repository.config import Computing
 from sparse_serve.repository.manifest import MAX_VERSION

@@ -89,7 +89,7 @@ from sparse_export.cli.training import (
     WarmupRatio,
     WeightDecay,
 )
-from sparse_serve.cli_options import Verbose, table_console
+from sparse_serve.cli.options import Verbose, table_console
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import TASKS
 from sparse_serve.tasks import Task as TaskOfRows

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
-from sparse_serve.cli_options import Verbose, make_output_folder
-from sparse_serve.cli_texts import (
+from sparse_serve.cli.options import Verbose, make_output_folder
+from sparse_serve.cli.texts import (
     Text,
     TextColumn,
     TextFile,

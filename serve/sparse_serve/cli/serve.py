@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.contents import read_pins
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer

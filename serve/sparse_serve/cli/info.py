@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparse_serve.cli_options import Verbose
+from sparse_serve.cli.options import Verbose
 from sparse_serve.info import read_info
 
 

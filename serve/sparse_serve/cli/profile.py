@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.errors import OptionError
 from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparse_serve.cli_options import Verbose, table_console
+from sparse_serve.cli.options import Verbose, table_console
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import Finding, Level, check_entry
 from sparse_serve.repository.releases import DEFAULT_RELEASE

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-from sparse_serve.cli_options import Task, Verbose
-from sparse_serve.cli_replies import Format, Shown, write
-from sparse_serve.cli_texts import (
+from sparse_serve.cli.options import Task, Verbose
+from sparse_serve.cli.replies import Format, Shown, write
+from sparse_serve.cli.texts import (
     Text,
     TextColumn,
     TextFile,

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sparse_serve import __version__
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose
 from sparse_serve.deploy.cluster import Cluster
 from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound

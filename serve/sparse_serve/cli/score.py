@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sparse_serve.cli_options import DEFAULT_REPOSITORY, ModelRepository, Task, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Task, Verbose
 from sparse_serve.errors import OptionError
 from sparse_serve.extras import needing
 from sparse_serve.scoring import EXTRAS, PART_ROWS

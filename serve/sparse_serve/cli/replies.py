@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rich.table import Table
 
-from sparse_serve.cli_options import table_console
-from sparse_serve.cli_texts import Text, plain
+from sparse_serve.cli.options import table_console
+from sparse_serve.cli.texts import Text, plain
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply
 
 _SHOWN_CHARACTERS = 60

@@ -1,0 +1,18 @@
+"""The commands of the serving side, each of a module of its own."""
+
+import typer
+
+from sparse_serve.cli.options import add_command, run
+from sparse_serve.scoring import EXTRAS
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+add_command(app, "serve", "sparse_serve.cli.serve:serve", extras="serve")
+add_command(app, "classify", "sparse_serve.cli.classify:classify")
+add_command(app, "profile", "sparse_serve.cli.profile:profile_command", extras="serve,report")
+add_command(app, "score", "sparse_serve.cli.score:score", extras=EXTRAS)
+add_command(app, "deploy", "sparse_serve.cli.deploy:deploy", extras="serve")
+add_command(app, "check", "sparse_serve.cli.check:check", extras="serve")
+add_command(app, "info", "sparse_serve.cli.info:info", extras="serve")
