@@ -76,6 +76,8 @@ def test_a_server_that_outlived_its_launcher_keeps_what_it_uses(
 ) -> None:
     mark = guard.mark_of(dead_pid, TOKEN)
     with subprocess.Popen(["sleep", "60"], env={**os.environ, guard.MARK_VARIABLE: mark}) as server:
+        # Which is empty for a moment when a program begins.
+        wait_for(lambda: guard.MARK_VARIABLE in psutil.Process(server.pid).environ())
         guard.clear(temporary)
         assert all(path.exists() for path in left)
         server.kill()

@@ -95,7 +95,7 @@ def test_idle_connections_are_not_waited_for(repository: Path) -> None:
     """Some 4 s on a machine with nothing else to do; it was the exit time-out of Triton."""
     process = serve(repository)
     with kept_alive(addresses(process)):
-        assert seconds_to_stop(process) < 10
+        assert seconds_to_stop(process) < 20
 
 
 def test_what_is_in_flight_is_answered(repository: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_takes_too_long_is_cut_off(repository: Path) -> None:
     with ThreadPoolExecutor() as threads:
         answer = threads.submit(ask_http, connection, 30.0)
         time.sleep(0.5)
-        assert seconds_to_stop(process) < 10
+        assert seconds_to_stop(process) < 20
         with pytest.raises(OSError):  # noqa: PT011  whichever way the connection breaks
             answer.result(timeout=5)
 
