@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sparse_serve import __version__
-from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, given
 from sparse_serve.deploy.cluster import Cluster
 from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
@@ -275,11 +275,9 @@ def _limits(
 
 def _refuse_options_of_others(context: typer.Context, target: Target) -> None:
     """Refuse them on the command line; in the environment they are for the targets that have them."""
-    for name, targets in _TARGETS.items():
-        source = context.get_parameter_source(name)
-        if target not in targets and source is not None and source.name == "COMMANDLINE":
-            option = name.replace("_", "-")
-            raise OptionError(f"--{option} is not for --target {target}: it is for {' and '.join(targets)}")
+    for name in given(context, [name for name, targets in _TARGETS.items() if target not in targets]):
+        option, targets = name.replace("_", "-"), " and ".join(_TARGETS[name])
+        raise OptionError(f"--{option} is not for --target {target}: it is for {targets}")
 
 
 def _image(image: str | None, target: Target) -> str:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -98,6 +98,14 @@ def _failing(error: MissingPackageError) -> Callable[..., None]:
         raise error
 
     return command
+
+
+def given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of the parameters that the command line itself has, and not the environment."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            yield name
 
 
 def make_output_folder(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose, given
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.contents import read_pins
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
@@ -137,12 +137,8 @@ def _pins(values: list[str], verify: bool) -> dict[str, str]:
 
 def _refuse_container_options(context: typer.Context) -> None:
     """Refuse them on the command line; in the environment they are for the servers that take them."""
-    for name in ("image", "gpus", "memory"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise OptionError(
-                f"--{name} {context.params[name]} is the container's: give it with --mode docker"
-            )
+    for name in given(context, ("image", "gpus", "memory")):
+        raise OptionError(f"--{name} {context.params[name]} is the container's: give it with --mode docker")
 
 
 def _show(line: LaunchLine, picks_ports: bool) -> None:
