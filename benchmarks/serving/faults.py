@@ -32,9 +32,10 @@ from typing import Annotated
 
 import psutil
 import typer
+from clients import Asker, one_line
 from entries import COMMAND, export
 from gateways import START_S, Urls, start_gateway, write_gateway
-from poison import Asker, one_line
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
 
@@ -306,13 +307,11 @@ def run(repository: Path, fault: str, asked: Sequence[tuple[str, Logits]]) -> Li
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entries are; they are exported if they are not there.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     faults: Annotated[
         str | None, typer.Option(help="What happens, separated by commas.", show_default="all")
     ] = None,

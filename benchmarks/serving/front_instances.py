@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 from entries import export, export_small
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -43,13 +43,11 @@ Loads = Mapping[str, tuple[int, Sequence[Batch], Sequence[Batch]]]
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entries are; those that are not there are exported.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 5,
 ) -> None:

@@ -22,16 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 import typer
+from clients import TIMEOUT_S, one_line, percentile_ms
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
-from poison import TIMEOUT_S, one_line
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
 from servers import OUTPUT, served
@@ -39,7 +39,6 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
-from sparse_serve.profiling.measure import PERCENTILE_METHOD
 from sparse_serve.profiling.memory import resident_bytes
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -100,10 +99,6 @@ class Seen:
             {"who": who, "kind": "FAULT", "count": str(count), "what": what}
             for what, count in self.faults.items()
         ]
-
-
-def percentile_ms(seconds: Sequence[float], percentile: float) -> float:
-    return float(np.percentile(seconds, percentile, method=PERCENTILE_METHOD)) * 1000
 
 
 class Client:
@@ -284,13 +279,11 @@ class MemoryMeter:
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entry is; it is exported if it is not there.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of mixed traffic; a fifth is added of good alone.")] = 600,
     turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
     gateway: Annotated[

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tritonclient.grpc
 import typer
+from clients import percentile_ms
 from entries import export
 from gateways import behind_gateway
-from mixed_traffic import percentile_ms
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
 from servers import OUTPUT, served
@@ -198,13 +198,11 @@ def line(phase: str, seen: Seen, seconds: float) -> Line:
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entry is; it is exported if it is not there.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of the peak, and of what is above.")] = 60,
 ) -> None:
     """Export what is missing, measure, and write what came out; status 1 where anything was lost or wrong."""

@@ -22,7 +22,6 @@ time that the processes took, with the environment.
 import json
 import multiprocessing
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,17 +34,18 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 import psutil
 import tritonclient.grpc
 import tritonclient.http
 import typer
+from clients import TIMEOUT_S, Answer, Asker, Request, one_line, percentile_ms, tensors_of
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
 from servers import OUTPUT, served
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
@@ -53,7 +53,6 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
-from sparse_serve.profiling.measure import PERCENTILE_METHOD
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
@@ -64,36 +63,8 @@ NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
 TEXTS = 64
 TOLERANCE = 1e-4
-TIMEOUT_S = 60.0
-WIRE_TYPES = {"O": "BYTES", "i": "INT64", "f": "FP32"}
 LOWEST_PRIORITY = 19
 WARM_UP_S = 2.0
-MESSAGE_CHARACTERS = 120
-Answer = npt.NDArray[np.float32]
-Request = Mapping[str, npt.NDArray[Any]]
-
-
-class Asker:
-    """A client of one model, by stock tritonclient."""
-
-    def __init__(self, url: str, protocol: Protocol, model: str) -> None:
-        self._api: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
-        self._model = model
-        self._options: dict[str, float] = {}
-        if protocol == "http":
-            self._client = self._api.InferenceServerClient(
-                url, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S
-            )
-        else:
-            self._client = self._api.InferenceServerClient(url)
-            self._options = {"client_timeout": TIMEOUT_S}
-
-    def ask(self, request: Request) -> Answer:
-        wanted = [self._api.InferRequestedOutput(OUTPUT)]
-        inputs = tensors_of(self._api, request)
-        result = self._client.infer(self._model, inputs, outputs=wanted, **self._options)
-        answer: Answer = result.as_numpy(OUTPUT)
-        return answer
 
 
 class Sender:
@@ -148,15 +119,6 @@ class Sender:
         return answer_of(np.array(logits, np.float32))
 
 
-def tensors_of(api: Any, request: Request) -> list[Any]:
-    """Return a request's inputs as the client of a protocol sends them."""
-    tensors = []
-    for name, array in request.items():
-        tensors.append(api.InferInput(name, list(array.shape), WIRE_TYPES[array.dtype.kind]))
-        tensors[-1].set_data_from_numpy(array)
-    return tensors
-
-
 def answer_of(logits: Answer) -> str:
     return "an answer" if np.isfinite(logits).all() else "NaN"
 
@@ -168,15 +130,12 @@ class Seen:
     seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    def percentile_ms(self, percentile: float) -> float:
-        return float(np.percentile(self.seconds, percentile, method=PERCENTILE_METHOD)) * 1000
-
     def line(self) -> Line:
         return {
             "requests": str(len(self.seconds)),
             "failed": str(sum(self.failures.values())),
-            "p50_ms": f"{self.percentile_ms(50):.1f}",
-            "p99_ms": f"{self.percentile_ms(99):.1f}",
+            "p50_ms": f"{percentile_ms(self.seconds, 50):.1f}",
+            "p99_ms": f"{percentile_ms(self.seconds, 99):.1f}",
             "failures": "; ".join(self.failures),
         }
 
@@ -191,13 +150,11 @@ class Load:
 
 
 def main(  # noqa: PLR0913  one parameter per option
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that the good ask, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entry is; it is exported if it is not there.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of the good alone, and of the good beside the bad.")] = 60,
     turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
     pause: Annotated[float, typer.Option(help="Seconds between an answer and a bad one's next request.")] = 0,
@@ -304,7 +261,7 @@ def compare(
     ours.send(None)
     got: dict[tuple[str, str], list[float]] = ours.recv()
     process.join()
-    ratio = {"p99_ratio": f"{beside.percentile_ms(99) / alone.percentile_ms(99):.2f}"}
+    ratio = {"p99_ratio": f"{percentile_ms(beside.seconds, 99) / percentile_ms(alone.seconds, 99):.2f}"}
     yield {"model": model, "who": "good, alone"} | alone.line() | meters[0].line()
     yield {"model": model, "who": "good, beside bad"} | beside.line() | ratio | meters[1].line()
     for (kind, answer), waited in sorted(got.items()):
@@ -416,17 +373,6 @@ class Meter:
 
 def cpu_seconds(process_ids: Sequence[int]) -> float:
     return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in process_ids))
-
-
-def one_line(error: Exception) -> str:
-    """Return a message with its numbers as N, so that equal ones are counted together."""
-    if isinstance(error, InferenceServerException):
-        text = error.message()
-    elif isinstance(error, grpc.RpcError):
-        text = error.details()
-    else:
-        text = f"{type(error).__name__}: {error}"
-    return re.sub(r"\d+", "N", " ".join(str(text).split()))[:MESSAGE_CHARACTERS]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from entries import export
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -74,13 +75,11 @@ SETTINGS = (
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entry is; it is exported if it is not there.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 4,
     loads: Annotated[

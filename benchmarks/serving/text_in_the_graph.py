@@ -39,6 +39,7 @@ import psutil
 import tritonclient.http
 import typer
 from entries import COMMAND, export, export_small
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
 
@@ -98,13 +99,11 @@ FIGURES = (
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")],
+    checkpoint: Checkpoint,
     *,
-    rows: Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")],
-    repository: Annotated[
-        Path, typer.Option(help="Where the entries are; those that are not there are exported.")
-    ] = Path("benchmark_repository"),
-    results: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(__file__).parent,
+    rows: Rows,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each load.")] = 5,
     starts: Annotated[int, typer.Option(min=1, help="How often a server is started.")] = 3,

@@ -1,0 +1,14 @@
+"""What the benchmarks that export the demo's checkpoint are told alike."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Checkpoint = Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")]
+Rows = Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")]
+Repository = Annotated[Path, typer.Option(help="Where the entries are; what is not there is exported.")]
+Results = Annotated[Path, typer.Option(help="Folder for the file.")]
+
+REPOSITORY = Path("benchmark_repository")
+RESULTS = Path(__file__).parent
