@@ -343,15 +343,15 @@ def test_late_hung_and_stopped(stub: Stub, tmp_path: Path) -> None:
         assert is_ready(gateway)
         stub.may_answer.set()
         stub.is_hung.set()
-        wait_for(lambda: not is_ready(gateway), 5)
+        wait_for(lambda: not is_ready(gateway))
         assert ask(gateway, "GET", "/v2/health/live")[0] == 200
         for protocol, infer in both.items():
             assert infer()[0] == STATUS[protocol]["overloaded"]
         stub.is_hung.clear()
-        wait_for(lambda: is_ready(gateway), 5)
+        wait_for(lambda: is_ready(gateway))
         assert all(infer()[0] == STATUS[protocol]["ok"] for protocol, infer in both.items())
         stub.stop()
-        wait_for(lambda: not is_ready(gateway), 5)
+        wait_for(lambda: not is_ready(gateway))
         assert all(infer()[0] == STATUS[protocol]["overloaded"] for protocol, infer in both.items())
 
 
