@@ -8,6 +8,7 @@
 #include "axis_attention/axis_attention.h"
 #include "axis_mask/axis_mask.h"
 #include "cpu/instruction_set.h"
+#include "quantization/quantization.h"
 #include "runtime/custom_op.h"
 #include "softmax_attention/softmax_attention.h"
 #include "sparsegen_attention/sparsegen_attention.h"
@@ -44,11 +45,21 @@ struct ElementOps {
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
 struct Registration {
   explicit Registration(const OrtApi& api)
-      : float32(api), float16(api), bfloat16(api), word_piece(api), byte_level_bpe(api) {
+      : float32(api),
+        float16(api),
+        bfloat16(api),
+        quantize(api),
+        dequantize(api),
+        requantize_gelu(api),
+        word_piece(api),
+        byte_level_bpe(api) {
     Check(api, api.CreateCustomOpDomain(kDomain, &domain));
     float32.AddTo(api, domain);
     float16.AddTo(api, domain);
     bfloat16.AddTo(api, domain);
+    Check(api, api.CustomOpDomain_Add(domain, &quantize));
+    Check(api, api.CustomOpDomain_Add(domain, &dequantize));
+    Check(api, api.CustomOpDomain_Add(domain, &requantize_gelu));
     Check(api, api.CustomOpDomain_Add(domain, &word_piece));
     Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
   }
@@ -56,6 +67,9 @@ struct Registration {
   ElementOps<float> float32;
   ElementOps<Half> float16;
   ElementOps<BFloat16> bfloat16;
+  CustomOp<QuantizeRows> quantize;
+  CustomOp<DequantizeRows> dequantize;
+  CustomOp<RequantizeGelu> requantize_gelu;
   CustomOp<WordPieceTokenize> word_piece;
   CustomOp<ByteLevelBpeTokenize> byte_level_bpe;
   OrtCustomOpDomain* domain = nullptr;

@@ -3,6 +3,7 @@
 
 #include "axis_attention/axis_attention_cpu.h"
 #include "axis_mask/axis_mask_cpu.h"
+#include "quantization/quantization_cpu.h"
 #include "softmax_attention/softmax_attention_cpu.h"
 #include "sparsegen_attention/sparsegen_attention_cpu.h"
 #include "sparsegen_lin/sparsegen_lin_cpu.h"
@@ -33,10 +34,14 @@ constexpr Kernels AllKernels() {
   kernels.instruction_set = SPARSE_OPS_NAME(SPARSE_OPS_TARGET);
   kernels.query_block = kPanelQueries;
   kernels.row_block = kLanes;
+  kernels.quantize_rows = QuantizeRows;
+  kernels.dequantize_rows = DequantizeRows;
+  kernels.requantize_gelu = RequantizeGelu;
   kernels.sparsegen_lin_scratch = SparsegenLinScratchFloats;
   kernels.sparsegen_attention_scratch = SparsegenAttentionScratchFloats;
   kernels.softmax_attention_scratch = SoftmaxAttentionScratchFloats;
   kernels.axis_attention_scratch = AxisAttentionScratchFloats;
+  kernels.requantize_gelu_scratch = RequantizeGeluScratchFloats;
   return kernels;
 }
 

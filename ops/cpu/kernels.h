@@ -87,6 +87,15 @@ struct AxisRows {
   int64_t inner;
 };
 
+// Rows of a product of 8-bit integers, (rows, columns), from one of them on.
+struct ProductRows {
+  const int32_t* products;
+  const float* scale;         // (rows)
+  const float* column_scale;  // (columns)
+  const float* bias;          // (columns)
+  int64_t columns;
+};
+
 // The kernels for tensors of one element type.
 template <class Element>
 struct ElementKernels {
@@ -110,11 +119,19 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   int64_t query_block;  // queries that are computed together
   int64_t row_block;    // rows that are computed together by sparsegen_lin
 
+  // Each row of (count, columns) by a scale of its own.
+  void (*quantize_rows)(const float* values, int64_t count, int64_t columns, uint8_t* quantized,
+                        float* scale);
+  void (*dequantize_rows)(const ProductRows& product, int64_t count, float* values);
+  void (*requantize_gelu)(const ProductRows& product, int64_t count, uint8_t* quantized, float* row_scale,
+                          float* scratch);
+
   // Scratch of one call in floats.
   size_t (*sparsegen_lin_scratch)(int64_t length);
   size_t (*sparsegen_attention_scratch)(int64_t longest_sequence, int64_t head_size);
   size_t (*softmax_attention_scratch)(int64_t longest_sequence, int64_t head_size);
   size_t (*axis_attention_scratch)(const AxisExtent& extent);
+  size_t (*requantize_gelu_scratch)(int64_t columns);
 };
 
 extern const Kernels kKernelsGeneric;

@@ -316,6 +316,19 @@ void ShapeContext::SetLike(size_t output, size_t input) {
   if (like.known()) Check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, output, like.info));
 }
 
+void ShapeContext::SetShapeLike(size_t output, ONNXTensorElementDataType type, size_t input) {
+  const Dimensions like = InputDimensions(input);
+  if (like.known()) SetOutput(output, type, like.sizes, like.names);
+}
+
+void ShapeContext::SetOneForEachRow(size_t output, ONNXTensorElementDataType type, size_t input) {
+  Dimensions like = InputDimensions(input);
+  if (!like.known()) return;
+  like.sizes.back() = 1;
+  like.names.back() = "";
+  SetOutput(output, type, like.sizes, like.names);
+}
+
 void ShapeContext::SetVectorLike(size_t output, ONNXTensorElementDataType type, size_t input) {
   const Dimensions like = InputDimensions(input);
   if (like.known()) SetOutput(output, type, {like.sizes[0]}, {like.names[0]});

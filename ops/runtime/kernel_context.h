@@ -154,10 +154,22 @@ class ShapeContext {
  public:
   ShapeContext(const OrtApi& api, const OrtShapeInferContext* context) : api_(api), context_(context) {}
 
-  // The output has the shape of the input, which is of the same type.
+  // The output has the shape of the input and its type: of an op of several types ONNX Runtime asks one.
   template <class Element>
   void SetOutputLike(const Operand<Element>& output, const Operand<Element>& input) {
     SetLike(output.index, input.index);
+  }
+
+  // The output has the shape of the input, and a type of its own.
+  template <class Element, class InputElement>
+  void SetOutputShapeLike(const Operand<Element>& output, const Operand<InputElement>& input) {
+    SetShapeLike(output.index, kElementType<Element>, input.index);
+  }
+
+  // The output has the shape of the input but for the last axis, of size 1.
+  template <class Element, class InputElement>
+  void SetOutputOneForEachRow(const Operand<Element>& output, const Operand<InputElement>& input) {
+    SetOneForEachRow(output.index, kElementType<Element>, input.index);
   }
 
   // The output is a vector, one number for each row of the input.
@@ -182,6 +194,8 @@ class ShapeContext {
 
  private:
   void SetLike(size_t output, size_t input);
+  void SetShapeLike(size_t output, ONNXTensorElementDataType type, size_t input);
+  void SetOneForEachRow(size_t output, ONNXTensorElementDataType type, size_t input);
   void SetVectorLike(size_t output, ONNXTensorElementDataType type, size_t input);
   void SetColumnLike(size_t output, ONNXTensorElementDataType type, size_t input);
   void SetRowsLike(size_t output, ONNXTensorElementDataType type, size_t input, const char* columns);

@@ -25,6 +25,9 @@ OUTPUTS: dict[str, dict[str, int | None]] = {
     "SoftmaxAttention": {"output": None},
     "AxisMask": {"rows": TensorProto.BOOL, "columns": TensorProto.BOOL},
     "AxisAttention": {"output": None, "support": TensorProto.INT32},
+    "QuantizeRows": {"quantized": TensorProto.UINT8, "scale": None},
+    "DequantizeRows": {"values": TensorProto.FLOAT},
+    "RequantizeGelu": {"quantized": TensorProto.UINT8, "row_scale": TensorProto.FLOAT},
 }
 
 OPSET = 20

@@ -235,6 +235,48 @@ def test_axis_mask_inputs(library: Path, changed: dict[str, Array], message: str
     assert f"AxisMask: {message}" in refusal(library, "AxisMask", HIDDEN | changed, {})
 
 
+PRODUCT = {
+    "products": np.zeros((5, 16), np.int32),
+    "scale": np.zeros((5, 1), np.float32),
+    "column_scale": np.zeros(16, np.float32),
+    "bias": np.zeros(16, np.float32),
+}
+
+
+@pytest.mark.parametrize("op", ["DequantizeRows", "RequantizeGelu"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"products": np.zeros((), np.int32)}, "products is a scalar; accepted: rank 1 or more"),
+        (
+            {"products": np.zeros((5, 0), np.int32)},
+            "products has shape (5, 0); accepted: rows of 1 or more numbers",
+        ),
+        (
+            {"scale": np.zeros(5, np.float32)},
+            "scale has shape (5,); accepted: (5, 1), as products has shape (5, 16)",
+        ),
+        ({"scale": np.zeros((4, 1), np.float32)}, "scale has shape (4, 1); accepted: (5, 1)"),
+        ({"column_scale": np.zeros(15, np.float32)}, "column_scale has shape (15,); accepted: (16,)"),
+        ({"bias": np.zeros((1, 16), np.float32)}, "bias has shape (1, 16); accepted: (16,)"),
+    ],
+)
+def test_product_inputs(library: Path, op: str, changed: dict[str, Array], message: str) -> None:
+    assert f"{op}: {message}" in refusal(library, op, PRODUCT | changed, {})
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((), "values is a scalar; accepted: rank 1 or more"),
+        ((3, 0), "values has shape (3, 0); accepted: rows of 1 or more numbers"),
+    ],
+)
+def test_quantized_inputs(library: Path, shape: tuple[int, ...], message: str) -> None:
+    values = {"values": np.zeros(shape, np.float32)}
+    assert f"QuantizeRows: {message}" in refusal(library, "QuantizeRows", values, {})
+
+
 def test_a_session_answers_after_a_refusal(library: Path) -> None:
     inputs = attention_inputs(CASE)
     session = open_session(op_model("SparsegenAttention", inputs, **SPARSEGEN), library)

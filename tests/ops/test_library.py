@@ -179,6 +179,14 @@ def test_sparsegen_lin_keeps_the_shape(shape: list[int | str]) -> None:
     assert result.shape == shape
 
 
+@pytest.mark.parametrize("shape", [[2, 3], ["rows", 3], ["rows", "columns", 5]])
+def test_rows_keep_their_shape_and_have_a_scale_each(shape: list[int | str]) -> None:
+    values = np.ones([2] * len(shape), np.float32)
+    model = op_model("QuantizeRows", {"values": values}, {"values": shape})
+    found = [(each.shape, each.type) for each in open_session(model, library_under_test()).get_outputs()]
+    assert found == [(shape, "tensor(uint8)"), ([*shape[:-1], 1], "tensor(float)")]
+
+
 @pytest.mark.parametrize("shape", [None, [None, 32], [None, None]])
 def test_unknown_shapes_run_without_a_warning(
     shape: list[int | None] | None, capfd: pytest.CaptureFixture[str]

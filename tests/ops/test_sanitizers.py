@@ -15,11 +15,19 @@ from filelock import FileLock
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
-FILES = ("packed_attention", "axis_attention", "axis_mask", "sparsegen_lin", "element_types")
+FILES = (
+    "packed_attention",
+    "axis_attention",
+    "axis_mask",
+    "sparsegen_lin",
+    "element_types",
+    "quantization",
+)
 # Every op, every way through it and every instruction set, without what takes long.
 CASES = (
     "(test_case_table and not long and not bert and not aaa_512 and not 4096 and not lambda)"
-    " or (is_float32_attention and float16 and head_size) or every_length or (every_axis and 513) or empty"
+    " or (is_float32_attention and float16 and head_size) or every_length or every_width or dequantized"
+    " or requantized or (every_axis and 513) or empty"
 )
 
 

@@ -16,6 +16,7 @@ from sparse_export.graph.functions.hidden_first import (
     SPARSEGEN_HIDDEN_FIRST,
 )
 from sparse_export.graph.functions.padded_tokens import PADDED_TOKENS
+from sparse_export.graph.functions.quantization import QUANTIZATION
 from sparse_export.graph.functions.random_hash import RANDOM_HASH
 from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION
 from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
@@ -39,6 +40,7 @@ _FUNCTIONS = {
         RANDOM_HASH,
         SOFTMAX_OR_ZERO,
         PADDED_TOKENS,
+        *QUANTIZATION,
         *TOKEN_IDS,
         *ANSWERS,
     )

@@ -1,0 +1,169 @@
+#pragma once
+
+#include "cpu/conversion.h"
+#include "cpu/kernels.h"
+#include "cpu/scratch_layout.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+constexpr float kLargestInt8 = 127.0f;
+// Rows of smaller numbers count as zeros: 127 over their largest would not be finite.
+constexpr float kSmallestMagnitude = 0x1p-100f;
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+inline Words MagnitudeBits(Floats a) { return reinterpret_cast<Words>(a) & 0x7fffffffu; }
+
+// The largest magnitude of some numbers as bits, which are ordered as the numbers are, NaN above all.
+class LargestMagnitude {
+ public:
+  void Add(Floats a) {
+    const Words bits = MagnitudeBits(a);
+    bits_ = bits > bits_ ? bits : bits_;
+  }
+  uint32_t Get() const {
+    uint32_t largest = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) largest = bits_[lane] > largest ? bits_[lane] : largest;
+    return largest;
+  }
+
+ private:
+  Words bits_{};
+};
+
+// a * factor, of -127 to 127, as 1 to 255, to the nearest and to even between two. Adding 1.5 * 2^23 leaves
+// an integer in the low bits.
+inline Bytes Quantized(Floats a, Floats factor) {
+  const Floats shifted = MulAdd(a, factor, Broadcast(12582912.0f + 128.0f));
+  return __builtin_convertvector(reinterpret_cast<Words>(shifted) & 0xffu, Bytes);
+}
+
+// Writes one row whose largest magnitude has these bits.
+inline void QuantizeRow(const float* values, int64_t columns, uint32_t largest_bits, uint8_t* quantized,
+                        float* scale) {
+  float largest = 0.0f;
+  __builtin_memcpy(&largest, &largest_bits, sizeof(largest));
+  const bool is_finite = largest_bits < kInfinityBits;
+  if (!is_finite || largest < kSmallestMagnitude) {
+    __builtin_memset(quantized, 128, static_cast<size_t>(columns));
+    *scale = is_finite ? 0.0f : __builtin_nanf("");
+    return;
+  }
+  const Floats factor = Broadcast(kLargestInt8 / largest);
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    const Bytes bytes = Quantized(Load(values + j), factor);
+    __builtin_memcpy(quantized + j, &bytes, sizeof(bytes));
+  }
+  if (j < columns) {
+    const Bytes bytes = Quantized(LoadPartial(values + j, columns - j), factor);
+    __builtin_memcpy(quantized + j, &bytes, static_cast<size_t>(columns - j));
+  }
+  *scale = largest / kLargestInt8;
+}
+
+inline void QuantizeRows(const float* values, int64_t count, int64_t columns, uint8_t* quantized,
+                         float* scale) {
+  for (int64_t row = 0; row < count; ++row, values += columns, quantized += columns) {
+    LargestMagnitude largest[2];  // two chains
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= columns; j += 2 * kLanes) {
+      largest[0].Add(Load(values + j));
+      largest[1].Add(Load(values + j + kLanes));
+    }
+    for (; j + kLanes <= columns; j += kLanes) largest[0].Add(Load(values + j));
+    if (j < columns) largest[0].Add(LoadPartial(values + j, columns - j));
+    const uint32_t first = largest[0].Get();
+    const uint32_t second = largest[1].Get();
+    QuantizeRow(values, columns, first > second ? first : second, quantized, scale + row);
+  }
+}
+
+inline Floats FromInts(const int32_t* from) {
+  Ints ints;
+  __builtin_memcpy(&ints, from, sizeof(ints));
+  return __builtin_convertvector(ints, Floats);
+}
+
+inline Floats FromIntsPartial(const int32_t* from, int64_t count) {
+  Ints ints{};
+  __builtin_memcpy(&ints, from, static_cast<size_t>(count) * sizeof(int32_t));
+  return __builtin_convertvector(ints, Floats);
+}
+
+// GELU, x/2 * (1 + erf(x / sqrt(2))), within 2e-7 * |x|. erfc(z) = exp(-z^2) * polynomial(1 / (1 + pz)) is
+// 7.1.26 of Abramowitz and Stegun.
+inline Floats Gelu(Floats x) {
+  const Floats magnitude = reinterpret_cast<Floats>(MagnitudeBits(x));
+  const Floats t = Broadcast(1.0f) / MulAdd(magnitude, Broadcast(0.3275911f * 0.70710678f), Broadcast(1.0f));
+  Floats p = Broadcast(1.061405429f);
+  p = MulAdd(p, t, Broadcast(-1.453152027f));
+  p = MulAdd(p, t, Broadcast(1.421413741f));
+  p = MulAdd(p, t, Broadcast(-0.284496736f));
+  p = MulAdd(p, t, Broadcast(0.254829592f));
+  const Floats half = Broadcast(0.5f);
+  const Floats rest = half * magnitude * (p * t) * ExpNonPositive(-half * x * x);
+  return Select(Above(x, Floats{}), x, Floats{}) - rest;
+}
+
+// Passes the dequantized row on, one vector after another: each(j, values, count).
+template <class Each>
+inline void DequantizeRow(const ProductRows& product, int64_t row, const Each& each) {
+  const int32_t* products = product.products + row * product.columns;
+  const Floats scale = Broadcast(product.scale[row]);
+  int64_t j = 0;
+  for (; j + kLanes <= product.columns; j += kLanes) {
+    const Floats scaled = FromInts(products + j) * scale;
+    each(j, MulAdd(scaled, Load(product.column_scale + j), Load(product.bias + j)), kLanes);
+  }
+  if (j < product.columns) {
+    const int64_t left = product.columns - j;
+    const Floats scaled = FromIntsPartial(products + j, left) * scale;
+    each(j, MulAdd(scaled, LoadPartial(product.column_scale + j, left), LoadPartial(product.bias + j, left)),
+         left);
+  }
+}
+
+inline void DequantizeRows(const ProductRows& product, int64_t count, float* values) {
+  for (int64_t row = 0; row < count; ++row, values += product.columns) {
+    DequantizeRow(product, row, [&](int64_t j, Floats a, int64_t lanes) {
+      if (lanes == kLanes) {
+        Store(values + j, a);
+      } else {
+        StorePartial(values + j, lanes, a);
+      }
+    });
+  }
+}
+
+struct RequantizeGeluScratch {
+  RequantizeGeluScratch(int64_t columns, float* base)
+      : layout(base), row(layout.Take(RoundUp(columns, kLanes))) {}
+
+  ScratchLayout layout;
+  float* row;
+};
+
+inline size_t RequantizeGeluScratchFloats(int64_t columns) {
+  return static_cast<size_t>(RequantizeGeluScratch(columns, nullptr).layout.used());
+}
+
+inline void RequantizeGelu(const ProductRows& product, int64_t count, uint8_t* quantized, float* row_scale,
+                           float* memory) {
+  const RequantizeGeluScratch scratch(product.columns, memory);
+  for (int64_t row = 0; row < count; ++row, quantized += product.columns) {
+    LargestMagnitude largest;
+    DequantizeRow(product, row, [&](int64_t j, Floats a, int64_t) {
+      // Lanes beyond the row are 0, and GELU of 0 is 0.
+      const Floats activated = Gelu(a);
+      Store(scratch.row + j, activated);
+      largest.Add(activated);
+    });
+    QuantizeRow(scratch.row, product.columns, largest.Get(), quantized, row_scale + row);
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops
