@@ -23,6 +23,7 @@ from pathlib import Path
 # Some of the package's modules lie beside this file, where the package is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from sparse_serve.processor import vnni_warning
 from sparse_serve.repository.contents import (
     Contents,
     Fault,
@@ -139,6 +140,9 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
             f"entry '{name}' was made for version {needed} of the op library, the image has "
             f"version {version}: export it again, or build the image of its release"
         )
+    warning = vnni_warning(name, record.get("target_cpu"))
+    if warning is not None:
+        print("warning:", warning, file=sys.stderr)
     is_legacy = record.get("schema_version", 1) == 1
     takes_text = record.get("tokenizer") == "graph"
     if takes_text:

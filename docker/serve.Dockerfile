@@ -38,6 +38,7 @@ RUN backend=/backend/sparse_serve_text \
 RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \
     sparse_serve/__init__.py \
     sparse_serve/digests.py \
+    sparse_serve/processor.py \
     sparse_serve/repository/__init__.py \
     sparse_serve/repository/contents.py \
     sparse_serve/repository/tunable.py

@@ -5,8 +5,9 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,28 +21,29 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
-from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import (
     cut_length,
     load_tokenizer,
     require_embedded,
     stored_truncation_side,
 )
-from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphKind, GraphTarget, export_graph
-from sparse_export.graph.guarded import guarded_graph
-from sparse_export.graph.precision import precision_of
-from sparse_export.graph.text import TextReading, obstacle, text_graph
+from sparse_export.entry_graphs import EntryGraphs, Progress, WantedGraphs, make_graphs
+from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphTarget
+from sparse_export.graph.int8 import DEFAULT_TARGET_CPU
+from sparse_export.graph.precision import FP32, Precision, precision_of
+from sparse_export.graph.text import TextReading, obstacle
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.parity.examples import labelled_examples
-from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.parity.gate import ParityReport
+from sparse_export.parity.quality import QualityReport
 from sparse_export.parity.questions import Questions
-from sparse_export.parity.texts import TextGate, TextParity
+from sparse_export.parity.texts import TextParity
 from sparse_export.tasks import model_head
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve import __version__
 from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import GateError, OptionError, RepositoryError, UnsupportedTokenizerError
+from sparse_serve.errors import OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
 from sparse_serve.repository.config import ALL_CORES, Computing
 from sparse_serve.repository.entries import (
@@ -51,14 +53,19 @@ from sparse_serve.repository.entries import (
     validate_name,
     write_entry,
 )
-from sparse_serve.repository.manifest import Attention, Manifest, OpLibrary, TokenizerPlace, Versions
+from sparse_serve.repository.manifest import (
+    Attention,
+    Manifest,
+    OpLibrary,
+    TargetCpu,
+    TokenizerPlace,
+    Versions,
+)
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 from sparse_serve.tasks import Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
-BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
 ASKED_FOR = "as asked for"
-_GRAPH_FILE = "model.onnx"
 # Its own module needs what only training needs.
 _TRAINING_RECORD = "finetune.json"
 
@@ -68,10 +75,6 @@ class Cut(NamedTuple):
 
     max_length: int
     truncation: Truncation
-
-
-Progress = Callable[[str], None]
-"""Called with what is being done, or with what a user should know, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,9 @@ class ExportOptions:
         triton: the Triton release that is to serve the entry, such as "26.07".
         opset: version of the standard ONNX operators.
         dtype: name of the precision, one of `precision.PRECISIONS`; others are refused.
+        target_cpu: what the processors have that serve an int8 graph; None for VNNI.
+        max_loss: how much int8 may lose of the task's metric on `eval_file`, or without it of the answers to
+            the gate's texts; None for `quality.ACCEPTED_LOSS` and `quality.ACCEPTED_DISAGREEMENT`.
         max_length: tokens at which texts are cut; None for what the checkpoint's pattern was trained at, or
             without one for what the encoder has positions for.
         truncation: which side texts of more tokens lose, or "error" to refuse them; None for the right.
@@ -115,6 +121,8 @@ class ExportOptions:
     triton: str = DEFAULT_RELEASE
     opset: int = DEFAULT_OPSET
     dtype: str = "fp32"
+    target_cpu: TargetCpu | None = None
+    max_loss: float | None = None
     max_length: int | None = None
     truncation: Truncation | None = None
     max_batch_size: int = 64
@@ -142,7 +150,9 @@ class Exported:
         parity: what the gate saw of the graph.
         texts: what it saw of the tokenizer in the graph; None where it is in the server.
         server_side: why the tokenizer is in the server; None where it is in the graph.
-        quality: what the gate saw on labelled texts.
+        quality: what the gate saw on labelled texts; None without them, or where the graph is quantized.
+        quantized: what it saw of the quantized graph, on labelled texts where there are any; None where none
+            was asked for. All else is told of the graph before.
         baselines: how far each twin is from torch.
     """
 
@@ -153,6 +163,7 @@ class Exported:
     texts: TextParity | None
     server_side: str | None
     quality: ParityReport | None
+    quantized: QualityReport | None
     baselines: dict[str, float]
 
 
@@ -212,45 +223,22 @@ def export_checkpoint(
     )
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
-        progress("tracing the graph")
-        if asked.reader is None:
-            graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
-        else:
-            graph = _save_graph(export_graph(model, "tokens", target), folder / "tokens")
-        progress(f"comparing torch and ONNX Runtime on {len(asked.texts.texts)} texts")
-        parity = check_parity(model, graph, asked.library, asked.texts, asked.atol)
-        parity.require()
-        quality = None
-        if asked.labelled is not None:
-            progress(f"comparing the task metrics on {len(asked.labelled.texts)} labelled texts")
-            quality = check_parity(model, graph, asked.library, asked.labelled, asked.atol)
-            quality.require()
-        read = token_graph = None
-        if asked.reader is not None:
-            progress("comparing the tokenizer in the graph with the checkpoint's own")
-            core, graph = graph, _taking_text(model, graph, asked.reader, folder / "text")
-            read = asked.reader.check(model, graph, core)
-            if options.token_model:
-                progress("tracing the graph of token ids")
-                token_graph = _save_graph(_taking_ids(model, "packed", target), folder / "ids")
-                check_parity(model, token_graph, asked.library, asked.padded, asked.atol).require()
-        twins = _export_baselines(model, target, asked, options, folder, progress)
+        graphs = make_graphs(model, target, asked, folder, _wanted_graphs(options), progress)
         progress("writing the entry")
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
-        figures = parity.to_json() if read is None else parity.to_json() | {"texts": read.to_json()}
-        manifest = _manifest(options, model, tasks, target, asked, cut, figures, quality)
+        manifest = _manifest(options, model, tasks, target, asked, cut, graphs)
         path = write_entry(
             options.repository,
             EntrySpec(
-                graph=graph,
+                graph=graphs.public,
                 tokenizer=tokenizer_file,
                 manifest=manifest,
                 max_batch_size=options.max_batch_size,
                 computing=options.computing,
                 metrics=options.metrics,
-                baselines={name: twin for name, (twin, _) in twins.items()},
-                token_graph=token_graph,
+                baselines={variant: twin.graph for variant, twin in graphs.twins.items()},
+                token_graph=graphs.of_ids,
             ),
             force=options.force,
         )
@@ -258,11 +246,12 @@ def export_checkpoint(
         path,
         attention_of(model.config),
         tasks,
-        parity,
-        read,
+        graphs.parity,
+        graphs.texts,
         reading if isinstance(reading, str) else None,
-        quality,
-        {name: difference for name, (_, difference) in twins.items()},
+        graphs.quality,
+        graphs.quantized,
+        {variant: twin.difference for variant, twin in graphs.twins.items()},
     )
 
 
@@ -294,14 +283,16 @@ def _reading(
     return reason
 
 
-def _taking_ids(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -> onnx.ModelProto:
-    """Return the graph that takes what clients send of a padded batch."""
-    return guarded_graph(export_graph(model, kind, target), model)
-
-
-def _taking_text(model: PreTrainedModel, core: Path, reader: TextGate, folder: Path) -> Path:
-    """Write a graph of tokens, or of a padded batch, once more: with the tokenizer in front of it."""
-    return _save_graph(text_graph(onnx.load(core), model_head(model), reader.reading), folder)
+def _wanted_graphs(options: ExportOptions) -> WantedGraphs:
+    return WantedGraphs(
+        target_cpu=_target_cpu(options),
+        max_loss=options.max_loss,
+        token_model=options.token_model,
+        # Of a checkpoint with softmax in the place of its own attention.
+        dense=partial(load_checkpoint, options.checkpoint, AttentionSpec())
+        if options.with_baselines
+        else None,
+    )
 
 
 def _refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None:
@@ -390,7 +381,9 @@ def _target(options: ExportOptions) -> GraphTarget:
     if options.atol is not None and not 0 < options.atol < math.inf:
         raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
     served = release(options.triton)
-    target = GraphTarget(options.opset, precision_of(options.dtype))
+    precision = precision_of(options.dtype)
+    _refuse_of_integers(options, precision)
+    target = GraphTarget(options.opset, FP32 if precision.is_quantized else precision)
     if not MIN_OPSET <= options.opset <= served.opset:
         raise OptionError(
             f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
@@ -403,6 +396,20 @@ def _target(options: ExportOptions) -> GraphTarget:
             f"most {served.ir_version}: choose a lower --opset"
         )
     return target
+
+
+def _target_cpu(options: ExportOptions) -> TargetCpu | None:
+    """Return what a quantized graph is made for; None where none is asked for."""
+    return options.target_cpu or DEFAULT_TARGET_CPU if precision_of(options.dtype).is_quantized else None
+
+
+def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
+    """Refuse what is said of int8 alone with another precision, or is out of range."""
+    for option, value in {"--target-cpu": options.target_cpu, "--max-loss": options.max_loss}.items():
+        if value is not None and not precision.is_quantized:
+            raise OptionError(f"{option} is for --dtype int8, this is {precision.name}: leave it out")
+    if options.max_loss is not None and not 0 <= options.max_loss <= 1:
+        raise OptionError(f"--max-loss {options.max_loss:g} is out of range: a share from 0 to 1 is needed")
 
 
 def _check_destination(options: ExportOptions) -> None:
@@ -424,49 +431,6 @@ def _served_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConf
     return backend
 
 
-def _save_graph(proto: onnx.ModelProto, folder: Path) -> Path:
-    graph = folder / _GRAPH_FILE
-    graph.parent.mkdir(parents=True)
-    # One file up to protobuf's 2 GiB; weights beside it above that.
-    onnx.save(
-        proto, graph, save_as_external_data=proto.ByteSize() > 2**31 - 2**20, location=f"{_GRAPH_FILE}.data"
-    )
-    return graph
-
-
-def _export_baselines(
-    model: PreTrainedModel,
-    target: GraphTarget,
-    asked: Questions,
-    options: ExportOptions,
-    folder: Path,
-    progress: Progress,
-) -> dict[str, tuple[Path, float]]:
-    """Write the twins below `folder`; return each by its variant, and how far it is from torch."""
-    if not options.with_baselines:
-        return {}
-    dense = load_checkpoint(options.checkpoint, AttentionSpec(), ModelSpec.of(model.config).tasks)
-    twins: dict[str, tuple[Path, float]] = {}
-    for variant in BASELINES:
-        progress(f"tracing the {variant.replace('_', ' ')} twin")
-        if asked.reader is None:
-            twin = _taking_ids(dense, variant, target)
-        else:
-            twin = export_graph(dense, "tokens_dense" if variant == "packed_dense" else variant, target)
-        graph = _save_graph(twin, folder / "twins" / variant)
-        difference = twin_difference(dense, graph, asked.library, asked.texts)
-        if not difference <= asked.atol:
-            raise GateError(
-                f"parity not met: the {variant} twin differs from torch with softmax by up to "
-                f"{difference:.3g} in its {asked.output}, accepted is {asked.atol:g} (--atol); "
-                "nothing was written"
-            )
-        if asked.reader is not None:
-            graph = _taking_text(dense, graph, asked.reader, folder / "text_twins" / variant)
-        twins[variant] = graph, difference
-    return twins
-
-
 def _manifest(
     options: ExportOptions,
     model: PreTrainedModel,
@@ -474,9 +438,9 @@ def _manifest(
     target: GraphTarget,
     asked: Questions,
     cut: Cut,
-    parity: Mapping[str, Any],
-    quality: ParityReport | None,
+    graphs: EntryGraphs,
 ) -> Manifest:
+    texts = {} if graphs.texts is None else {"texts": graphs.texts.to_json()}
     return Manifest(
         name=options.name,
         version=options.model_version,
@@ -489,7 +453,8 @@ def _manifest(
         ),
         opset=target.opset,
         ir_version=target.ir_version,
-        dtype=target.precision.name,
+        dtype=precision_of(options.dtype).name,
+        target_cpu=_target_cpu(options),
         triton_release=options.triton,
         attention=_attention(options, model),
         tasks=dict(tasks),
@@ -498,8 +463,9 @@ def _manifest(
         tokenizer="server" if asked.reader is None else "graph",
         layers=int(model.config.num_hidden_layers),
         op_library=OpLibrary(version=OPSET_VERSION, sha256=file_digest(asked.library)),
-        parity=dict(parity),
-        quality=None if quality is None else quality.to_json(),
+        parity=graphs.parity.to_json() | texts,
+        quality=None if graphs.quality is None else graphs.quality.to_json(),
+        quantized=None if graphs.quantized is None else graphs.quantized.to_json(),
         command=options.command or shlex.join(sys.argv),
     )
 

@@ -52,7 +52,7 @@ def _entries_of_traced_graphs(graphs: GraphTable, tmp_path_factory: pytest.TempP
     folder.mkdir(exist_ok=True)
     tables = cache(lambda tokenizer: _tables(tokenizer, folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparse_export.entry.export_graph", graphs.trace)
+        patch.setattr("sparse_export.entry_graphs.export_graph", graphs.trace)
         patch.setattr("sparse_export.entry.derive_tables", lambda tokenizer: tables(tokenizer.to_str()))
         yield
 

@@ -224,6 +224,24 @@ def test_damaged_weights(copy: Path) -> None:
         load_checkpoint(copy)
 
 
+def test_what_is_quantized_already_is_refused(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("query.weight"))
+    save_file(weights | {name: weights[name].to(torch.int8)}, path, {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=f"is quantized already, {name} is of type I8: take the checkpoint"
+    ):
+        load_checkpoint(copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"is quantized already, its config\.json has a quantization_config"
+    ):
+        load_checkpoint(copy)
+
+
 def test_pickled_weights_are_not_read(copy: Path) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()

@@ -18,6 +18,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ASKED_FOR, Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
+from sparse_export.parity.quality import Fidelity, QualityReport
 from sparse_serve.cli.options import run
 from sparse_serve.repository.entries import read_entry
 from tiny_models import CLASSES, LABELS, POSITIONS, make_model, make_tokenizer
@@ -98,7 +99,9 @@ def test_gate_not_met_is_status_3(
         (["--name", "../up"], 2, ["../up"]),
         (["--atol", "nan"], 2, ["--atol nan"]),
         (["--atol=-1"], 2, ["--atol -1"]),
-        (["--dtype", "bf16"], 2, ["--dtype bf16", "GPU", "fp32, fp16"]),
+        (["--dtype", "bf16"], 2, ["--dtype bf16", "GPU", "fp32, fp16, int8"]),
+        (["--dtype", "int8", "--target-cpu", "pentium"], 2, ["--target-cpu", "pentium", "vnni", "any"]),
+        (["--target-cpu", "any"], 2, ["--target-cpu is for --dtype int8"]),
         (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
         (["--model-version", "9223372036854775808"], 2, ["--model-version"]),
         (["--no-such-option"], 2, ["--no-such-option"]),
@@ -210,10 +213,28 @@ def test_summary_tells_of_mask_flips(tmp_path: Path) -> None:
     agreement = Agreement(1e-6, 1.0, None, MaskFlips(3, 500, 2e-5, 0.25))
     sides = {"library": agreement, "portable": agreement}
     parity = ParityReport(9, 30, 1e-4, "logits", "accuracy", None, sides, [], [], {}, {})
-    exported = Exported(tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, ASKED_FOR, None, {})
+    exported = Exported(
+        tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, ASKED_FOR, None, None, {}
+    )
     _, line = _summary(exported).splitlines()
     for part in ("mask flips", "3 of 500", "2.0e-05", "2.5e-01"):
         assert part in line
+
+
+def test_summary_tells_what_int8_keeps(tmp_path: Path) -> None:
+    sides = {name: Agreement(1e-6, 1.0, None) for name in ("library", "portable")}
+    parity = ParityReport(9, 30, 1e-4, "logits", "accuracy", None, sides, [], [], {}, {})
+    kept = {name: Fidelity(0.3, 0.95, 0.99, {"accuracy": 0.81}) for name in sides}
+    quantized = QualityReport(200, "logits", "accuracy", 0.005, {"accuracy": 0.8125}, kept)
+    exported = Exported(
+        tmp_path, AttentionSpec(), {"default": CLASSES}, parity, None, ASKED_FOR, None, quantized, {}
+    )
+    assert _summary(exported).splitlines()[1:] == [
+        "in int8, all of the above was before it:",
+        "accuracy on 200 rows: torch 0.8125, library 0.8100, portable 0.8100",
+        "judged by accuracy on 200 texts: torch 0.8125, library 0.8100, portable 0.8100; accepted is a loss "
+        "of 0.005",
+    ]
 
 
 def test_second_texts_are_read_from_the_column_that_is_named(

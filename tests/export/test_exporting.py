@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import sparse_export.entry as module
+import sparse_export.entry_graphs as graphs_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry_graphs import BASELINES
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
 from sparse_serve.op_library import library_path
@@ -106,7 +108,7 @@ def test_gate_stops_a_graph_of_another_sparsity(exported: Exported) -> None:
 
 
 def test_gate_stops_a_twin_that_differs(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "twin_difference", lambda *_: 0.5)
+    monkeypatch.setattr(graphs_module, "twin_difference", lambda *_: 0.5)
     with pytest.raises(GateError, match="packed_dense twin differs"):
         export_checkpoint(replace(options, with_baselines=True))
     assert is_unwritten(options)
@@ -158,7 +160,7 @@ def test_interrupted_export_leaves_no_entry(options: ExportOptions, monkeypatch:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "check_parity", interrupt)
+    monkeypatch.setattr(graphs_module, "check_parity", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(options)
     assert is_unwritten(options)

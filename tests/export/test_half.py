@@ -18,7 +18,8 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import BASELINES, Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry_graphs import BASELINES
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.precision import FP16, PRECISIONS
 from sparse_serve.client import Client
@@ -170,7 +171,11 @@ def test_the_accepted_difference_follows_the_dtype(checkpoint: Path, tmp_path: P
     )
     with pytest.raises(GateError, match=r"accepted is 0\.01 \(--atol\)"):
         export_checkpoint(options)
-    assert {name: each.atol for name, each in PRECISIONS.items()} == {"fp32": 1e-4, "fp16": 1e-2}
+    assert {name: each.atol for name, each in PRECISIONS.items()} == {
+        "fp32": 1e-4,
+        "fp16": 1e-2,
+        "int8": 1e-4,
+    }
 
 
 def test_overflow_is_told_as_such(checkpoint: Path, tmp_path: Path) -> None:
@@ -192,7 +197,7 @@ def test_overflow_is_told_as_such(checkpoint: Path, tmp_path: Path) -> None:
     ("dtype", "message"),
     [
         ("bf16", "--dtype bf16 is not supported: .*bf16 models need a GPU; choose one of fp32, fp16"),
-        ("int8", "--dtype int8 is not supported: choose one of fp32, fp16"),
+        ("int4", "--dtype int4 is not supported: choose one of fp32, fp16, int8"),
     ],
 )
 def test_other_types_are_refused(checkpoint: Path, tmp_path: Path, dtype: str, message: str) -> None:

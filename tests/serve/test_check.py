@@ -42,6 +42,7 @@ def test_a_fresh_entry_passes(entry: Path) -> None:
         (Level.ok, "digests"),
         (Level.ok, "public model"),
         (Level.ok, "op library"),
+        (Level.ok, "processor"),
         (Level.ok, "tiny_model 1"),
         (Level.ok, "tiny_packed_dense 1"),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     PreTrainedConfig,
@@ -169,6 +169,8 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
         family_of(config)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint} {error}") from None
+    if getattr(config, "quantization_config", None) is not None:
+        raise _is_quantized(checkpoint, "its config.json has a quantization_config")
     config.output_hidden_states = config.output_attentions = False
     spec = ModelSpec.of(config)
     if not spec.tasks and (task := task_by_architecture(config)) is not None:
@@ -246,6 +248,7 @@ def load_model(
         raise CheckpointError(f"{checkpoint}: config.json: {error}") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {first_line(error)}") from error
+    _refuse_integers(checkpoint)
     missing = sorted(report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]})
     missing = _check_extensions(checkpoint, model, report, missing, may_lack=other_head)
     if report["mismatched_keys"] and not other_head:
@@ -265,6 +268,24 @@ def load_model(
         )
     silence_padding(model)
     return model, [] if is_bare else missing
+
+
+def _is_quantized(checkpoint: str | Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint} is quantized already, {why}: take the checkpoint that it was made from"
+    )
+
+
+def _refuse_integers(checkpoint: str | Path) -> None:
+    """Refuse a folder's weights that are integers, which are nothing without their scales."""
+    weights = Path(checkpoint) / "model.safetensors"
+    if not weights.is_file():
+        return
+    with safe_open(weights, framework="pt") as stored:
+        types = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118  no mapping
+    found = [name for name, dtype in types.items() if name.endswith("weight") and dtype in ("I8", "U8")]
+    if found:
+        raise _is_quantized(checkpoint, f"{found[0]} is of type {types[found[0]]}")
 
 
 def require_finite(checkpoint: str | Path, model: PreTrainedModel) -> None:

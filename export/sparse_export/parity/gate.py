@@ -19,18 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from transformers import PreTrainedModel
 
 from sparse_export.graph.precision import FP32
+from sparse_export.parity.answers import answers_of, largest_difference, metrics_of
 from sparse_export.parity.examples import Batch, Examples, batches
 from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run_graph, run_torch
-from sparse_export.tasks import Head, model_head
+from sparse_export.tasks import model_head
 from sparse_serve.errors import GateError
 from sparse_serve.repository.measures import AXES
-from sparse_serve.tasks import Columns
-
-Array = npt.NDArray[Any]
 
 # Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005
@@ -191,15 +188,17 @@ def check_parity(
         )
         for each in EXECUTIONS
     }
-    expected_answers = _answers(head, examples, own)
+    expected_answers = answers_of(head, examples, own)
 
     def agreement(comparison: _Comparison) -> Agreement:
-        served, torchs = (_answers(head, examples, each) for each in (comparison.served, comparison.expected))
+        served, torchs = (
+            answers_of(head, examples, each) for each in (comparison.served, comparison.expected)
+        )
         same = head.same_answers(examples.texts, served, torchs)
         return Agreement(
-            max_abs_diff=_difference(comparison.served, comparison.expected),
+            max_abs_diff=largest_difference(comparison.served, comparison.expected),
             label_agreement=None if same is None else float(same.mean()),
-            metrics=_metrics(head, examples, served),
+            metrics=metrics_of(head, examples, served),
             flips=comparison.flips(),
         )
 
@@ -211,7 +210,7 @@ def check_parity(
         atol=atol,
         output=head.task.graph_output,
         metric=next(iter(head.task.metrics), None),
-        torch_metrics=_metrics(head, examples, expected_answers),
+        torch_metrics=metrics_of(head, examples, expected_answers),
         executions={name: agreement(comparison) for name, comparison in compared.items()},
         rho_torch=_mean(first.expected, "rho"),
         rho=_mean(first.served, "rho"),
@@ -223,26 +222,7 @@ def check_parity(
 def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples) -> float:
     """Return the largest difference between the output of a softmax twin's graph and the softmax model's."""
     run = list(batches(examples.rows, model.config))
-    return _difference(run_graph(graph, op_library, run), [run_torch(model, batch) for batch in run])
-
-
-def _answers(head: Head, examples: Examples, answered: Sequence[Answer]) -> Columns:
-    """Return what the served model would answer to the texts by the outputs of all rows, as they ran."""
-    ran = [row for answer in answered for row in answer.output]
-    rows = dict(zip(examples.order.tolist(), ran, strict=True))
-    windows = [window for text in examples.texts for window in text.windows]
-    if head.task.by_token:
-        output = np.zeros((len(windows), max(map(len, windows)), head.task.width), np.float32)
-        for number, window in enumerate(windows):
-            output[number, : len(window)] = rows[number][: len(window)]
-    else:
-        output = np.stack([rows[number] for number in range(len(windows))])
-    with np.errstate(invalid="ignore", over="ignore"):  # the gate tells of what is not finite
-        return head.task.answer(examples.texts, output)
-
-
-def _metrics(head: Head, examples: Examples, answers: Columns) -> dict[str, float] | None:
-    return None if examples.targets is None else head.task.evaluate(answers, examples.targets)
+    return largest_difference(run_graph(graph, op_library, run), [run_torch(model, batch) for batch in run])
 
 
 @dataclass(frozen=True)
@@ -276,7 +256,7 @@ class _Comparison:
             count=sum(_flipped(answer, expected) for answer, expected in pairs),
             indicators=sum(int(layer.isfinite().sum()) for each in self.own for layer in each.axis_logits),
             farthest=float(np.max([_farthest_flip(answer, expected) for answer, expected in pairs])),
-            max_abs_diff=_difference(self.served, self.own),
+            max_abs_diff=largest_difference(self.served, self.own),
         )
 
 
@@ -293,15 +273,6 @@ def _farthest_flip(answer: Answer, expected: TorchAnswer) -> float:
         )
         for ours, torchs, logits in layers
     )
-
-
-def _difference(answered: Sequence[Answer], expected: Sequence[Answer]) -> float:
-    """Return the largest |Δ| of two runs of the same batches; NaN where a number is none."""
-    pairs = [(ours.output, torchs.output) for ours, torchs in zip(answered, expected, strict=True)]
-    with np.errstate(invalid="ignore"):
-        # What a task has no label for is −inf in both, and their difference is none.
-        differences = [np.where(ours == torchs, 0, np.abs(ours - torchs)).max() for ours, torchs in pairs]
-    return float(np.max(differences))
 
 
 def _mean(answered: Sequence[Answer], measure: str) -> list[float]:

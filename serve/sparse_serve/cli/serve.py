@@ -19,6 +19,7 @@ from sparse_serve.repository.contents import read_pins
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
 from sparse_serve.triton.installation import Mode
 from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.preflight import processor_warnings
 from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
 
 _CHECK_SECONDS = 1.0
@@ -154,6 +155,8 @@ def _show(line: LaunchLine, picks_ports: bool) -> None:
 def _serve(server: Server) -> None:
     _interrupt_once(server)
     with server:
+        for message in processor_warnings(server.repository, server.models):
+            print(f"warning: {message}", file=sys.stderr)
         with suppress(KeyboardInterrupt):
             print(f"http     http://{server.http_url}")
             print(f"grpc     {server.grpc_url}")

@@ -10,6 +10,7 @@ import onnx
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError, in_brief
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS, library_version, verify_library
+from sparse_serve.processor import vnni_warning
 from sparse_serve.repository import contents
 from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
 from sparse_serve.repository.config import (
@@ -69,6 +70,7 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
         *_findings("digests", _digest_faults(entry)),
         *_findings("public model", _public_faults(entry)),
         *_findings("op library", _library_faults(entry)),
+        *_findings("processor", processor_faults(entry)),
     ]
     graphs = dict.fromkeys(path for path in (entry.graph_path, entry.token_path) if path is not None)
     baselines = [entry.path / BASELINES_NAME / name for name in entry.manifest.baselines.values()]
@@ -257,6 +259,13 @@ def _library_faults(entry: Entry) -> Iterator[Fault]:
             Level.warning,
             "the installed library is another build than the one that passed the export's gates",
         )
+
+
+def processor_faults(entry: Entry) -> Iterator[Fault]:
+    """Warn of int8 weights that this processor computes wrong with."""
+    warning = vnni_warning(entry.name, entry.manifest.target_cpu)
+    if warning is not None:
+        yield Level.warning, warning
 
 
 def _errors(messages: Iterable[str]) -> Iterator[Fault]:

@@ -245,9 +245,11 @@ def text_inputs(task: Task) -> list[str]:
 
 
 def graph_dtype(model: onnx.ModelProto) -> Dtype:
-    """Return the type of a graph's weights: "fp16" where any of them is."""
-    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
-    return "fp16" if half else "fp32"
+    """Return the type of a graph's weights: "int8" or "fp16" where any of them is."""
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    if onnx.TensorProto.INT8 in types:
+        return "int8"
+    return "fp16" if onnx.TensorProto.FLOAT16 in types else "fp32"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

@@ -15,6 +15,7 @@ from sparse_serve.repository.agreement import entry_faults, library_faults
 from sparse_serve.repository.check import (
     Level,
     label_faults,
+    processor_faults,
     require_files,
     require_library_version,
     require_no_error,
@@ -114,6 +115,11 @@ def servable_models(
         for entry in entries:
             require_files(entry, _unfit(entry))
     return models
+
+
+def processor_warnings(repository: Path, models: Sequence[str]) -> list[str]:
+    """Return what this processor computes wrong with of the entries that have one of the models."""
+    return [message for entry in _entries(repository, models) for _, message in processor_faults(entry)]
 
 
 def _unfit(entry: Entry) -> str:

@@ -1,0 +1,198 @@
+"""The graphs of an entry, each judged before it is one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from transformers import PreTrainedModel
+
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
+from sparse_export.graph.guarded import guarded_graph
+from sparse_export.graph.int8 import quantized_graph
+from sparse_export.graph.text import text_graph
+from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.parity.quality import QualityReport, check_quality
+from sparse_export.parity.questions import Questions
+from sparse_export.parity.texts import TextGate, TextParity
+from sparse_export.tasks import model_head
+from sparse_serve.errors import GateError
+from sparse_serve.repository.manifest import TargetCpu
+from sparse_serve.tasks import Task
+
+Progress = Callable[[str], None]
+"""Called with what is being done, or with what a user should know, in a few words."""
+
+BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
+_GRAPH_FILE = "model.onnx"
+
+
+@dataclass(frozen=True)
+class WantedGraphs:
+    """What is asked for beside the public graph.
+
+    Attributes:
+        target_cpu: what the processors have that quantized graphs are made for; None for graphs as traced.
+        max_loss: how much a quantized graph may lose (see `quality.check_quality`).
+        token_model: a graph of token ids beside one that takes text.
+        dense: loads the model with softmax in the place of its own attention, with given tasks, for the dense
+            twins; None where they are not wanted.
+    """
+
+    target_cpu: TargetCpu | None
+    max_loss: float | None
+    token_model: bool
+    dense: Callable[[Mapping[str, Task]], PreTrainedModel] | None
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A dense twin.
+
+    Attributes:
+        graph: its file.
+        difference: the largest of a number of its output from torch with softmax, before it is quantized.
+    """
+
+    graph: Path
+    difference: float
+
+
+@dataclass(frozen=True)
+class EntryGraphs:
+    """The graphs, and what the gates saw of them.
+
+    Attributes:
+        public: of the public model, from text, or behind a server-side tokenizer.
+        of_ids: of token ids, beside one that takes text; None where there is none.
+        twins: the dense twins by variant.
+        parity: of the graph that answers, on texts, before it is quantized.
+        quality: the same on labelled texts; None without them, or where the graph is quantized.
+        quantized: of the quantized graph, on labelled texts where there are any; None where there is none.
+        texts: of the tokenizer in the graph; None where it is in the server.
+    """
+
+    public: Path
+    of_ids: Path | None
+    twins: Mapping[str, Twin]
+    parity: ParityReport
+    quality: ParityReport | None
+    quantized: QualityReport | None
+    texts: TextParity | None
+
+
+def make_graphs(
+    model: PreTrainedModel,
+    target: GraphTarget,
+    asked: Questions,
+    folder: Path,
+    wanted: WantedGraphs,
+    progress: Progress,
+) -> EntryGraphs:
+    """Trace a model, have each graph judged, and write the files below `folder`.
+
+    Raises:
+        GateError: a graph differs from torch by more than is accepted.
+    """
+    return _Maker(model, target, asked, folder, wanted, progress).make()
+
+
+@dataclass(frozen=True)
+class _Maker:
+    model: PreTrainedModel
+    target: GraphTarget
+    asked: Questions
+    folder: Path
+    wanted: WantedGraphs
+    progress: Progress
+
+    def make(self) -> EntryGraphs:
+        asked, progress = self.asked, self.progress
+        progress("tracing the graph")
+        if asked.reader is None:
+            traced = self._save(self._taking_ids(self.model, "packed"), "ids")
+        else:
+            traced = self._save(export_graph(self.model, "tokens", self.target), "tokens")
+        progress(f"comparing torch and ONNX Runtime on {len(asked.texts.texts)} texts")
+        parity = check_parity(self.model, traced, asked.library, asked.texts, asked.atol)
+        parity.require()
+        if asked.labelled is not None:
+            progress(f"comparing the task metrics on {len(asked.labelled.texts)} labelled texts")
+        quality = quantized = None
+        core = public = self._in_precision(traced)
+        if self.wanted.target_cpu is not None:
+            examples = asked.texts if asked.labelled is None else asked.labelled
+            quantized = check_quality(self.model, core, asked.library, examples, self.wanted.max_loss)
+            quantized.require()
+        elif asked.labelled is not None:
+            quality = check_parity(self.model, core, asked.library, asked.labelled, asked.atol)
+            quality.require()
+        of_ids = texts = None
+        if asked.reader is not None:
+            progress("comparing the tokenizer in the graph with the checkpoint's own")
+            public = self._taking_text(self.model, core, asked.reader, "text")
+            texts = asked.reader.check(self.model, public, core)
+            of_ids = self._of_ids() if self.wanted.token_model else None
+        return EntryGraphs(public, of_ids, self._twins(), parity, quality, quantized, texts)
+
+    def _of_ids(self) -> Path:
+        self.progress("tracing the graph of token ids")
+        traced = self._save(self._taking_ids(self.model, "packed"), "ids")
+        check_parity(self.model, traced, self.asked.library, self.asked.padded, self.asked.atol).require()
+        return self._in_precision(traced)
+
+    def _twins(self) -> dict[str, Twin]:
+        """Write the dense twins, those that are wanted."""
+        if self.wanted.dense is None:
+            return {}
+        dense = self.wanted.dense(ModelSpec.of(self.model.config).tasks)
+        return {variant: self._twin(dense, variant) for variant in BASELINES}
+
+    def _twin(self, dense: PreTrainedModel, variant: GraphKind) -> Twin:
+        asked = self.asked
+        self.progress(f"tracing the {variant.replace('_', ' ')} twin")
+        if asked.reader is None:
+            twin = self._taking_ids(dense, variant)
+        else:
+            kind: GraphKind = "tokens_dense" if variant == "packed_dense" else variant
+            twin = export_graph(dense, kind, self.target)
+        graph = self._save(twin, f"twins/{variant}")
+        difference = twin_difference(dense, graph, asked.library, asked.texts)
+        if not difference <= asked.atol:
+            raise GateError(
+                f"parity not met: the {variant} twin differs from torch with softmax by up to "
+                f"{difference:.3g} in its {asked.output}, accepted is {asked.atol:g} (--atol); "
+                "nothing was written"
+            )
+        graph = self._in_precision(graph)
+        if asked.reader is not None:
+            graph = self._taking_text(dense, graph, asked.reader, f"text_twins/{variant}")
+        return Twin(graph, difference)
+
+    def _taking_ids(self, model: PreTrainedModel, kind: GraphKind) -> onnx.ModelProto:
+        """Return the graph that takes what clients send of a padded batch."""
+        return guarded_graph(export_graph(model, kind, self.target), model)
+
+    def _taking_text(self, model: PreTrainedModel, core: Path, reader: TextGate, name: str) -> Path:
+        """Write a graph of tokens, or of a padded batch, once more: with the tokenizer in front of it."""
+        return self._save(text_graph(onnx.load(core), model_head(model), reader.reading), name)
+
+    def _in_precision(self, traced: Path) -> Path:
+        """Return the graph that is served for one that was traced: it, or where it is asked for quantized."""
+        if self.wanted.target_cpu is None:
+            return traced
+        quantized = quantized_graph(onnx.load(traced), self.wanted.target_cpu)
+        return self._save(quantized, f"quantized/{traced.parent.relative_to(self.folder)}")
+
+    def _save(self, proto: onnx.ModelProto, name: str) -> Path:
+        graph = self.folder / name / _GRAPH_FILE
+        graph.parent.mkdir(parents=True)
+        # One file up to protobuf's 2 GiB; weights beside it above that.
+        onnx.save(
+            proto,
+            graph,
+            save_as_external_data=proto.ByteSize() > 2**31 - 2**20,
+            location=f"{_GRAPH_FILE}.data",
+        )
+        return graph

@@ -1,0 +1,257 @@
+"""`export --dtype int8`: a quarter of the weights, each text answered the same to the bit in any company."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+from transformers import PreTrainedModel
+
+from graphs import GraphTable
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.families import input_names
+from sparse_export.encoders.spec import ModelSpec
+from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.graph.export import GraphTarget
+from sparse_export.graph.int8 import quantized_columns, quantized_graph
+from sparse_export.parity import quality
+from sparse_serve.classifier import Classifier
+from sparse_serve.errors import GateError, OptionError
+from sparse_serve.op_library import library_path
+from sparse_serve.repository.check import Level, check_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.manifest import TargetCpu
+from sparse_serve.tasks import TASK_IDS
+from sparse_serve.triton.preflight import processor_warnings
+from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, masks, token_ids
+
+Array = npt.NDArray[Any]
+WORDS = ["a", "film", "of", "great", "charm", "not", "1", "minute", "too", "long", "!", "ünïcödé"]
+
+
+@pytest.fixture(scope="module")
+def int8(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The checkpoint as an int8 entry `tiny`, its tokenizer in the graph."""
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=tmp_path_factory.mktemp("int8"),
+        name="tiny",
+        dtype="int8",
+        token_model=True,
+        max_loss=1.0,  # random weights decide nothing
+    )
+    return export_checkpoint(options)
+
+
+def weights_of(graph: onnx.GraphProto, data_type: int) -> dict[str, int]:
+    """Return the bytes of the graph's constants of one type, by name."""
+    found = [each for each in graph.initializer if each.data_type == data_type]
+    return {each.name: numpy_helper.to_array(each).nbytes for each in found}
+
+
+def test_linear_layers_and_embeddings_are_integers(int8: Exported, text_entry: Exported) -> None:
+    graph, full = (onnx.load(each.path / "1" / "model.onnx").graph for each in (int8, text_entry))
+    before = {
+        name: size
+        for name, size in weights_of(full, TensorProto.FLOAT).items()
+        if len(next(each for each in full.initializer if each.name == name).dims) == 2 and size > 64 * 16 * 4
+    }
+    integers = weights_of(graph, TensorProto.INT8)
+    assert sum(integers.values()) * 4 == sum(before.values())
+    scales = sum(
+        size for name, size in weights_of(graph, TensorProto.FLOAT).items() if name.endswith(".scale")
+    )
+    assert 0 < scales < 0.1 * sum(before.values())
+    assert not before.keys() & weights_of(graph, TensorProto.FLOAT).keys()
+    ops = [node.op_type for node in graph.node]
+    # Of each layer: queries, keys and values of one input, what attention gives, both of feed-forward.
+    assert ops.count("MatMulInteger") == 2 * 6 + 1
+    assert ops.count("QuantizeRows") == 2 * 3 + 1
+    assert ops.count("RequantizeGelu") == 2
+
+
+def test_manifest_and_gate(int8: Exported) -> None:
+    manifest = read_entry(int8.path).manifest
+    assert (manifest.dtype, manifest.target_cpu) == ("int8", "vnni")
+    assert int8.parity.library.max_abs_diff <= 1e-4
+    assert int8.quantized is not None
+    assert manifest.quantized == json.loads(json.dumps(int8.quantized.to_json()))
+    for each in int8.quantized.executions.values():
+        assert each.max_abs_diff > 1e-3
+        assert 0.9 < each.explained < 1
+    assert {finding.level for finding in check_entry(int8.path)} == {Level.ok}
+
+
+@pytest.fixture(scope="module")
+def classifier(int8: Exported) -> Classifier:
+    return Classifier(int8.path, threads=1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join), min_size=1, max_size=12))
+def test_a_text_is_answered_the_same_to_the_bit_in_any_company(
+    classifier: Classifier, texts: list[str]
+) -> None:
+    together = [reply.logits for reply in classifier(texts)]
+    assert [classifier([text])[0].logits for text in texts] == together
+    assert [reply.logits for reply in classifier(texts[::-1])] == together[::-1]
+
+
+MODELS: dict[str, tuple[str, AttentionSpec, Any]] = {
+    "bert_ssaf": ("bert", AttentionSpec(LAMBD), None),
+    "aaa": ("bert", AttentionSpec.parse("axis", None), None),
+    "mobilebert_aaa_ssaf": ("mobilebert", AttentionSpec.parse("axis+global1+random1", LAMBD, seed=3), None),
+    "diagonals": ("distilbert", AttentionSpec.parse("layer-diagonal+global2+random1", None, seed=4), None),
+    "several_tasks": ("bert", AttentionSpec(LAMBD), TASKS),
+}
+Feed = dict[str, npt.NDArray[np.int64]]
+
+
+def answer(graph: Path | bytes, feed: Feed, *, op_library: bool = True) -> Array:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    if op_library:
+        options.register_custom_ops_library(str(library_path()))
+    model = graph if isinstance(graph, bytes) else str(graph)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    logits: Array = session.run(["logits"], feed)[0]
+    return logits
+
+
+def feed_of(model: PreTrainedModel, mask_name: str) -> Feed:
+    ids, segments = token_ids()
+    mask = masks()[mask_name]
+    tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    feed = {name: tensors[name].numpy() for name in input_names(model.config)}
+    if "projected_attention" in ModelSpec.of(model.config).extensions:
+        feed[TASK_IDS] = (np.arange(len(ids)) % len(TASKS))[:, None]
+    return feed
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("mask_name", ["left_padded_and_empty", "some_rows_empty"])
+def test_every_model_stays_close_to_itself(graphs: GraphTable, name: str, mask_name: str) -> None:
+    """Kernel and function; as close as 8 bits are in few layers of random weights."""
+    family, attention, tasks = MODELS[name]
+    several: dict[str, Any] = {} if tasks is None else {"task": tasks, "extensions": ADAPTERS}
+    model = make_model(attention, family, **several).eval()
+    model.set_attn_implementation(attention.implementation)
+    traced = graphs.path(model, "packed", GraphTarget())
+    quantized = quantized_graph(onnx.load(traced), "vnni").SerializeToString()
+    feed = feed_of(model, mask_name)
+    expected = answer(traced, feed)
+    has_token = feed["attention_mask"].any(1)
+    told = np.isfinite(expected) & has_token[:, None]
+    spread = expected[told].std()
+    for op_library in (True, False):
+        logits = answer(quantized, feed, op_library=op_library)
+        assert np.abs(logits - expected)[told].std() < 0.15 * spread
+        np.testing.assert_array_equal(logits[~told], expected[~told])
+    if mask_name != "some_rows_empty":
+        return  # tokens that are queries and no keys go by standard operators
+    together = answer(quantized, feed)
+    for row in np.flatnonzero(has_token):
+        alone = answer(quantized, {key: values[row : row + 1] for key, values in feed.items()})
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_a_gelu_of_several_nodes_stays_what_it_is(model: PreTrainedModel, graphs: GraphTable) -> None:
+    """Before opset 20 there is no operator for it."""
+    traced = graphs.path(model, "packed", GraphTarget(18))
+    quantized = quantized_graph(onnx.load(traced), "vnni")
+    ops = [node.op_type for node in quantized.graph.node]
+    assert ops.count("Erf") == 2
+    assert "RequantizeGelu" not in ops
+    feed = feed_of(model, "some_rows_empty")
+    expected = answer(traced, feed)
+    difference = answer(quantized.SerializeToString(), feed) - expected
+    assert 0 < difference.std() < 0.15 * expected.std()
+
+
+def test_weights_of_seven_bits(model: PreTrainedModel, graphs: GraphTable) -> None:
+    traced = graphs.path(model, "packed", GraphTarget())
+    sizes = {}
+    for target_cpu in get_args(TargetCpu):
+        graph = quantized_graph(onnx.load(traced), target_cpu).graph
+        read = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
+        weights = [numpy_helper.to_array(each) for each in graph.initializer if each.name in read]
+        sizes[target_cpu] = max(int(np.abs(weight.astype(int)).max()) for weight in weights)
+    assert sizes == {"vnni": 127, "any": 63}
+
+
+def test_columns_have_scales_of_their_own() -> None:
+    weight = np.array([[1, 0, -1e-3], [-2, 0, 5e-4]], np.float32)
+    integers, scale = quantized_columns(weight, 127)
+    np.testing.assert_array_equal(integers, [[64, 0, -127], [-127, 0, 64]])
+    np.testing.assert_allclose(scale, [2 / 127, 1, 1e-3 / 127], rtol=1e-6)
+
+
+def options(checkpoint: Path, folder: Path, **changes: Any) -> ExportOptions:
+    return ExportOptions(checkpoint=str(checkpoint), repository=folder, name="tiny", **changes)
+
+
+def test_a_gate_that_fails_writes_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of next to no bits: most answers are others."""
+    monkeypatch.setattr("sparse_export.graph.int8._LARGEST", {"vnni": 1, "any": 1})
+    with pytest.raises(
+        GateError, match=r"quality not met: in int8 ONNX Runtime with the op library has agreeme"
+    ):
+        export_checkpoint(options(checkpoint, tmp_path, dtype="int8", max_loss=0.0))
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_cpu": "any"}, "--target-cpu is for --dtype int8, this is fp32: leave it out"),
+        ({"dtype": "fp16", "max_loss": 0.1}, "--max-loss is for --dtype int8, this is fp16: leave it out"),
+        ({"dtype": "int8", "max_loss": 1.5}, "--max-loss 1.5 is out of range: a share from 0 to 1 is needed"),
+    ],
+)
+def test_options_that_do_not_fit(
+    checkpoint: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        export_checkpoint(options(checkpoint, tmp_path, **changes))
+
+
+@pytest.mark.parametrize(("judged", "passes"), [(0.9, True), (0.8949, False)])
+def test_a_metric_may_lose_as_much_as_is_accepted(judged: float, passes: bool) -> None:
+    kept = quality.Fidelity(
+        max_abs_diff=1.0, label_agreement=0.5, explained=0.5, metrics={"accuracy": judged}
+    )
+    report = quality.QualityReport(
+        rows=10,
+        output="logits",
+        metric="accuracy",
+        accepted_loss=0.005,
+        torch_metrics={"accuracy": 0.9},
+        executions={"library": kept, "portable": kept},
+    )
+    if passes:
+        report.require()
+        return
+    with pytest.raises(GateError, match=r"has accuracy 0\.8949 over 10 texts, torch 0\.9000"):
+        report.require()
+
+
+@pytest.mark.parametrize("has_vnni", [True, False])
+def test_a_processor_without_vnni_is_told(
+    int8: Exported, monkeypatch: pytest.MonkeyPatch, has_vnni: bool
+) -> None:
+    monkeypatch.setattr("sparse_serve.processor.has_vnni", lambda: has_vnni)
+    found = [each.message for each in check_entry(int8.path) if each.level is Level.warning]
+    assert found == processor_warnings(int8.path.parent, ["tiny"])
+    assert [message[:52] for message in found] == (
+        [] if has_vnni else ["the int8 weights of 'tiny' are for processors with V"]
+    )
