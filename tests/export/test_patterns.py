@@ -292,3 +292,11 @@ def test_offsets_are_one_set_for_all_layers_or_one_for_each() -> None:
     each = Pattern(offsets=((1,), (2, 5)), local=0)
     assert [each.layer(k).diagonals for k in range(2)] == [(0, 1), (0, 2, 5)]
     assert [each.layer(k).seed for k in range(2)] == [0, 1]
+
+
+def test_an_offset_beyond_the_sequence_costs_nothing() -> None:
+    ranks = torch.arange(5)[None]
+    near, far = (LayerPattern(diagonals=offsets) for offsets in ((1,), (1, 2**60)))
+    lengths = torch.tensor([5])
+    assert torch.equal(near.allowed(ranks, lengths), far.allowed(ranks, lengths))
+    assert near.size(5) == far.size(5) == 8

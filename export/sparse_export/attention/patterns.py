@@ -104,7 +104,7 @@ class LayerPattern:
         query, key = queries[..., :, None], keys[..., None, :]
         pairs = torch.zeros_like(query == key)
         if self.diagonals:
-            pairs = pairs | self._on_diagonals((query - key).abs())
+            pairs = pairs | self._on_diagonals((query - key).abs(), keys.shape[-1])
         for drawn in random_keys(self.seed, queries, self.random_keys, lengths).unbind(-1):
             pairs = pairs | (drawn[..., :, None] == key)
         return pairs
@@ -142,14 +142,14 @@ class LayerPattern:
         fresh = off_columns[drawn]
         fresh[:, 1:] &= drawn[:, 1:] != drawn[:, :-1]
         if self.diagonals:
-            fresh &= ~self._on_diagonals((others[:, None] - drawn).abs())
+            fresh &= ~self._on_diagonals((others[:, None] - drawn).abs(), length)
         return pairs + int(fresh.sum())
 
-    def _on_diagonals(self, distance: Tensor) -> Tensor:
-        longest = max(self.diagonals)
-        is_on = torch.zeros(longest + 2, dtype=torch.bool, device=distance.device)
-        is_on[list(self.diagonals)] = True
-        return is_on[distance.clamp_max(longest + 1)]
+    def _on_diagonals(self, distance: Tensor, longest: int) -> Tensor:
+        """Tell which distances, each at most `longest`, are on a diagonal."""
+        is_on = torch.zeros(longest + 1, dtype=torch.bool, device=distance.device)
+        is_on[[offset for offset in self.diagonals if offset <= longest]] = True
+        return is_on[distance]
 
 
 @dataclass(frozen=True)
