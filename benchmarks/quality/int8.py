@@ -1,0 +1,156 @@
+"""What int8 costs in quality: models trained with softmax, SSAF and AAA, before and after.
+
+    python benchmarks/quality/int8.py ENCODER --data FOLDER --name sst2 --rows 3000
+
+FOLDER holds `train.tsv` and `dev.tsv`: UTF-8, tab-separated, unquoted, with the header `text_a`, `text_b`,
+`label`. Every attention is fine-tuned alike from the same encoder, rows and seeds. The graph of each model is
+then asked the dev rows in int8, with weights of 8 and of 7 bits, beside torch in float32.
+
+Writes `NAME_int8_runs.csv` (a line per model and number of bits, with the environment; what is there already
+is not measured again) and `NAME_int8_summary.csv`: means over seeds with 95 % intervals.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, get_args
+
+import numpy as np
+import onnx
+import torch
+import typer
+from rich.console import Console
+from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
+from transformers.utils import logging as transformers_logging
+
+from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.encoders.tokenizer import load_tokenizer
+from sparse_export.graph.export import GraphTarget, export_graph
+from sparse_export.graph.int8 import quantized_graph
+from sparse_export.parity.examples import labelled_examples
+from sparse_export.parity.quality import QualityReport, check_quality
+from sparse_export.tasks import model_head
+from sparse_export.training import FinetuneOptions, finetune
+from sparse_serve.data import read_data
+from sparse_serve.op_library import library_path
+from sparse_serve.repository.manifest import TargetCpu
+
+ATTENTIONS = {
+    "softmax": AttentionSpec(),
+    "ssaf": AttentionSpec(-4.0),
+    "aaa": AttentionSpec.parse("axis", None),
+}
+MAX_LENGTH = 128
+
+
+def main(  # noqa: PLR0913  one parameter per option
+    encoder: Annotated[Path, typer.Argument(help="Folder of a pretrained encoder.")],
+    *,
+    data: Annotated[Path, typer.Option(help="Folder with train.tsv and dev.tsv.")],
+    name: Annotated[str, typer.Option(help="Name of what is measured, for the files.")],
+    results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
+    task: Annotated[str | None, typer.Option(help="As `finetune --task` takes it.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    rows: Annotated[int | None, typer.Option(help="Training rows.", show_default="all")] = None,
+    dev_rows: Annotated[int | None, typer.Option(help="Dev rows, from the top.", show_default="all")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
+) -> None:
+    """Train a model of every attention and seed, and ask it in int8."""
+    torch.set_num_threads(threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    console = Console(stderr=True)
+    results.mkdir(parents=True, exist_ok=True)
+    runs_file = results / f"{name}_int8_runs.csv"
+    runs = read_csv(runs_file)
+    setting = FinetuneOptions(epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows)
+    if task is not None:
+        setting = replace(setting, task=task)
+    refuse_other_settings(runs_file, runs, setting)
+    done = {(run["attention"], run["seed"]) for run in runs}
+    with tempfile.TemporaryDirectory() as scratch:
+        dev = head(data / "dev.tsv", dev_rows, Path(scratch))
+        checkpoint = Path(scratch) / "checkpoint"
+        for seed in seeds.split(","):
+            for shown, attention in ATTENTIONS.items():
+                if (shown, seed) in done:
+                    continue
+                console.print(f"{name}: {shown}, seed {seed}")
+                options = replace(setting, attention=attention, seed=int(seed))
+                record = finetune(
+                    encoder,
+                    data / "train.tsv",
+                    checkpoint,
+                    options,
+                    evaluation=dev,
+                    force=True,
+                    console=console,
+                )
+                for target_cpu, report in reports_of(checkpoint, dev, Path(scratch)):
+                    runs.append(
+                        {
+                            "attention": shown,
+                            "target_cpu": target_cpu,
+                            "seed": seed,
+                            **figures(report),
+                            **provenance(record, encoder),
+                        }
+                    )
+                write_csv(runs_file, runs)
+    write_csv(results / f"{name}_int8_summary.csv", list(summary(runs)))
+
+
+def reports_of(checkpoint: Path, dev: Path, folder: Path) -> Iterator[tuple[TargetCpu, QualityReport]]:
+    """Ask a checkpoint's graph in int8, for each kind of processor."""
+    model = load_checkpoint(checkpoint)
+    task = model_head(model).task
+    tokenizer = load_tokenizer(str(checkpoint)).backend_tokenizer
+    rows = read_data(dev, task.rows.named(), task=task.type)
+    examples = labelled_examples(task, tokenizer, MAX_LENGTH, "right", rows)
+    traced = export_graph(model, "tokens", GraphTarget())
+    for target_cpu in get_args(TargetCpu):
+        copy = onnx.ModelProto.FromString(traced.SerializeToString())
+        graph = folder / "model.onnx"
+        onnx.save(quantized_graph(copy, target_cpu), graph)
+        yield target_cpu, check_quality(model, graph, library_path(), examples)
+
+
+def figures(report: QualityReport) -> dict[str, str]:
+    """Return the metric in float32 and in int8, what is lost, and the answers that stay."""
+    fidelity = report.executions["library"]
+    agreement = fidelity.label_agreement
+    return {
+        "metric": report.metric or "",
+        "fp32": f"{report.wanted:.4f}",
+        "int8": f"{report.kept(fidelity):.4f}",
+        "loss": f"{report.wanted - report.kept(fidelity):.4f}",
+        "same_answers": "" if agreement is None else f"{agreement:.4f}",
+        "explained": f"{fidelity.explained:.4f}",
+        "largest_difference": f"{fidelity.max_abs_diff:.4f}",
+    }
+
+
+def summary(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
+    """Yield for each attention and kind of processor the means over seeds."""
+    for attention, target_cpu in dict.fromkeys((run["attention"], run["target_cpu"]) for run in runs):
+        chosen = [run for run in runs if (run["attention"], run["target_cpu"]) == (attention, target_cpu)]
+        columns = {name: np.array([float(run[name]) for run in chosen]) for name in ("fp32", "int8", "loss")}
+        yield {
+            "attention": attention,
+            "target_cpu": target_cpu,
+            "metric": chosen[0]["metric"],
+            "seeds": str(len(chosen)),
+            **{
+                column: figure
+                for name, each in columns.items()
+                for column, figure in interval(name, each).items()
+            },
+            "largest_loss": f"{columns['loss'].max():.4f}",
+        }
+
+
+if __name__ == "__main__":
+    typer.run(main)
