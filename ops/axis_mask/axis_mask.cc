@@ -8,7 +8,7 @@
 namespace sparse_ops {
 namespace {
 
-constexpr int64_t kTaskElements = int64_t{1} << 18;
+constexpr int64_t kTaskHiddenElements = int64_t{1} << 18;
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void AxisMask<Element>::Compute(KernelContext& context) const {
   uint8_t* columns = context.GetOutput(Signature::columns, {tokens});
 
   const ElementKernels<Element>& kernels = ChosenKernels();
-  const int64_t tokens_per_task = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width));
+  const int64_t tokens_per_task = std::max<int64_t>(1, kTaskHiddenElements / std::max<int64_t>(1, width));
   const auto tasks = static_cast<size_t>((tokens + tokens_per_task - 1) / tokens_per_task);
   context.ParallelFor(tasks, 0, [&](size_t task, float*) {
     const int64_t first = static_cast<int64_t>(task) * tokens_per_task;

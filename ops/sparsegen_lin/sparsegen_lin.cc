@@ -9,7 +9,7 @@
 namespace sparse_ops {
 namespace {
 
-constexpr int64_t kTaskElements = int64_t{1} << 15;
+constexpr int64_t kTaskScores = int64_t{1} << 15;
 
 }  // namespace
 
@@ -60,7 +60,7 @@ void SparsegenLin<Element>::Compute(KernelContext& context) const {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
   const int64_t block = kernels.row_block;
-  const int64_t blocks_per_task = std::max<int64_t>(1, kTaskElements / (block * rows.length));
+  const int64_t blocks_per_task = std::max<int64_t>(1, kTaskScores / (block * rows.length));
   const int64_t rows_per_task = blocks_per_task * block;
   const auto tasks = static_cast<size_t>((count + rows_per_task - 1) / rows_per_task);
   context.ParallelFor(tasks, kernels.sparsegen_lin_scratch(rows.length), [&](size_t task, float* memory) {

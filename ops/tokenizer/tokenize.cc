@@ -7,12 +7,11 @@
 
 #include "runtime/status.h"
 #include "tokenizer/tables.h"
+#include "tokenizer/tokens.h"
 #include "tokenizer/utf8.h"
 
 namespace sparse_ops {
 namespace {
-
-constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
 
 // Bytes that are worth a task of their own: about 0.1 ms.
 constexpr size_t kTaskBytes = size_t{1} << 14;

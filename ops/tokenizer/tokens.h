@@ -3,10 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
 namespace sparse_ops {
+
+// Ids, offsets and counts are int32.
+constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
 
 // Bytes of a text, whole code points of it.
 struct Extent {

@@ -1,16 +1,14 @@
 #include "tokenizer/wordpiece.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "runtime/status.h"
 #include "tokenizer/tables.h"
+#include "tokenizer/tokens.h"
 #include "tokenizer/utf8.h"
 
 namespace sparse_ops {
 namespace {
-
-constexpr int64_t kMostInt = std::numeric_limits<int32_t>::max();
 
 // What becomes of a code point: itself, itself as a word of its own, or the string at an offset >= 0 of the
 // pool, behind a byte that is its length. The strings are UTF-8 and two bytes that UTF-8 never has.
