@@ -1,5 +1,6 @@
 """Running `sparse-serve serve` from a test, waiting for what it does, and finding what it left."""
 
+import http.client
 import os
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def addresses(process: "subprocess.Popen[str]") -> dict[str, str]:
     lines = [process.stdout.readline().split() for _ in range(3)]
     assert all(lines), process.communicate()[1]
     return {name: url.removeprefix("http://").removesuffix("/metrics") for name, url in lines}
+
+
+def pending(metrics_url: str, model: str) -> float:
+    """Requests that wait for a model, as its server counts them."""
+    connection = http.client.HTTPConnection(metrics_url, timeout=10)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    counts = [line for line in lines if line.startswith("nv_inference_pending_request_count{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counts if f'model="{model}"' in line)
 
 
 def leftovers(pid: int | None = None) -> list[str]:

@@ -1,6 +1,5 @@
 """What clients and the launcher see when something dies: an error, never a wrong answer, and nothing left."""
 
-import http.client
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ from threading import Event
 
 import psutil
 import pytest
-from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
+from serving import SCRIPT, addresses, alive, leftovers, pending, serve, wait_for
 from test_gateway import needs_haproxy, started
 from tiny_entry import WORDS, edit
 
@@ -135,15 +134,6 @@ class Traffic:
     def errors(self) -> list[str]:
         """What each client got in the end."""
         return [client.result(timeout=30) for client in self._clients]
-
-
-def pending(metrics_url: str, model: str) -> float:
-    """Requests that wait for a model, as its server counts them."""
-    connection = http.client.HTTPConnection(metrics_url, timeout=10)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    counts = [line for line in lines if line.startswith("nv_inference_pending_request_count{")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in counts if f'model="{model}"' in line)
 
 
 @contextmanager

@@ -241,7 +241,7 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         with self._lock:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        self.may_answer.wait(10)
+        self.may_answer.wait(30)
         with self._lock:
             self.in_flight -= 1
 
@@ -277,7 +277,7 @@ def infer_both(gateway: Gateway) -> dict[str, Callable[[], tuple[object, str]]]:
         with grpc.insecure_channel(gateway.grpc) as channel:
             call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
             try:
-                call(service_pb2.ModelInferRequest(model_name="m"), timeout=5)
+                call(service_pb2.ModelInferRequest(model_name="m"), timeout=30)
             except grpc.RpcError as error:
                 return error.code(), error.details()
         return grpc.StatusCode.OK, ""
@@ -309,7 +309,7 @@ def of_stub(stub: Stub, limits: Limits) -> Gateway:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_overload_is_refused_and_is_not_death(stub: Stub, tmp_path: Path, protocol: str) -> None:
     status = STATUS[protocol]
-    limits = replace(LIMITS, max_requests=2, max_pending_requests=1, request_timeout=5, queue_timeout=0.5)
+    limits = replace(LIMITS, max_requests=2, max_pending_requests=1, request_timeout=20, queue_timeout=3)
     with started(tmp_path, of_stub(stub, limits)) as gateway, futures.ThreadPoolExecutor(8) as pool:
         infer = infer_both(gateway)[protocol]
         running = [pool.submit(infer) for _ in range(2)]

@@ -5,17 +5,16 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from serving import addresses, leftovers, serve
+from serving import addresses, leftovers, pending, serve, wait_for
 from tritonclient import grpc as triton_grpc
 
 from sparse_serve.repository.config import CONFIG_NAME
@@ -82,20 +81,18 @@ def kept_alive(urls: dict[str, str]) -> Iterator[HTTPConnection]:
         connection.close()
 
 
-def seconds_to_stop(process: "subprocess.Popen[str]") -> float:
-    started = time.monotonic()
+def stop(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert not leftovers(process.pid)
-    return time.monotonic() - started
 
 
 def test_idle_connections_are_not_waited_for(repository: Path) -> None:
-    """Some 4 s on a machine with nothing else to do; it was the exit time-out of Triton."""
-    process = serve(repository)
+    """Some 4 s on a machine with nothing else to do, whatever the exit time-out of Triton is."""
+    process = serve(repository, "--drain-timeout", "600")
     with kept_alive(addresses(process)):
-        assert seconds_to_stop(process) < 20
+        stop(process)
 
 
 def test_what_is_in_flight_is_answered(repository: Path) -> None:
@@ -104,23 +101,25 @@ def test_what_is_in_flight_is_answered(repository: Path) -> None:
     urls = addresses(process)
     with kept_alive(urls), kept_alive(urls) as used, ThreadPoolExecutor() as threads:
         answers: list[Future[float]] = [
-            threads.submit(ask_http, used, 2.0),
-            threads.submit(ask_grpc, urls["grpc"], 1.0),
+            threads.submit(ask_http, used, 4.0),
+            threads.submit(ask_grpc, urls["grpc"], 0.5),
         ]
-        time.sleep(0.5)
-        assert seconds_to_stop(process) > 2
-        assert [answer.result(timeout=30) for answer in answers] == [2.0, 1.0]
+        wait_for(lambda: pending(urls["metrics"], "slow") == 1)
+        assert not any(answer.done() for answer in answers)
+        stop(process)
+        assert [answer.result(timeout=30) for answer in answers] == [4.0, 0.5]
 
 
 def test_what_takes_too_long_is_cut_off(repository: Path) -> None:
     process = serve(repository, "--drain-timeout", "1")
-    connection = HTTPConnection(addresses(process)["http"])
+    urls = addresses(process)
     with ThreadPoolExecutor() as threads:
-        answer = threads.submit(ask_http, connection, 30.0)
-        time.sleep(0.5)
-        assert seconds_to_stop(process) < 20
-        with pytest.raises(OSError):  # noqa: PT011  whichever way the connection breaks
-            answer.result(timeout=30)
+        answers = [threads.submit(ask_http, HTTPConnection(urls["http"]), 600.0) for _ in range(2)]
+        wait_for(lambda: pending(urls["metrics"], "slow") == 1)  # which says that the other is in work
+        stop(process)
+        for answer in answers:
+            with pytest.raises((OSError, HTTPException)):  # whichever way the connection breaks
+                answer.result(timeout=30)
 
 
 def test_connections_of_another_port_or_process_are_left_alone() -> None:
