@@ -7,7 +7,10 @@ from tokenizers import Tokenizer
 from sparse_serve.tasks.encoding import Pairs, Truncation, encode_cut
 
 SINGLES = [*TEXTS, *(text * 4 for text in TEXTS)]
-FIRSTS, SECONDS = zip(*((a * 3, b * 2) for a in TEXTS for b in TEXTS[::2]), strict=True)
+# Each text in front of others, and behind them.
+FIRSTS, SECONDS = zip(
+    *((a * 3, TEXTS[number - apart] * 2) for number, a in enumerate(TEXTS) for apart in (1, 4)), strict=True
+)
 
 
 def by_the_library(
