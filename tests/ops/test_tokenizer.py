@@ -5,9 +5,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,14 @@ TEXTS = (
     "ab" * 50 + " a",
     "ab" * 51,
 )
+# Of so many tokens and the special ones.
+LENGTHS = tuple("a " * n for n in (1, 2, 3, 8, 9, 10, 40))
+
+
+def in_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Every two of `LENGTHS`, and each text in front of a short and a long one, and behind them."""
+    others = [(text, other) for text in texts for other in (LENGTHS[1], LENGTHS[-1])]
+    return [*product(LENGTHS, LENGTHS), *others, *((second, first) for first, second in others)]
 
 
 @cache
@@ -127,8 +136,7 @@ def test_texts(name: str, max_length: int, offsets: bool) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_pairs(name: str, max_length: int, offsets: bool) -> None:
     """Lengths around the cut, and beyond it, on either side."""
-    texts = [*TEXTS[:2], *TEXTS[5:13], *("a " * n for n in (1, 2, 3, 8, 9, 10, 40))]
-    compare(name, max_length, [(first, second) for first in texts for second in texts], offsets=offsets)
+    compare(name, max_length, in_pairs([*TEXTS[:2], *TEXTS[5:13]]), offsets=offsets)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -187,9 +195,9 @@ def test_offsets_where_bytes_have_no_token() -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_last_tokens_stay_where_the_left_is_cut(name: str, max_length: int) -> None:
     tokenizer, tables = known(name)
-    texts = [*TEXTS[:2], *TEXTS[5:13], "good bad " * 40, *("a " * n for n in (1, 2, 3, 8, 9, 10, 40))]
+    texts = [*TEXTS[:2], *TEXTS[5:13], "good bad " * 40]
     cuts = cutting(tokenizer, max_length, "left")
-    for rows in ([*TEXTS, *texts], [(first, second) for first in texts for second in texts]):
+    for rows in ([*TEXTS, *texts, *LENGTHS], in_pairs(texts)):
         pairs = not isinstance(rows[0], str)
         graph = GraphTokenizer(tables, max_length, library_under_test(), pairs=pairs, truncation="left")
         assert differing(graph, cuts, rows) == []
