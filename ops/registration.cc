@@ -25,21 +25,34 @@ constexpr const char* kDomain = "ai.sparse_serve";
 template <class Element>
 struct ElementOps {
   explicit ElementOps(const OrtApi& api)
-      : lin(api), sparsegen(api), softmax(api), axis_mask(api), axis(api) {}
+      : lin(api),
+        sparsegen(api),
+        sparsegen_cross(api),
+        softmax(api),
+        softmax_cross(api),
+        axis_mask(api),
+        axis(api),
+        axis_cross(api) {}
 
   void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &lin));
     Check(api, api.CustomOpDomain_Add(domain, &sparsegen));
+    Check(api, api.CustomOpDomain_Add(domain, &sparsegen_cross));
     Check(api, api.CustomOpDomain_Add(domain, &softmax));
+    Check(api, api.CustomOpDomain_Add(domain, &softmax_cross));
     Check(api, api.CustomOpDomain_Add(domain, &axis_mask));
     Check(api, api.CustomOpDomain_Add(domain, &axis));
+    Check(api, api.CustomOpDomain_Add(domain, &axis_cross));
   }
 
   CustomOp<SparsegenLin<Element>> lin;
   CustomOp<SparsegenAttention<Element>> sparsegen;
+  CustomOp<SparsegenCrossAttention<Element>> sparsegen_cross;
   CustomOp<SoftmaxAttention<Element>> softmax;
+  CustomOp<SoftmaxCrossAttention<Element>> softmax_cross;
   CustomOp<AxisMask<Element>> axis_mask;
   CustomOp<AxisAttention<Element>> axis;
+  CustomOp<AxisCrossAttention<Element>> axis_cross;
 };
 
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.

@@ -24,26 +24,37 @@ void CheckMatrix(const char* op, const Input<Element>& input) {
                                 "; accepted: (tokens, num_heads * head_size)"));
 }
 
-std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seqlens, int64_t tokens) {
+// `of` has the rows that the borders are of.
+template <class Element>
+std::vector<int64_t> CheckedBorders(const char* op, const Input<int32_t>& cu_seqlens,
+                                    const Input<Element>& of) {
+  const char* name = cu_seqlens.name;
   if (cu_seqlens.shape.size() != 1 || cu_seqlens.shape[0] == 0) {
-    throw InvalidArgument(Message(op, ": cu_seqlens has shape ", ToString(cu_seqlens.shape),
+    throw InvalidArgument(Message(op, ": ", name, " has shape ", ToString(cu_seqlens.shape),
                                   "; accepted: (sequences + 1,), starting with 0"));
   }
   const std::vector<int64_t> borders(cu_seqlens.data, cu_seqlens.data + cu_seqlens.shape[0]);
   if (borders.front() != 0) {
-    throw InvalidArgument(Message(op, ": cu_seqlens[0] is ", borders.front(), "; accepted: 0"));
+    throw InvalidArgument(Message(op, ": ", name, "[0] is ", borders.front(), "; accepted: 0"));
   }
   for (size_t i = 1; i < borders.size(); ++i) {
     if (borders[i] < borders[i - 1]) {
-      throw InvalidArgument(Message(op, ": cu_seqlens decreases from ", borders[i - 1], " to ", borders[i],
+      throw InvalidArgument(Message(op, ": ", name, " decreases from ", borders[i - 1], " to ", borders[i],
                                     " at position ", i, "; accepted: values that never decrease"));
     }
   }
-  if (borders.back() != tokens) {
-    throw InvalidArgument(Message(op, ": cu_seqlens ends with ", borders.back(), "; accepted: ", tokens,
-                                  ", the number of rows of query"));
+  if (borders.back() != of.shape[0]) {
+    throw InvalidArgument(Message(op, ": ", name, " ends with ", borders.back(), "; accepted: ", of.shape[0],
+                                  ", the number of rows of ", of.name));
   }
   return borders;
+}
+
+template <class Element>
+void CheckRows(const char* op, const Input<Element>& input) {
+  if (input.shape[0] <= kMostKeys) return;
+  throw InvalidArgument(Message(op, ": ", input.name, " has ", input.shape[0], " rows; accepted: at most ",
+                                kMostKeys, ", as cu_seqlens is int32"));
 }
 
 }  // namespace
@@ -60,24 +71,15 @@ AttentionAttributes::AttentionAttributes(const KernelInfo& info) : op(info.op())
   }
 }
 
+// The width is that of query.
 template <class Element>
-AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
-                                          const Operand<int32_t>& cu_seqlens)
+AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context)
     : query(context.GetInput(AttentionSignature<Element>::query)),
       key(context.GetInput(AttentionSignature<Element>::key)),
       value(context.GetInput(AttentionSignature<Element>::value)) {
   const char* op = attributes.op;
   CheckMatrix(op, query);
-  if (key.shape != query.shape || value.shape != query.shape) {
-    throw InvalidArgument(Message(op, ": query, key and value have shapes ", ToString(query.shape), ", ",
-                                  ToString(key.shape), ", ", ToString(value.shape),
-                                  "; accepted: the same (tokens, num_heads * head_size) for all three"));
-  }
-  tokens = query.shape[0];
-  if (tokens > kMostKeys) {
-    throw InvalidArgument(Message(op, ": query has ", tokens, " rows; accepted: at most ", kMostKeys,
-                                  ", as cu_seqlens is int32"));
-  }
+  CheckRows(op, query);
   const int64_t width = query.shape[1];
   head_size = width / attributes.num_heads;
   if (width % attributes.num_heads != 0) {
@@ -90,7 +92,45 @@ AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes,
                                   attributes.num_heads, "); accepted: ", kMinHeadSize, " to ", kMaxHeadSize));
   }
   scale = attributes.scale > 0.0f ? attributes.scale : 1.0f / std::sqrt(static_cast<float>(head_size));
-  borders = CheckedBorders(op, context.GetInput(cu_seqlens), tokens);
+  queries = query.shape[0];
+}
+
+template <class Element>
+AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
+                                          const Operand<int32_t>& cu_seqlens)
+    : AttentionInputs(attributes, context) {
+  const char* op = attributes.op;
+  if (key.shape != query.shape || value.shape != query.shape) {
+    throw InvalidArgument(Message(op, ": query, key and value have shapes ", ToString(query.shape), ", ",
+                                  ToString(key.shape), ", ", ToString(value.shape),
+                                  "; accepted: the same (tokens, num_heads * head_size) for all three"));
+  }
+  tokens = queries;
+  borders = CheckedBorders(op, context.GetInput(cu_seqlens), query);
+  query_borders = borders;
+}
+
+template <class Element>
+AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
+                                          const Operand<int32_t>& cu_seqlens_q,
+                                          const Operand<int32_t>& cu_seqlens_k)
+    : AttentionInputs(attributes, context) {
+  const char* op = attributes.op;
+  CheckMatrix(op, key);
+  CheckRows(op, key);
+  tokens = key.shape[0];
+  if (value.shape != key.shape || key.shape[1] != query.shape[1]) {
+    throw InvalidArgument(Message(op, ": key and value have shapes ", ToString(key.shape), ", ",
+                                  ToString(value.shape), "; accepted: the same (tokens, ", query.shape[1],
+                                  ") for both, as query has width ", query.shape[1]));
+  }
+  query_borders = CheckedBorders(op, context.GetInput(cu_seqlens_q), query);
+  borders = CheckedBorders(op, context.GetInput(cu_seqlens_k), key);
+  if (query_borders.size() != borders.size()) {
+    throw InvalidArgument(Message(op, ": ", cu_seqlens_q.name, " and ", cu_seqlens_k.name, " have ",
+                                  query_borders.size(), " and ", borders.size(),
+                                  " elements; accepted: as many in both, sequences + 1"));
+  }
 }
 
 std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
@@ -131,10 +171,12 @@ void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& 
   int64_t longest = 0;
   for (size_t b = 0; b + 1 < inputs.borders.size(); ++b) {
     const int64_t length = inputs.borders[b + 1] - inputs.borders[b];
-    if (length == 0) continue;
-    const auto sequence = static_cast<int64_t>(b);
-    stretches.push_back(
-        {{sequence, inputs.borders[b], length, 0, length, 0, 1}, query_block * length * inputs.head_size});
+    const int64_t queries = inputs.query_borders[b + 1] - inputs.query_borders[b];
+    if (queries == 0) continue;
+    const QueryRange range{
+        static_cast<int64_t>(b), inputs.borders[b], length, inputs.query_borders[b], 0, queries, 0, 1};
+    // A query without keys is work too: its output is written.
+    stretches.push_back({range, query_block * std::max<int64_t>(length, 1) * inputs.head_size});
     longest = std::max(longest, length);
   }
   const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);

@@ -1,5 +1,5 @@
 // The part of a packed attention op that is the same for all normalisers: attributes, checks, division of the
-// work.
+// work. Queries are the tokens themselves, or, in cross-attention, rows of their own beside keys and values.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,25 @@ struct AttentionAttributes {
 // The inputs of one call, checked.
 template <class Element>
 struct AttentionInputs {
+  // Of an op whose queries are the tokens.
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
                   const Operand<int32_t>& cu_seqlens);
+  // Of cross-attention.
+  AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
+                  const Operand<int32_t>& cu_seqlens_q, const Operand<int32_t>& cu_seqlens_k);
 
   Input<Element> query;
   Input<Element> key;
   Input<Element> value;
-  std::vector<int64_t> borders;  // cu_seqlens
+  std::vector<int64_t> query_borders;  // of each sequence's queries
+  std::vector<int64_t> borders;        // of its keys
+  int64_t queries;
   int64_t tokens;
   int64_t head_size;
   float scale;
+
+ private:
+  AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
 };
 
 // Multiply-adds of QK^T that are worth a task of their own, about 30 microseconds.

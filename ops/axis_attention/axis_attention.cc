@@ -56,10 +56,21 @@ bool IsSparsegen(const KernelInfo& info, const Attribute<std::string_view>& attr
   return normalizer == "sparsegen";
 }
 
-void CheckIndicators(const char* op, const Input<bool>& indicators, int64_t tokens) {
-  if (indicators.shape == Shape{tokens}) return;
-  throw InvalidArgument(Message(op, ": ", indicators.name, " has shape ", ToString(indicators.shape),
-                                "; accepted: ", ToString({tokens}), ", one for each row of query"));
+// `input` has one element for each row of `of`.
+template <class Element, class OfElement>
+void CheckVector(const char* op, const Input<Element>& input, const Input<OfElement>& of) {
+  if (input.shape == Shape{of.shape[0]}) return;
+  throw InvalidArgument(Message(op, ": ", input.name, " has shape ", ToString(input.shape),
+                                "; accepted: ", ToString({of.shape[0]}), ", one for each row of ", of.name));
+}
+
+void CheckTokens(const char* op, const Input<int64_t>& query_tokens, int64_t tokens) {
+  for (int64_t q = 0; q < query_tokens.shape[0]; ++q) {
+    const int64_t token = query_tokens.data[q];
+    if (token >= 0 && token < tokens) continue;
+    throw InvalidArgument(Message(op, ": ", query_tokens.name, "[", q, "] is ", token,
+                                  "; accepted: a row of key, which has ", tokens));
+  }
 }
 
 }  // namespace
@@ -82,15 +93,43 @@ void AxisAttention<Element>::Compute(KernelContext& context) const {
   const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
   const Input<bool> rows = context.GetInput(Signature::rows);
   const Input<bool> columns = context.GetInput(Signature::columns);
-  CheckIndicators(Signature::kName, rows, inputs.tokens);
-  CheckIndicators(Signature::kName, columns, inputs.tokens);
+  CheckVector(attributes_.op, rows, inputs.query);
+  CheckVector(attributes_.op, columns, inputs.query);
+  const AxisPlan plan(fixed_, inputs.borders, rows.data, columns.data, ShapeOf(inputs));
+  Attend(context, inputs, plan.Pattern(sparsegen_), plan.Stretches());
+}
 
+template <class Element>
+void AxisCrossAttention<Element>::Compute(KernelContext& context) const {
+  const char* op = this->attributes_.op;
+  const AttentionInputs<Element> inputs(this->attributes_, context, Signature::cu_seqlens_q,
+                                        Signature::cu_seqlens_k);
+  const Input<int64_t> query_tokens = context.GetInput(Signature::query_tokens);
+  const Input<bool> rows = context.GetInput(Signature::rows);
+  const Input<bool> columns = context.GetInput(Signature::columns);
+  CheckVector(op, query_tokens, inputs.query);
+  CheckVector(op, rows, inputs.key);
+  CheckVector(op, columns, inputs.key);
+  CheckTokens(op, query_tokens, inputs.tokens);
+  const AxisCrossPlan plan(this->fixed_, inputs.borders, rows.data, columns.data, this->ShapeOf(inputs),
+                           inputs.query_borders, query_tokens.data);
+  this->Attend(context, inputs, plan.Pattern(this->sparsegen_), plan.Stretches());
+}
+
+template <class Element>
+AttentionShape AxisAttention<Element>::ShapeOf(const AttentionInputs<Element>& inputs) const {
+  return {attributes_.num_heads, inputs.head_size, ChosenKernels().query_block};
+}
+
+template <class Element>
+void AxisAttention<Element>::Attend(KernelContext& context, const AttentionInputs<Element>& inputs,
+                                    const AxisPattern& pattern, const std::vector<Stretch>& stretches) const {
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
   tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
-  tensors.support = context.GetOutput(Signature::support, {inputs.tokens, attributes_.num_heads});
+  tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
@@ -98,10 +137,7 @@ void AxisAttention<Element>::Compute(KernelContext& context) const {
 
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  const AxisPlan plan(fixed_, inputs.borders, rows.data, columns.data,
-                      {attributes_.num_heads, inputs.head_size, kernels.query_block});
-  const AxisPattern pattern = plan.Pattern(sparsegen_);
-  const auto tasks = DivideWork(plan.Stretches(), attributes_.num_heads, kernels.query_block, kAxisTaskWork);
+  const auto tasks = DivideWork(stretches, attributes_.num_heads, kernels.query_block, kAxisTaskWork);
   context.ParallelFor(tasks.size(), kernels.axis_attention_scratch(pattern.extent),
                       [&](size_t task, float* memory) {
                         for (const QueryRange& range : tasks[task]) {
@@ -113,5 +149,8 @@ void AxisAttention<Element>::Compute(KernelContext& context) const {
 template class AxisAttention<float>;
 template class AxisAttention<Half>;
 template class AxisAttention<BFloat16>;
+template class AxisCrossAttention<float>;
+template class AxisCrossAttention<Half>;
+template class AxisCrossAttention<BFloat16>;
 
 }  // namespace sparse_ops

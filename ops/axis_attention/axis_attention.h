@@ -31,11 +31,36 @@ class AxisAttention {
   static void InferShapes(ShapeContext& context);
   void Compute(KernelContext& context) const;
 
- private:
+ protected:
+  void Attend(KernelContext& context, const AttentionInputs<Element>& inputs, const AxisPattern& pattern,
+              const std::vector<Stretch>& stretches) const;
+  AttentionShape ShapeOf(const AttentionInputs<Element>& inputs) const;
+
   AttentionAttributes attributes_;
   FixedPairs fixed_;
   bool sparsegen_;
   float divisor_;
+};
+
+template <class Element>
+struct AxisCrossAttentionSignature : AxisAttentionSignature<Element> {
+  using Shared = AttentionSignature<Element>;
+
+  static constexpr const char* kName = "AxisCrossAttention";
+  static constexpr Operand<int64_t> query_tokens{3, "query_tokens"};
+  static constexpr Operand<bool> rows{4, "rows"}, columns{5, "columns"};
+  static constexpr Operand<int32_t> cu_seqlens_q{6, "cu_seqlens_q"}, cu_seqlens_k{7, "cu_seqlens_k"};
+  static constexpr auto inputs = Operands(Shared::query, Shared::key, Shared::value, query_tokens, rows,
+                                          columns, cu_seqlens_q, cu_seqlens_k);
+};
+
+template <class Element>
+class AxisCrossAttention : public AxisAttention<Element> {
+ public:
+  using Signature = AxisCrossAttentionSignature<Element>;
+
+  using AxisAttention<Element>::AxisAttention;
+  void Compute(KernelContext& context) const;
 };
 
 }  // namespace sparse_ops

@@ -170,10 +170,14 @@ inline void ScorePairs(const AxisHead<Element>& head, const AxisBlock& block, co
 
 template <class Element>
 inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
-  for (int64_t i = 0; i < block.count; ++i) {
-    CopyRow(head.query + block.rows[i] * head.stride, head.head_size, at.queries + i * head.padded);
+  for (int64_t i = 0; i < kPanelQueries; ++i) {
+    float* lane = at.queries + i * head.padded;
+    if (i < block.count && block.queries[i] >= 0) {
+      CopyRow(head.query + block.queries[i] * head.stride, head.head_size, lane);
+    } else {
+      for (int64_t d = 0; d < head.padded; ++d) lane[d] = 0.0f;
+    }
   }
-  for (int64_t i = block.count * head.padded; i < kPanelQueries * head.padded; ++i) at.queries[i] = 0.0f;
 }
 
 // The panel of a block: (slots, kPanelQueries).
@@ -296,11 +300,10 @@ inline void FinishRow(const Keys& keys, const AxisHead<Element>& head, const flo
   StorePartial(output + d, rest, sum * normalizer);
 }
 
-// The outputs of the lanes from `first` on, whose weights stand in the panel.
+// The outputs of `rows` lanes from `first` on, whose weights stand in the panel.
 template <class Element>
-inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int64_t first, Floats normalizer,
-                     const AxisScratch& at) {
-  const int64_t rows = Min(kLanes, block.count - first);
+inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int64_t first, int64_t rows,
+                     Floats normalizer, const AxisScratch& at) {
   for (int64_t i = 0; i < head.padded * kLanes; i += kLanes) Store(at.sums + i, Floats{});
   const float* weights = at.scores + first;
   AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
@@ -313,10 +316,18 @@ inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int6
   });
   weights += block.band_keys * kPanelQueries;
   for (int64_t r = 0; r < rows; ++r) {
+    if (block.queries[first + r] < 0) continue;
     FinishRow(RowPairs{weights + r, block.pair_keys + first + r, block.pairs}, head,
               at.sums + r * head.padded, Broadcast(normalizer[r]),
-              head.output + block.rows[first + r] * head.stride);
+              head.output + block.queries[first + r] * head.stride);
   }
+}
+
+// How many of kLanes lanes from `first` on there are up to the last that is asked for.
+inline int64_t AskedLanes(const AxisBlock& block, int64_t first) {
+  int64_t lanes = Min(kLanes, block.count - first);
+  while (lanes > 0 && block.queries[first + lanes - 1] < 0) --lanes;
+  return lanes;
 }
 
 template <class Element>
@@ -326,20 +337,23 @@ inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, c
   score(head, block, at);
   const int64_t slots = block.slots();
   for (int64_t first = 0; first < block.count; first += kLanes) {
-    const int64_t rows = Min(kLanes, block.count - first);
+    const int64_t rows = AskedLanes(block, first);
+    if (rows == 0) continue;
     float* scores = at.scores + first;
     const int64_t classes = ClassMaxima(scores, slots, at.maxima);
     Survivors survivors{};
     const Floats normalizer = pattern.extent.sparsegen
                                   ? SparsegenColumn(at, scores, slots, classes, divisor, rows, &survivors)
                                   : ExponentiateColumn(scores, slots, at.maxima, classes);
-    SumBlock(head, block, first, normalizer, at);
+    SumBlock(head, block, first, rows, normalizer, at);
     if (head.support == nullptr) continue;
     const Ints allowed = CountAllowed(block, first);
     for (int64_t r = 0; r < rows; ++r) {
+      const int32_t query = block.queries[first + r];
+      if (query < 0) continue;
       // NaN weights are not zero: all of them count.
       const bool solved = pattern.extent.sparsegen && !(Bits(survivors.nan) >> r & 1);
-      head.support[block.rows[first + r] * head.support_stride] = solved ? survivors.support[r] : allowed[r];
+      head.support[query * head.support_stride] = solved ? survivors.support[r] : allowed[r];
     }
   }
 }
@@ -383,26 +397,28 @@ inline void AttendRow(const AxisHead<Element>& head, const float* query, int64_t
 template <class Element>
 inline void AttendRows(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < block.count; ++i) {
-    const int32_t row = block.rows[i];
-    AttendRow(head, at.queries + i * head.padded, block.band_keys, at, head.output + row * head.stride);
+    const int32_t query = block.queries[i];
+    if (query < 0) continue;
+    AttendRow(head, at.queries + i * head.padded, block.band_keys, at, head.output + query * head.stride);
     if (head.support != nullptr) {
-      head.support[row * head.support_stride] = static_cast<int32_t>(block.band_keys);
+      head.support[query * head.support_stride] = static_cast<int32_t>(block.band_keys);
     }
   }
 }
 
-// The first row of one head of one sequence.
+// The first query and the first key of one head of a range's sequence.
 template <class Element>
-inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, int64_t sequence_begin,
+inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
                                 int64_t head) {
   const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
-  const ptrdiff_t offset = sequence_begin * stride + head * tensors.head_size;
+  const ptrdiff_t keys = range.sequence_begin * stride + head * tensors.head_size;
+  const ptrdiff_t queries = range.query_begin * stride + head * tensors.head_size;
   int32_t* support = tensors.support;
-  if (support != nullptr) support += sequence_begin * tensors.num_heads + head;
-  return {tensors.query + offset,
-          tensors.key + offset,
-          tensors.value + offset,
-          tensors.output + offset,
+  if (support != nullptr) support += range.query_begin * tensors.num_heads + head;
+  return {tensors.query + queries,
+          tensors.key + keys,
+          tensors.value + keys,
+          tensors.output + queries,
           support,
           stride,
           tensors.num_heads,
@@ -434,16 +450,17 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     return own;
   };
   for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
-    GatherColumns(HeadOf(tensors, begin, range.head + h), pattern.columns + begin, columns, of_head(h));
+    GatherColumns(HeadOf(tensors, range, range.head + h), pattern.columns + begin, columns, of_head(h));
   }
   for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
 
-  const int32_t* rows = pattern.order + begin;
+  const int32_t* rows = pattern.order + keys.sequence.order;
+  const int32_t* queries = pattern.queries + keys.sequence.order;
   for (int64_t first = range.first; first < range.first + range.count; first += kPanelQueries) {
     const int64_t count = Min(kPanelQueries, range.first + range.count - first);
-    const AxisBlock block = LayBlock(keys, rows + first, count, full);
+    const AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
     for (int64_t h = 0; h < range.heads; ++h) {
-      const AxisHead<Element> head = HeadOf(tensors, begin, range.head + h);
+      const AxisHead<Element> head = HeadOf(tensors, range, range.head + h);
       LoadQueries(head, block, at);
       if (full && count <= kFewRows && !pattern.extent.sparsegen) {
         AttendRows(head, block, at);

@@ -18,6 +18,7 @@ static_assert(kPanelQueries <= 32, "a word has a bit for every lane of a block")
 
 struct AxisBlock {
   const int32_t* rows;
+  const int32_t* queries;  // as rows: -1 where a lane holds none that is asked for
   int64_t count;
   int64_t columns;
   int64_t band_begin;
@@ -130,7 +131,8 @@ inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
   NoteDiagonals(keys, *block, words);
   uint32_t full_rows = 0;
   for (int64_t i = 0; masked && i < block->count; ++i) {
-    full_rows |= uint32_t{keys.is_row[block->rows[i]] != 0} << i;
+    const int32_t row = block->rows[i];
+    full_rows |= uint32_t{row >= 0 && keys.is_row[row] != 0} << i;
   }
   const uint32_t on_column = masked ? ~uint32_t{0} : 0;  // columns are a kind of their own elsewhere
   uint32_t diagonals = 0;
@@ -141,6 +143,9 @@ inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
   if (masked && keys.pattern.random_keys > 0) NoteDrawn(keys, *block, words);
 }
 
+// A key that there is, for where a lane has none.
+inline int32_t AnyKey(int32_t row) { return row < 0 ? 0 : row; }
+
 // The keys at one distance before or behind each row.
 inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block) {
   int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
@@ -148,10 +153,10 @@ inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block
   for (int64_t i = 0; i < block->count; ++i) {
     const int64_t key = block->rows[i] + distance;
     const bool within = IsWithin(keys, key);
-    pair[i] = within ? static_cast<int32_t>(key) : block->rows[i];
+    pair[i] = within ? static_cast<int32_t>(key) : AnyKey(block->rows[i]);
     word |= uint32_t{within && !keys.is_column[key]} << i;
   }
-  for (int64_t i = block->count; i < kPanelQueries; ++i) pair[i] = block->rows[0];
+  for (int64_t i = block->count; i < kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
   keys.at.pair_words[block->pairs] = word;
   if (word != 0) ++block->pairs;
 }
@@ -162,7 +167,7 @@ inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
   int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
   uint32_t* words = keys.at.pair_words + block->pairs;
   for (int64_t t = 0; t < room; ++t) words[t] = 0;
-  for (int64_t i = 0; i < room * kPanelQueries; ++i) pair[i] = block->rows[0];
+  for (int64_t i = 0; i < room * kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
   int64_t most = 0;
   for (int64_t i = 0; i < block->count; ++i) {
     const int32_t row = block->rows[i];
@@ -184,9 +189,11 @@ inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
 }
 
 // The block of `count` rows from `rows` on, all of them full or none. `drawn` is 0 throughout, before and
-// after.
-inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, int64_t count, bool full) {
-  AxisBlock block{rows, count, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
+// after. How it is laid depends on its rows alone, whichever of them are asked for: a query's result is the
+// same to the bit.
+inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
+                          bool full) {
+  AxisBlock block{rows, queries, count, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
   if (full) {
     block.band_keys = keys.length;
     return block;
@@ -197,7 +204,8 @@ inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, int64_t cou
   for (int64_t r = 0; r < keys.pattern.run_count; ++r) {
     const OffsetRun run = keys.pattern.runs[r];
     const int64_t first = run.first > keys.sequence.reach ? run.first : keys.sequence.reach + 1;
-    for (int64_t offset = first; offset <= Min(run.last, keys.length - 1); ++offset) {
+    const int64_t farthest = rows[0] < 0 ? keys.length : keys.length - 1;
+    for (int64_t offset = first; offset <= Min(run.last, farthest); ++offset) {
       LayDiagonal(keys, offset, &block);
       if (offset > 0) LayDiagonal(keys, -offset, &block);
     }

@@ -24,9 +24,10 @@ AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
       order_(static_cast<size_t>(borders.back())),
       columns_(static_cast<size_t>(borders.back())) {
   for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(borders[b], borders[b + 1] - borders[b]);
-  is_offset_.resize(static_cast<size_t>(extent_.keys));
+  // Between a query before the first token and the last key lie as many as there are keys.
+  is_offset_.resize(static_cast<size_t>(extent_.keys + 1));
   for (const int32_t offset : fixed.offsets) {
-    if (offset >= extent_.keys) break;
+    if (offset > extent_.keys) break;
     is_offset_[static_cast<size_t>(offset)] = 1;
     if (!runs_.empty() && runs_.back().last == offset - 1) {
       runs_.back().last = offset;
@@ -62,14 +63,14 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
   extent_.keys = std::max(extent_.keys, length);
   if (full_rows == length || cost >= length) {
     extent_.slots = std::max(extent_.slots, length);
-    return {full_rows == length ? length : 0, 0, length, full_rows < length, HeadsTogether(length)};
+    return {0, full_rows == length ? length : 0, 0, length, full_rows < length, HeadsTogether(length)};
   }
   const int64_t heads = HeadsTogether(columns + (reach < 0 ? 0 : 2 * reach));
   extent_.columns = std::max(extent_.columns, heads * (columns + kColumnPadding));
   extent_.pairs = std::max(extent_.pairs, pair_count + random);
   const int64_t slots = columns + (reach >= 0 ? length : 0) + pair_count + random;
   extent_.slots = std::max({extent_.slots, slots, full_rows > 0 ? length : 0});
-  return {full_rows, columns, reach, false, heads};
+  return {0, full_rows, columns, reach, false, heads};
 }
 
 // Heads whose `keys` per block are few enough to be computed one after the other for each block, which then
@@ -84,7 +85,8 @@ void AxisPlan::AddSequence(int64_t begin, int64_t length) {
   const uint8_t* is_column = is_column_ + begin;
   const int64_t columns = std::count_if(is_column, is_column + length, [](uint8_t on) { return on != 0; });
   const int64_t rows = std::count_if(is_row, is_row + length, [](uint8_t on) { return on != 0; });
-  const AxisSequence sequence = Plan(length, columns == length ? length : rows, columns);
+  AxisSequence sequence = Plan(length, columns == length ? length : rows, columns);
+  sequence.order = begin;
   sequences_.push_back(sequence);
 
   int32_t* full = order_.data() + begin;
@@ -101,6 +103,7 @@ AxisPattern AxisPlan::Pattern(bool sparsegen) const {
   AxisPattern pattern{};
   pattern.sequences = sequences_.data();
   pattern.order = order_.data();
+  pattern.queries = order_.data();
   pattern.columns = columns_.data();
   pattern.is_row = is_row_;
   pattern.is_column = is_column_;
@@ -121,16 +124,136 @@ std::vector<Stretch> AxisPlan::Stretches() const {
     const int64_t begin = borders_[b];
     const int64_t length = borders_[b + 1] - begin;
     const AxisSequence& sequence = sequences_[b];
-    const auto add = [&](int64_t first, int64_t count, int64_t keys, int64_t heads) {
-      // Reading a query and writing its output costs about a few keys.
-      const int64_t work = shape_.query_block * (keys + 8) * shape_.head_size;
-      const QueryRange range{static_cast<int64_t>(b), begin, length, first, count, 0, heads};
-      if (count > 0) stretches.push_back({range, work});
+    const auto add = [&](int64_t first, int64_t count, bool full) {
+      const int64_t heads = full ? 1 : sequence.heads;
+      const QueryRange range{static_cast<int64_t>(b), begin, length, begin, first, count, 0, heads};
+      if (count > 0) stretches.push_back({range, BlockWork(b, full)});
     };
-    add(0, sequence.full_rows, length, 1);
-    add(sequence.full_rows, length - sequence.full_rows, slots_[b], sequence.heads);
+    add(0, sequence.full_rows, true);
+    add(sequence.full_rows, length - sequence.full_rows, false);
   }
   return stretches;
+}
+
+int64_t AxisPlan::BlockWork(size_t sequence, bool full) const {
+  const int64_t keys = full ? borders_[sequence + 1] - borders_[sequence] : slots_[sequence];
+  // Reading a query and writing its output costs about a few keys.
+  return shape_.query_block * (keys + 8) * shape_.head_size;
+}
+
+AxisCrossPlan::AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
+                             const uint8_t* is_row, const uint8_t* is_column, const AttentionShape& shape,
+                             const std::vector<int64_t>& query_borders, const int64_t* query_tokens)
+    : plan_(fixed, borders, is_row, is_column, shape),
+      borders_(borders),
+      query_borders_(query_borders),
+      query_tokens_(query_tokens),
+      query_block_(shape.query_block),
+      places_(static_cast<size_t>(borders.back())) {
+  const AxisPattern tokens = plan_.Pattern(false);
+  for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(b, tokens);
+}
+
+void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
+  const int64_t begin = borders_[sequence];
+  const int64_t length = borders_[sequence + 1] - begin;
+  int32_t* places = places_.data() + begin;
+  for (int32_t place = 0; place < length; ++place) places[tokens.order[begin + place]] = place;
+
+  std::vector<PlacedQuery> inside;
+  std::vector<int32_t> full_outside, other_outside;
+  const int64_t first_query = query_borders_[sequence];
+  for (int64_t q = first_query; q < query_borders_[sequence + 1]; ++q) {
+    const int64_t token = query_tokens_[q];
+    const auto query = static_cast<int32_t>(q - first_query);
+    if (token >= begin && token < begin + length) {
+      inside.push_back({places[token - begin], query});
+    } else {
+      // Of an empty sequence all keys are none.
+      (length == 0 || tokens.is_row[token] != 0 ? full_outside : other_outside).push_back(query);
+    }
+  }
+  std::sort(inside.begin(), inside.end(), [](const PlacedQuery& a, const PlacedQuery& b) {
+    return a.place != b.place ? a.place < b.place : a.query < b.query;
+  });
+  const auto first_other = std::find_if(inside.begin(), inside.end(), [&](const PlacedQuery& each) {
+    return each.place >= tokens.sequences[sequence].full_rows;
+  });
+  const auto full_inside = static_cast<size_t>(first_other - inside.begin());
+
+  sequences_.push_back(tokens.sequences[sequence]);
+  sequences_.back().order = static_cast<int64_t>(order_.size());
+  // Where all rows of tokens are full there is a plan for no other row.
+  if (sequences_.back().full_rows == length) sequences_.back().masked = true;
+  AddBlocks(sequence, tokens, inside.data(), full_inside);
+  AddOutside(sequence, full_outside, true);
+  sequences_.back().full_rows = static_cast<int64_t>(order_.size()) - sequences_.back().order;
+  AddBlocks(sequence, tokens, inside.data() + full_inside, inside.size() - full_inside);
+  AddOutside(sequence, other_outside, false);
+}
+
+// The blocks that hold some queries, full rows all of them or none. One that would hold two queries of a
+// token is added twice.
+void AxisCrossPlan::AddBlocks(size_t sequence, const AxisPattern& tokens, const PlacedQuery* queries,
+                              size_t count) {
+  const AxisSequence& planned = tokens.sequences[sequence];
+  const int64_t length = borders_[sequence + 1] - borders_[sequence];
+  const bool full = count > 0 && queries[0].place < planned.full_rows;
+  const int64_t kind_begin = full ? 0 : planned.full_rows;
+  const int64_t kind_end = full ? planned.full_rows : length;
+  int64_t block = -1;
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t place = queries[i].place;
+    const int64_t own = kind_begin + (place - kind_begin) / query_block_ * query_block_;
+    if (own != block || queries[i - 1].place == place) {
+      block = own;
+      const int32_t* rows = tokens.order + planned.order;
+      const auto first = static_cast<int64_t>(order_.size());
+      order_.insert(order_.end(), rows + block, rows + std::min(block + query_block_, kind_end));
+      queries_.resize(order_.size(), -1);
+      AddStretch(sequence, first, full);
+    }
+    const int64_t lane = stretches_.back().range.first + sequences_.back().order + place - block;
+    queries_[static_cast<size_t>(lane)] = queries[i].query;
+  }
+}
+
+// Queries that are no keys of the sequence, each in a block of its own.
+void AxisCrossPlan::AddOutside(size_t sequence, const std::vector<int32_t>& queries, bool full) {
+  any_outside_ = any_outside_ || !queries.empty();
+  for (const int32_t query : queries) {
+    const auto first = static_cast<int64_t>(order_.size());
+    order_.push_back(-1);
+    queries_.push_back(query);
+    AddStretch(sequence, first, full);
+  }
+}
+
+// The block from the first-th row in order to the last.
+void AxisCrossPlan::AddStretch(size_t sequence, int64_t first, bool full) {
+  const AxisSequence& own = sequences_.back();
+  const QueryRange range{static_cast<int64_t>(sequence),
+                         borders_[sequence],
+                         borders_[sequence + 1] - borders_[sequence],
+                         query_borders_[sequence],
+                         first - own.order,
+                         static_cast<int64_t>(order_.size()) - first,
+                         0,
+                         full ? 1 : own.heads};
+  stretches_.push_back({range, plan_.BlockWork(sequence, full)});
+}
+
+AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {
+  AxisPattern pattern = plan_.Pattern(sparsegen);
+  pattern.sequences = sequences_.data();
+  pattern.order = order_.data();
+  pattern.queries = queries_.data();
+  if (any_outside_) {
+    // They may be full where no token is, and have a diagonal that none has.
+    pattern.extent.pairs += 2;
+    pattern.extent.slots = std::max(pattern.extent.slots + 2, pattern.extent.keys);
+  }
+  return pattern;
 }
 
 }  // namespace sparse_ops

@@ -22,6 +22,7 @@ struct AttentionShape {
   int64_t query_block;  // queries that are computed together
 };
 
+// How the rows and keys of every sequence are gone about, each row a query.
 class AxisPlan {
  public:
   // is_row and is_column (tokens) must outlive the plan.
@@ -32,6 +33,8 @@ class AxisPlan {
 
   AxisPattern Pattern(bool sparsegen) const;
   std::vector<Stretch> Stretches() const;
+  // Multiply-adds of QK^T for one block and head of a sequence.
+  int64_t BlockWork(size_t sequence, bool full) const;
 
  private:
   void AddSequence(int64_t begin, int64_t length);
@@ -49,6 +52,42 @@ class AxisPlan {
   std::vector<OffsetRun> runs_;
   std::vector<uint8_t> is_offset_;
   AxisExtent extent_{};
+};
+
+// The same for queries of their own, each of which is one of the tokens. A query stands in the block that its
+// token stands in where every token is a query, laid as there, so that its result is the same to the bit.
+class AxisCrossPlan {
+ public:
+  // What the plan of the tokens takes, the borders of the queries, and the token of each.
+  AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders, const uint8_t* is_row,
+                const uint8_t* is_column, const AttentionShape& shape,
+                const std::vector<int64_t>& query_borders, const int64_t* query_tokens);
+
+  AxisPattern Pattern(bool sparsegen) const;
+  const std::vector<Stretch>& Stretches() const { return stretches_; }
+
+ private:
+  // A query of a sequence, and its place in the order of the sequence's rows.
+  struct PlacedQuery {
+    int32_t place;
+    int32_t query;
+  };
+
+  void AddSequence(size_t sequence, const AxisPattern& tokens);
+  void AddBlocks(size_t sequence, const AxisPattern& tokens, const PlacedQuery* queries, size_t count);
+  void AddOutside(size_t sequence, const std::vector<int32_t>& queries, bool full);
+  void AddStretch(size_t sequence, int64_t first, bool full);
+
+  const AxisPlan plan_;
+  const std::vector<int64_t>& borders_;
+  const std::vector<int64_t>& query_borders_;
+  const int64_t* query_tokens_;
+  const int64_t query_block_;
+  std::vector<int32_t> places_;  // of every token in the order of its sequence
+  std::vector<AxisSequence> sequences_;
+  std::vector<int32_t> order_, queries_;
+  std::vector<Stretch> stretches_;
+  bool any_outside_ = false;
 };
 
 }  // namespace sparse_ops

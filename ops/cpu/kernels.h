@@ -11,14 +11,14 @@ namespace sparse_ops {
 // Kernels count the keys of a row in int32.
 constexpr int64_t kMostKeys = 0x7fffffff;
 
-// Packed attention tensors: query, key, value, output (tokens, num_heads * head_size).
+// Packed attention tensors: query, output (queries, num_heads * head_size); key, value (tokens, the same).
 template <class Element>
 struct PackedAttention {
   const Element* query;
   const Element* key;
   const Element* value;
   Element* output;
-  int32_t* support;  // (tokens, num_heads); null where no output asks for it
+  int32_t* support;  // (queries, num_heads); null where no output asks for it
   int64_t num_heads;
   int64_t head_size;
   float scale;    // of the scores
@@ -27,10 +27,11 @@ struct PackedAttention {
 
 // Some consecutive queries of one sequence, in one head or a few consecutive ones.
 struct QueryRange {
-  int64_t sequence;        // which of them
-  int64_t sequence_begin;  // first row of the sequence
-  int64_t sequence_length;
-  int64_t first;  // first query, counted within the sequence: a multiple of query_block
+  int64_t sequence;         // which of them
+  int64_t sequence_begin;   // first key of the sequence
+  int64_t sequence_length;  // its keys
+  int64_t query_begin;      // its first query
+  int64_t first;  // first query of the range, counted within the sequence: a multiple of query_block
   int64_t count;
   int64_t head;
   int64_t heads;
@@ -44,6 +45,7 @@ struct OffsetRun {
 
 // What axis attention allows in one sequence, and how its kernel goes about it.
 struct AxisSequence {
+  int64_t order;      // where its rows begin in the pattern's order
   int64_t full_rows;  // rows that attend to every key
   int64_t columns;    // keys that every row attends to and that are gathered; 0 where masked
   int64_t reach;      // offsets up to this one lie in a block's band of masked keys; -1: none do
@@ -63,16 +65,18 @@ struct AxisExtent {
   bool sparsegen;   // normalizes, instead of softmax
 };
 
-// The pairs of axis attention. Positions are counted within their sequence.
+// The pairs of axis attention. Positions are counted within their sequence; a query that is no key of it has
+// position -1.
 struct AxisPattern {
   const AxisSequence* sequences;
-  const int32_t* order;      // (tokens): the full rows of each sequence, then its others, both rising
-  const int32_t* columns;    // (tokens): from a sequence's first token on, its gathered columns, rising
-  const uint8_t* is_row;     // (tokens)
+  const int32_t* order;    // the full rows of each sequence, then its others, in each block rising
+  const int32_t* queries;  // as order: which query of the sequence the row is; -1: one that is not asked for
+  const int32_t* columns;  // (tokens): from a sequence's first token on, its gathered columns, rising
+  const uint8_t* is_row;   // (tokens)
   const uint8_t* is_column;  // (tokens)
   const OffsetRun* runs;     // of diagonals: rising, apart from each other
   int64_t run_count;
-  const uint8_t* is_offset;  // (longest sequence)
+  const uint8_t* is_offset;  // (longest sequence + 1)
   int64_t random_keys;       // draws for each row
   uint64_t seed;
   AxisExtent extent;
@@ -105,8 +109,8 @@ struct ElementKernels {
   void (*sparsegen_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                               float* scratch);
   void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range, float* scratch);
-  // The range counts positions in the sequence's `order`: either full rows or others, starting a multiple of
-  // query_block after the first of its kind.
+  // The range counts places in the sequence's `order`: either full rows or others, in blocks of query_block
+  // from its first on.
   void (*axis_attention)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                          const QueryRange& range, float* scratch);
   // Whether weight (2, width) times each of `count` rows of hidden, plus bias, is above 0.

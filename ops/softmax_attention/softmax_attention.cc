@@ -14,7 +14,16 @@ void SoftmaxAttention<Element>::InferShapes(ShapeContext& context) {
 
 template <class Element>
 void SoftmaxAttention<Element>::Compute(KernelContext& context) const {
-  const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
+  Attend(context, {attributes_, context, Signature::cu_seqlens});
+}
+
+template <class Element>
+void SoftmaxCrossAttention<Element>::Compute(KernelContext& context) const {
+  this->Attend(context, {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
+}
+
+template <class Element>
+void SoftmaxAttention<Element>::Attend(KernelContext& context, const AttentionInputs<Element>& inputs) const {
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
@@ -31,5 +40,8 @@ void SoftmaxAttention<Element>::Compute(KernelContext& context) const {
 template class SoftmaxAttention<float>;
 template class SoftmaxAttention<Half>;
 template class SoftmaxAttention<BFloat16>;
+template class SoftmaxCrossAttention<float>;
+template class SoftmaxCrossAttention<Half>;
+template class SoftmaxCrossAttention<BFloat16>;
 
 }  // namespace sparse_ops

@@ -46,6 +46,7 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sums_stride = RoundUp(head_size, kLanes);
   const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
+  const int64_t own = range.query_begin * stride + range.head * head_size;
   const Element* key = tensors.key + sequence;
   const Element* value = tensors.value + sequence;
   SoftmaxAttentionScratch at;
@@ -53,8 +54,7 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, at.room,
-                at.query_panel);
+    PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
     const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
     const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
                                   tensors.scale, at.room, at.scores, at.maxima);
@@ -68,7 +68,7 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
                       head_size, rows, at.sums, sums_stride);
       for (int64_t r = 0; r < rows; ++r) {
         WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r]),
-                 tensors.output + sequence + (begin + column + r) * stride);
+                 tensors.output + own + (begin + column + r) * stride);
       }
     }
   }

@@ -17,13 +17,23 @@ void SparsegenAttention<Element>::InferShapes(ShapeContext& context) {
 
 template <class Element>
 void SparsegenAttention<Element>::Compute(KernelContext& context) const {
-  const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
+  Attend(context, {attributes_, context, Signature::cu_seqlens});
+}
+
+template <class Element>
+void SparsegenCrossAttention<Element>::Compute(KernelContext& context) const {
+  this->Attend(context, {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
+}
+
+template <class Element>
+void SparsegenAttention<Element>::Attend(KernelContext& context,
+                                         const AttentionInputs<Element>& inputs) const {
   PackedAttention<Element> tensors{};
   tensors.query = inputs.query.data;
   tensors.key = inputs.key.data;
   tensors.value = inputs.value.data;
   tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
-  tensors.support = context.GetOutput(Signature::support, {inputs.tokens, attributes_.num_heads});
+  tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
   tensors.num_heads = attributes_.num_heads;
   tensors.head_size = inputs.head_size;
   tensors.scale = inputs.scale;
@@ -37,5 +47,8 @@ void SparsegenAttention<Element>::Compute(KernelContext& context) const {
 template class SparsegenAttention<float>;
 template class SparsegenAttention<Half>;
 template class SparsegenAttention<BFloat16>;
+template class SparsegenCrossAttention<float>;
+template class SparsegenCrossAttention<Half>;
+template class SparsegenCrossAttention<BFloat16>;
 
 }  // namespace sparse_ops

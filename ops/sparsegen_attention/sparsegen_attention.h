@@ -25,9 +25,30 @@ class SparsegenAttention {
   static void InferShapes(ShapeContext& context);
   void Compute(KernelContext& context) const;
 
- private:
+ protected:
+  void Attend(KernelContext& context, const AttentionInputs<Element>& inputs) const;
+
   AttentionAttributes attributes_;
   float divisor_;
+};
+
+template <class Element>
+struct SparsegenCrossAttentionSignature : SparsegenAttentionSignature<Element> {
+  using Shared = AttentionSignature<Element>;
+
+  static constexpr const char* kName = "SparsegenCrossAttention";
+  static constexpr Operand<int32_t> cu_seqlens_q{3, "cu_seqlens_q"}, cu_seqlens_k{4, "cu_seqlens_k"};
+  static constexpr auto inputs =
+      Operands(Shared::query, Shared::key, Shared::value, cu_seqlens_q, cu_seqlens_k);
+};
+
+template <class Element>
+class SparsegenCrossAttention : public SparsegenAttention<Element> {
+ public:
+  using Signature = SparsegenCrossAttentionSignature<Element>;
+
+  using SparsegenAttention<Element>::SparsegenAttention;
+  void Compute(KernelContext& context) const;
 };
 
 }  // namespace sparse_ops

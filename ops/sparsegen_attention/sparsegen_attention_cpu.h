@@ -58,6 +58,7 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
+  const int64_t own = range.query_begin * stride + range.head * head_size;
   const Element* key = tensors.key + sequence;
   const Element* value = tensors.value + sequence;
   SparsegenAttentionScratch at;
@@ -65,8 +66,7 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + sequence + begin * stride, stride, queries, head_size, at.room,
-                at.query_panel);
+    PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
     const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
     const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
                                   tensors.scale, at.room, at.scores, at.maxima);
@@ -77,7 +77,7 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
       SolveSparsegen({at.scores + column, kPanelQueries, range.sequence_length, at.maxima + column,
                       kPanelQueries, classes},
                      tensors.divisor, rows, &survivors);
-      const int64_t row = range.sequence_begin + begin + column;
+      const int64_t row = range.query_begin + begin + column;
       Element* output = tensors.output + row * stride + range.head * head_size;
       SumValues(survivors, value, stride, head_size, rows, at.sums, output);
 

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from axis_cases import AxisCase
 from cases import AttentionCase, Element
 from casts import between_casts
+from cross_cases import AskedQueries
 from sparse_export.graph.functions import attach_functions
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
 
@@ -28,6 +29,9 @@ OUTPUTS: dict[str, dict[str, int | None]] = {
     "QuantizeRows": {"quantized": TensorProto.UINT8, "scale": None},
     "DequantizeRows": {"values": TensorProto.FLOAT},
     "RequantizeGelu": {"quantized": TensorProto.UINT8, "row_scale": TensorProto.FLOAT},
+    "SparsegenCrossAttention": {"output": None, "support": TensorProto.INT32},
+    "SoftmaxCrossAttention": {"output": None},
+    "AxisCrossAttention": {"output": None, "support": TensorProto.INT32},
 }
 
 OPSET = 20
@@ -155,6 +159,14 @@ def axis_inputs(case: AxisCase) -> dict[str, Array]:
         "columns": columns,
         "cu_seqlens": tensors["cu_seqlens"],
     }
+
+
+def cross_inputs(inputs: dict[str, Array], queries: AskedQueries) -> dict[str, Array]:
+    """Return the inputs of cross-attention, by those of the op whose queries are the tokens."""
+    crossed = {"query": inputs["query"][queries.tokens], "key": inputs["key"], "value": inputs["value"]}
+    if "rows" in inputs:
+        crossed |= {"query_tokens": queries.tokens, "rows": inputs["rows"], "columns": inputs["columns"]}
+    return crossed | {"cu_seqlens_q": queries.cu_seqlens, "cu_seqlens_k": inputs["cu_seqlens"]}
 
 
 def axis_attributes(case: AxisCase) -> dict[str, Any]:

@@ -6,15 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_op import Array, attention_inputs, axis_inputs, library_under_test, op_model, open_session, run_op
+from one_op import (
+    Array,
+    attention_inputs,
+    axis_inputs,
+    cross_inputs,
+    library_under_test,
+    op_model,
+    open_session,
+    run_op,
+)
 
 from axis_cases import AxisCase
 from cases import AttentionCase
+from cross_cases import AskedQueries
 
 CASE = AttentionCase("errors", (4, 6), 2, 16)
 SCORES = {"scores": np.zeros((2, 3), np.float32)}
 SPARSEGEN: dict[str, Any] = {"num_heads": 2, "lambd": -4.0}
 AXIS = AxisCase(CASE, 0.5, 0.5)
+QUERIES = AskedQueries(np.array([5, 0, 0], np.int64), np.array([0, 1, 3], np.int32))
+CROSS = cross_inputs(attention_inputs(CASE), QUERIES)
+AXIS_CROSS = cross_inputs(axis_inputs(AXIS), QUERIES)
 AXIS_SPARSEGEN: dict[str, Any] = {"num_heads": 2, "normalizer": "sparsegen"}
 HIDDEN = {
     "hidden": np.zeros((5, 16), np.float32),
@@ -216,6 +229,99 @@ def test_axis_inputs(library: Path, changed: dict[str, Array], message: str) -> 
     assert message in refusal(library, "AxisAttention", axis_inputs(AXIS) | changed, {"num_heads": 2})
 
 
+def borders(*values: int) -> Array:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize("op", ["SparsegenCrossAttention", "SoftmaxCrossAttention", "AxisCrossAttention"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query": np.zeros(32, np.float32)}, "query has shape (32,); accepted: (tokens, num_heads"),
+        ({"key": np.zeros(32, np.float32)}, "key has shape (32,); accepted: (tokens, num_heads"),
+        (
+            {"key": np.zeros((9, 32), np.float32)},
+            "key and value have shapes (9, 32), (10, 32); accepted: the same (tokens, 32) for both",
+        ),
+        (
+            {"value": np.zeros(32, np.float32)},
+            "key and value have shapes (10, 32), (32,); accepted",
+        ),
+        (
+            {"key": np.zeros((10, 16), np.float32), "value": np.zeros((10, 16), np.float32)},
+            "key and value have shapes (10, 16), (10, 16); accepted: the same (tokens, 32) for both",
+        ),
+        ({"query": np.zeros((3, 258), np.float32)}, "head size is 129 (width 258 / num_heads 2); accepted"),
+        ({"query": MANY}, "query has 2147483648 rows; accepted: at most 2147483647, as cu_seqlens is int32"),
+        (
+            {"cu_seqlens_q": borders(0, 3)},
+            "cu_seqlens_q and cu_seqlens_k have 2 and 3 elements; accepted",
+        ),
+        ({"cu_seqlens_q": borders()}, "cu_seqlens_q has shape (0,); accepted: (seq"),
+        ({"cu_seqlens_q": borders(1, 1, 3)}, "cu_seqlens_q[0] is 1; accepted: 0"),
+        ({"cu_seqlens_q": borders(0, 3, 2)}, "cu_seqlens_q decreases from 3 to 2 at position 2"),
+        ({"cu_seqlens_q": borders(0, -1, 3)}, "cu_seqlens_q decreases from 0 to -1 at position 1"),
+        (
+            {"cu_seqlens_q": borders(0, 4, 10)},
+            "cu_seqlens_q ends with 10; accepted: 3, the number of",
+        ),
+        ({"cu_seqlens_k": borders(0, 4, 3)}, "cu_seqlens_k decreases from 4 to 3 at position 2"),
+        (
+            {"cu_seqlens_k": borders(0, 4, 9)},
+            "cu_seqlens_k ends with 9; accepted: 10, the number of",
+        ),
+        ({"cu_seqlens_k": np.zeros((3, 1), np.int32)}, "cu_seqlens_k has shape (3, 1); accepted: (seq"),
+    ],
+)
+def test_cross_attention_inputs(library: Path, op: str, changed: dict[str, Array], message: str) -> None:
+    attributes = SPARSEGEN if op == "SparsegenCrossAttention" else {"num_heads": 2}
+    inputs = AXIS_CROSS if op == "AxisCrossAttention" else CROSS
+    assert f"{op}: {message}" in refusal(library, op, inputs | changed, attributes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"query_tokens": np.array([5, 0], np.int64)},
+            "query_tokens has shape (2,); accepted: (3,), one",
+        ),
+        ({"query_tokens": np.zeros((3, 1), np.int64)}, "query_tokens has shape (3, 1); accepted: (3,), one"),
+        (
+            {"query_tokens": np.array([5, 0, 10], np.int64)},
+            "query_tokens[2] is 10; accepted: a row of key",
+        ),
+        ({"query_tokens": np.array([5, -1, 0], np.int64)}, "query_tokens[1] is -1; accepted: a row of key"),
+        ({"query_tokens": np.array([2**40, 0, 0], np.int64)}, "query_tokens[0] is 1099511627776; accepted"),
+        ({"rows": np.zeros(3, bool)}, "rows has shape (3,); accepted: (10,), one for each row of key"),
+        (
+            {"columns": np.zeros((10, 1), bool)},
+            "columns has shape (10, 1); accepted: (10,), one for",
+        ),
+    ],
+)
+def test_axis_cross_inputs(library: Path, changed: dict[str, Array], message: str) -> None:
+    found = refusal(library, "AxisCrossAttention", AXIS_CROSS | changed, {"num_heads": 2})
+    assert f"AxisCrossAttention: {message}" in found
+
+
+def test_a_query_of_no_token_at_all(library: Path) -> None:
+    """Where there are no keys no query can be one of them."""
+    none = np.zeros((0, 32), np.float32)
+    off = np.zeros(0, bool)
+    empty = {"key": none, "value": none, "rows": off, "columns": off, "cu_seqlens_k": borders(0, 0, 0)}
+    found = refusal(library, "AxisCrossAttention", AXIS_CROSS | empty, {"num_heads": 2})
+    assert "query_tokens[0] is 5; accepted: a row of key, which has 0" in found
+
+
+@pytest.mark.parametrize("op", ["SparsegenCrossAttention", "SoftmaxCrossAttention", "AxisCrossAttention"])
+def test_cross_attention_says_its_name_in_refusing_attributes(library: Path, op: str) -> None:
+    inputs = AXIS_CROSS if op == "AxisCrossAttention" else CROSS
+    lambd = {"lambd": -4.0} if op == "SparsegenCrossAttention" else {}
+    found = refusal(library, op, inputs, {"num_heads": 0, **lambd})
+    assert f"{op}: attribute num_heads is 0; accepted: an integer >= 1" in found
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -299,6 +405,9 @@ def test_a_session_answers_after_a_refusal(library: Path) -> None:
         ("AxisAttention", "columns", np.float64),
         ("AxisAttention", "query", np.float64),
         ("AxisMask", "hidden", np.int32),
+        ("SparsegenCrossAttention", "cu_seqlens_q", np.int64),
+        ("SoftmaxCrossAttention", "cu_seqlens_k", np.int64),
+        ("AxisCrossAttention", "query_tokens", np.int32),
     ],
 )
 def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: str, dtype: type[Any]) -> None:
@@ -308,6 +417,9 @@ def test_types_are_refused_when_the_model_loads(library: Path, op: str, name: st
         "SoftmaxAttention": (attention_inputs(CASE), {"num_heads": 2}),
         "AxisAttention": (axis_inputs(AXIS), {"num_heads": 2}),
         "AxisMask": (dict(HIDDEN), {}),
+        "SparsegenCrossAttention": (dict(CROSS), SPARSEGEN),
+        "SoftmaxCrossAttention": (dict(CROSS), {"num_heads": 2}),
+        "AxisCrossAttention": (dict(AXIS_CROSS), {"num_heads": 2}),
     }
     inputs, attributes = ops[op]
     inputs[name] = inputs[name].astype(dtype)

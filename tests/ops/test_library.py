@@ -16,6 +16,7 @@ from one_op import (
     attention_inputs,
     axis_attributes,
     axis_inputs,
+    cross_inputs,
     library_under_test,
     op_model,
     open_session,
@@ -24,6 +25,7 @@ from one_op import (
 
 from axis_cases import AxisCase
 from cases import AttentionCase
+from cross_cases import asked_queries
 from sparse_serve.op_library import OPSET_VERSION
 
 CASE = AttentionCase("library", (40, 30), 2, 16)
@@ -169,6 +171,24 @@ def test_axis_shapes_are_inferred(tokens: int | str) -> None:
     )
     results = open_session(model, library_under_test()).get_outputs()
     assert [(result.shape, result.type) for result in results] == [([tokens], "tensor(bool)")] * 2
+
+
+@pytest.mark.parametrize("queries", [2, "queries"])
+def test_cross_attention_shapes_are_inferred(queries: int | str) -> None:
+    """As many rows as there are queries."""
+    axis = AxisCase(CASE, 0.1, 0.1)
+    shapes = {"query": [queries, 32], "key": ["tokens", 32], "value": ["tokens", 32]}
+    borders = {"cu_seqlens_q": ["borders"], "cu_seqlens_k": ["borders"]}
+    of_tokens = {"query_tokens": [queries], "rows": ["tokens"], "columns": ["tokens"]}
+    asked = asked_queries("first", CASE.cu_seqlens)
+    for op, support in (("Sparsegen", [[queries, 2]]), ("Softmax", []), ("Axis", [[queries, 2]])):
+        is_axis = op == "Axis"
+        inputs = cross_inputs(axis_inputs(axis) if is_axis else attention_inputs(CASE), asked)
+        attributes = axis_attributes(axis) if is_axis else attention_attributes(f"{op}Attention", CASE)
+        own = shapes | (of_tokens if is_axis else {}) | borders
+        model = op_model(f"{op}CrossAttention", inputs, own, **attributes)
+        results = open_session(model, library_under_test()).get_outputs()
+        assert [result.shape for result in results] == [[queries, 32], *support]
 
 
 @pytest.mark.parametrize("shape", [[2, 3], ["rows", 3], ["rows", "columns", 5]])

@@ -18,6 +18,7 @@ PROJECT = TESTS.parents[1]
 FILES = (
     "packed_attention",
     "axis_attention",
+    "cross_attention",
     "axis_mask",
     "sparsegen_lin",
     "element_types",
@@ -27,7 +28,7 @@ FILES = (
 CASES = (
     "(test_case_table and not long and not bert and not aaa_512 and not 4096 and not lambda)"
     " or (is_float32_attention and float16 and head_size) or every_length or every_width or dequantized"
-    " or requantized or (every_axis and 513) or empty"
+    " or requantized or (every_axis and 513) or empty or as_the_reference"
 )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparse_export.attention.patterns import LayerPattern
 from sparse_export.graph.functions import GRAPH_DOMAIN
-from sparse_export.graph.packing import Axes, HiddenFirst
+from sparse_export.graph.packing import Axes, HiddenFirst, Sequences
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 
@@ -62,10 +62,24 @@ def packed_attention_node(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, heads: HeadSettings
 ) -> tuple[Tensor, Tensor | None]:
     """Emit `SparsegenAttention`, or `SoftmaxAttention` which has no support; tensors as in `packed`."""
-    name = "SoftmaxAttention" if heads.lambd is None else "SparsegenAttention"
+    return _attention_node("Attention", (query, key, value, cu_seqlens), heads)
+
+
+def packed_cross_attention_node(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, heads: HeadSettings
+) -> tuple[Tensor, Tensor | None]:
+    """Emit `SparsegenCrossAttention` or `SoftmaxCrossAttention`; tensors as in `packed_attention`."""
+    borders = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+    return _attention_node("CrossAttention", (query, key, value, *borders), heads)
+
+
+def _attention_node(
+    kind: str, inputs: tuple[Tensor, ...], heads: HeadSettings
+) -> tuple[Tensor, Tensor | None]:
+    query = inputs[0]
     outputs = torch.onnx.ops.symbolic_multi_out(
-        f"{DOMAIN}::{name}",
-        (query, key, value, cu_seqlens),
+        f"{DOMAIN}::{'Softmax' if heads.lambd is None else 'Sparsegen'}{kind}",
+        inputs,
         heads.attributes(),
         dtypes=(query.dtype, torch.int32)[: 1 if heads.lambd is None else 2],
         shapes=(query.shape, (query.shape[0], heads.num_heads))[: 1 if heads.lambd is None else 2],
@@ -94,6 +108,28 @@ def axis_attention_node(
     output, support = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::AxisAttention",
         (query, key, value, axes.rows, axes.columns, cu_seqlens),
+        settings.attributes(),
+        dtypes=(query.dtype, torch.int32),
+        shapes=(query.shape, (query.shape[0], settings.heads.num_heads)),
+        version=OPSET_VERSION,
+    )
+    return output, support
+
+
+def axis_cross_attention_node(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_tokens: Tensor,
+    axes: Axes,
+    sequences: Sequences,
+    settings: AxisSettings,
+) -> tuple[Tensor, Tensor]:
+    """Emit `AxisCrossAttention`; tensors as in `packed_axis`."""
+    borders = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+    output, support = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::AxisCrossAttention",
+        (query, key, value, query_tokens, axes.rows, axes.columns, *borders),
         settings.attributes(),
         dtypes=(query.dtype, torch.int32),
         shapes=(query.shape, (query.shape[0], settings.heads.num_heads)),

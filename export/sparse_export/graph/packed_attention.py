@@ -1,13 +1,16 @@
 """Attention of a packed batch over all keys of a sequence: the torch reference of the packed ops."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from sparse_export.attention.sparsegen import sparsegen_lin
-from sparse_export.graph.nodes import HeadSettings, hidden_first_node, packed_attention_node
-from sparse_export.graph.packing import HiddenFirst
+from sparse_export.graph.nodes import (
+    HeadSettings,
+    hidden_first_node,
+    packed_attention_node,
+    packed_cross_attention_node,
+)
+from sparse_export.graph.packing import HiddenFirst, Sequences
 
 
 def attend_all(
@@ -34,6 +37,17 @@ def attend_all(
     return output if hidden is None else replace(output, *qkv, hidden, heads), support
 
 
+def attend_across(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, heads: HeadSettings
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from queries beside the keys: in an exported graph by the ops, elsewhere by their reference.
+
+    As `packed_cross_attention`, but that the number of nonzero weights is None where it is that of all keys.
+    """
+    attend = packed_cross_attention_node if torch.onnx.is_in_onnx_export() else packed_cross_attention
+    return attend(query, key, value, sequences, heads)
+
+
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -53,17 +67,38 @@ def packed_attention(
     Returns:
         Outputs `(T, H·D)` and, for every row and head, the number of nonzero weights `(T, H)` int32.
     """
-    tokens, width = query.shape
-    output = torch.empty_like(query)
-    support = query.new_zeros(tokens, heads.num_heads, dtype=torch.int32)
-    borders = cu_seqlens.tolist()
-    for start, end in pairwise(borders):
-        rows = slice(start, end)
-        split = (end - start, heads.num_heads, width // heads.num_heads)
-        q, k, v = (x[rows].view(split).transpose(0, 1) for x in (query, key, value))
+    return packed_cross_attention(query, key, value, Sequences(cu_seqlens, cu_seqlens), heads)
+
+
+def packed_cross_attention(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, heads: HeadSettings
+) -> tuple[Tensor, Tensor]:
+    """Attention of each sequence's queries over its keys: the torch reference of cross-attention.
+
+    Args:
+        query: `(Q, H·D)`, floating point.
+        key: `(T, H·D)`.
+        value: `(T, H·D)`.
+        sequences: their borders.
+        heads: H, scale and λ.
+
+    Returns:
+        Outputs `(Q, H·D)` and, for every query and head, the number of nonzero weights `(Q, H)` int32: zeros
+        of a sequence without keys.
+    """
+    width = query.shape[1]
+    output = torch.zeros_like(query)
+    support = query.new_zeros(query.shape[0], heads.num_heads, dtype=torch.int32)
+    for own, keys in sequences.slices():
+        if keys.start == keys.stop:
+            continue
+        split = (-1, heads.num_heads, width // heads.num_heads)
+        q, k, v = (
+            x[rows].view(split).transpose(0, 1) for x, rows in ((query, own), (key, keys), (value, keys))
+        )
         weights = _normalize(q @ k.transpose(1, 2) * heads.scale, heads.lambd)
-        output[rows] = (weights @ v).transpose(0, 1).reshape(end - start, width)
-        support[rows] = (weights != 0).sum(-1, dtype=torch.int32).T
+        output[own] = (weights @ v).transpose(0, 1).reshape(-1, width)
+        support[own] = (weights != 0).sum(-1, dtype=torch.int32).T
     return output, support
 
 

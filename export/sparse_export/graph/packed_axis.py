@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention.implementations import axis_attention
-from sparse_export.graph.nodes import AxisSettings, HeadSettings
-from sparse_export.graph.packing import Axes, HiddenFirst
+from sparse_export.graph.nodes import AxisSettings, HeadSettings, axis_cross_attention_node
+from sparse_export.graph.packing import Axes, HiddenFirst, Sequences
 
 
 def packed_axis_attention(
@@ -47,6 +47,66 @@ def packed_axis_attention(
         attended, weights = axis_attention(q, k, v, pairs, heads.lambd, heads.scale)
         kept = pairs.expand_as(weights) if heads.lambd is None else weights != 0
         output[own] = attended.transpose(0, 1).reshape(end - start, query.shape[1])
+        support[own] = kept.sum(-1, dtype=torch.int32).T
+    return output, support
+
+
+def attend_axis_across(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_tokens: Tensor,
+    axes: Axes,
+    sequences: Sequences,
+    settings: AxisSettings,
+) -> tuple[Tensor, Tensor]:
+    """Attend from some queries: in an exported graph by the op, elsewhere by its reference."""
+    in_graph = torch.onnx.is_in_onnx_export()
+    attend = axis_cross_attention_node if in_graph else packed_axis_cross_attention
+    return attend(query, key, value, query_tokens, axes, sequences, settings)
+
+
+def packed_axis_cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_tokens: Tensor,
+    axes: Axes,
+    sequences: Sequences,
+    settings: AxisSettings,
+) -> tuple[Tensor, Tensor]:
+    """Attention of some queries on their allowed pairs: the reference of `AxisCrossAttention`.
+
+    Args:
+        query: `(Q, H·D)`, floating point.
+        key: `(T, H·D)`.
+        value: `(T, H·D)`.
+        query_tokens: `(Q,)` int64, which of the T tokens each query is. One that is no key of the query's
+            sequence stands before its first: it is number −1 on diagonals and for random keys.
+        axes: rows and columns that are on, `(T,)` each.
+        sequences: the borders of queries and keys.
+        settings: H, scale, λ, diagonals and random keys.
+
+    Returns:
+        Outputs `(Q, H·D)` and support `(Q, H)` int32, as `packed_axis_attention`.
+    """
+    heads = settings.heads
+    output = torch.zeros_like(query)
+    support = query.new_zeros(query.shape[0], heads.num_heads, dtype=torch.int32)
+    for own, keys in sequences.slices():
+        if own.start == own.stop or keys.start == keys.stop:
+            continue
+        tokens = query_tokens[own]
+        is_key = (tokens >= keys.start) & (tokens < keys.stop)
+        ranks = torch.arange(keys.stop - keys.start, device=query.device)
+        lengths = torch.full_like(tokens, len(ranks))
+        pairs = axes.rows[tokens][:, None] | axes.columns[keys][None]
+        off_axes = settings.pattern.off_axes(torch.where(is_key, tokens - keys.start, -1), ranks, lengths)
+        pairs = pairs | off_axes
+        q, k, v = (_split(x[rows], heads) for x, rows in ((query, own), (key, keys), (value, keys)))
+        attended, weights = axis_attention(q, k, v, pairs, heads.lambd, heads.scale)
+        kept = pairs.expand_as(weights) if heads.lambd is None else weights != 0
+        output[own] = attended.transpose(0, 1).reshape(-1, query.shape[1])
         support[own] = kept.sum(-1, dtype=torch.int32).T
     return output, support
 

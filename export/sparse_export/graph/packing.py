@@ -8,8 +8,9 @@ beside it, position or neighbours, is read from the padded row.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self, cast
 
 import torch
@@ -21,6 +22,41 @@ from sparse_export.encoders.routing import Partition
 
 # What one batch has at most of anything; the tracer asks for a bound where it adds sizes up.
 MOST_TOKENS = 2**31
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The borders of sequences whose queries are beside their keys, named as by FlashAttention.
+
+    Attributes:
+        cu_seqlens_q: `(B + 1,)` int32, of the queries.
+        cu_seqlens_k: `(B + 1,)` int32, of the keys.
+    """
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+
+    @classmethod
+    def of_first(cls, rows: int, cu_seqlens: Tensor) -> Self:
+        """Give each of the first sequences, as many as there are `rows`, one query, and none to the others.
+
+        Args:
+            rows: B.
+            cu_seqlens: the borders of `Packing`: those of hidden first tokens stand behind the rows'.
+        """
+        queries = torch.arange(cu_seqlens.shape[0], device=cu_seqlens.device).clamp_max(rows)
+        return cls(queries.to(torch.int32), cu_seqlens)
+
+    def of_some(self, chosen: Tensor) -> Self:
+        """Return the same of some of the rows, `(B,)` bool: the others have no query."""
+        borders = nn.functional.pad(chosen.to(torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
+        return replace(self, cu_seqlens_q=borders.index_select(0, self.cu_seqlens_q))
+
+    def slices(self) -> Iterator[tuple[slice, slice]]:
+        """Yield each sequence's rows of the queries and of the keys."""
+        borders = (pairwise(each.tolist()) for each in (self.cu_seqlens_q, self.cu_seqlens_k))
+        for own, keys in zip(*borders, strict=True):
+            yield slice(*own), slice(*keys)
 
 
 @dataclass(frozen=True)
@@ -69,6 +105,10 @@ class Packing(ABC):
     def owners(self) -> Tensor:
         """The row of each token, `(T + R,)` int64."""
 
+    def first_tokens(self) -> Sequences:
+        """Return the borders of each row's first token as the only query, and of all keys."""
+        return Sequences.of_first(self.first.shape[0], self.cu_seqlens)
+
     def of_rows(self, rows: Tensor) -> Self:
         """Return what a head that reads first tokens sees of some rows, `(K,)` int64: the tokens stay."""
         first, has_token = (each.index_select(0, rows) for each in (self.first, self.has_token))
@@ -90,6 +130,8 @@ class Packing(ABC):
 
     def sums(self, layers: Sequence[Tensor]) -> Tensor:
         """Sum numbers of tokens, `(T + R,)` int64 by layer, over each row's tokens: `(B, layers)` float32."""
+        if not layers:
+            return self.lengths()[:, :0]
         running = nn.functional.pad(torch.stack([*layers], 1).cumsum(0), (0, 0, 1, 0))
         return (running[self.borders[1:]] - running[self.borders[:-1]]).to(torch.float32)
 
@@ -221,8 +263,10 @@ class PackedPass:
         packing: how the tokens lie.
         patterns: each layer's, as it is served; none where every key is allowed.
         always_on: `(T + R,)` bool, whose row and column are on in every layer.
-        supports: what each layer's attention kept, `(T + R, H)` int32; none where it keeps everything.
+        supports: what each layer's attention kept, `(T + R, H)` int32, or `(B, H)` where first tokens alone
+            attend; none where it keeps everything.
         axes: each layer's rows and columns that are on, where it has a pattern.
+        keys_and_values: of all tokens, `(T + R, H·D)` each, in a layer of which first tokens alone attend.
     """
 
     packing: Packing
@@ -230,6 +274,7 @@ class PackedPass:
     always_on: Tensor
     supports: list[Tensor] = field(default_factory=list)
     axes: list[Axes] = field(default_factory=list)
+    keys_and_values: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, packing: Packing, patterns: Sequence[LayerPattern]) -> "PackedPass":

@@ -6,7 +6,7 @@ from typing import get_args
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from sparse_export.graph.functions.answers import ANSWERS
-from sparse_export.graph.functions.axis_attention import AXIS_ATTENTION
+from sparse_export.graph.functions.axis_attention import AXIS_ATTENTION, AXIS_CROSS_ATTENTION
 from sparse_export.graph.functions.axis_mask import AXIS_MASK
 from sparse_export.graph.functions.axis_pairs import AXIS_PAIRS
 from sparse_export.graph.functions.function import GRAPH_DOMAIN, Normalizer
@@ -18,9 +18,9 @@ from sparse_export.graph.functions.hidden_first import (
 from sparse_export.graph.functions.padded_tokens import PADDED_TOKENS
 from sparse_export.graph.functions.quantization import QUANTIZATION
 from sparse_export.graph.functions.random_hash import RANDOM_HASH
-from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION
+from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION, SOFTMAX_CROSS_ATTENTION
 from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
-from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION
+from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION, SPARSEGEN_CROSS_ATTENTION
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
 from sparse_export.graph.functions.token_ids import TOKEN_IDS
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS
@@ -30,9 +30,12 @@ _FUNCTIONS = {
     for function in (
         SPARSEGEN_LIN,
         SPARSEGEN_ATTENTION,
+        SPARSEGEN_CROSS_ATTENTION,
         SOFTMAX_ATTENTION,
+        SOFTMAX_CROSS_ATTENTION,
         AXIS_MASK,
         AXIS_ATTENTION,
+        AXIS_CROSS_ATTENTION,
         SPARSEGEN_HIDDEN_FIRST,
         SOFTMAX_HIDDEN_FIRST,
         AXIS_HIDDEN_FIRST,
@@ -46,6 +49,7 @@ _FUNCTIONS = {
     )
 }
 _WITHOUT_FUNCTION = frozenset((DOMAIN, name) for name in TOKENIZERS)
+_OPTIONAL_SUPPORT = frozenset((DOMAIN, name) for name in ("AxisAttention", "AxisCrossAttention"))
 # The nodes whose function depends on their normalizer.
 _OF_NORMALIZER = frozenset(key for key, function in _FUNCTIONS.items() if not isinstance(function.texts, str))
 
@@ -61,15 +65,15 @@ def op_function(op_type: str, opset: int, normalizer: Normalizer = "softmax") ->
 def attach_functions(model: ModelProto, opset: int) -> None:
     """Add to `model` the functions of every op of ours it uses, nested ones included, and their domains.
 
-    A node of `AxisAttention` may leave its second output out; the model says so by an empty name afterwards,
-    as ONNX Runtime refuses a function with more outputs than its node.
+    A node of `AxisAttention` or `AxisCrossAttention` may leave its second output out; the model says so by an
+    empty name afterwards, as ONNX Runtime refuses a function with more outputs than its node.
 
     Raises:
         ValueError: nodes of axis attention in one model differ in `normalizer`, or it is unknown.
     """
     normalizer = _normalizer_of(model)
     for node in model.graph.node:
-        if (node.domain, node.op_type) == (DOMAIN, "AxisAttention") and len(node.output) == 1:
+        if (node.domain, node.op_type) in _OPTIONAL_SUPPORT and len(node.output) == 1:
             node.output.append("")
     pending = _ours(model.graph.node)
     domains = {domain for domain, _ in pending}

@@ -1,7 +1,13 @@
-"""`SoftmaxAttention`: dense attention within each sequence."""
+"""`SoftmaxAttention` and `SoftmaxCrossAttention`: dense attention within each sequence."""
 
-from sparse_export.graph.functions.function import Function
-from sparse_export.graph.functions.packed_text import ALL_KEYS, NOT_ZERO, PACKED_ATTENTION
+from sparse_export.graph.functions.function import GRAPH_DOMAIN, Function
+from sparse_export.graph.functions.packed_text import (
+    ALL_KEYS,
+    CROSS_ALL_KEYS,
+    NOT_ZERO,
+    OWN_NOT_ZERO,
+    PACKED_ATTENTION,
+)
 from sparse_serve.op_library import DOMAIN
 
 SOFTMAX_ATTENTION = Function(
@@ -15,5 +21,19 @@ SOFTMAX_ATTENTION = Function(
         outputs="output",
         support="",
         **ALL_KEYS,
+    ),
+)
+
+SOFTMAX_CROSS_ATTENTION = Function(
+    DOMAIN,
+    "SoftmaxCrossAttention",
+    PACKED_ATTENTION.format(
+        name="SoftmaxCrossAttention",
+        attributes="",
+        normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero",
+        counted=OWN_NOT_ZERO,
+        outputs="output",
+        support="",
+        **CROSS_ALL_KEYS,
     ),
 )
