@@ -86,7 +86,10 @@ def torch_answers(model: PreTrainedModel, batch: Feed) -> tuple[Array, dict[str,
         return (on & tokens).sum(1) / tokens.sum(1)
 
     measures = {
-        "rho": [zero_share(weights, mask) for weights in outputs.attentions],
+        "rho": [
+            *(zero_share(weights, mask) for weights in outputs.attentions[:-1]),
+            zero_share(outputs.attentions[-1], mask, of_first=True),
+        ],
         "rows_on": [share(layer.rows, layer.pattern.global_size) for layer in layers],
         "columns_on": [share(layer.columns, layer.pattern.global_size) for layer in layers],
     }
@@ -101,12 +104,13 @@ def test_has_one_node_of_each_kind_per_layer(exported: Exported) -> None:
     counts = Counter((node.domain, node.op_type) for node in proto.graph.node if node.domain)
     assert counts == Counter(
         {
-            (DOMAIN, "AxisAttention"): LAYERS,
-            (GRAPH_DOMAIN, "AxisHiddenFirst"): LAYERS,
+            (DOMAIN, "AxisAttention"): LAYERS - 1,
+            (GRAPH_DOMAIN, "AxisHiddenFirst"): LAYERS - 1,
+            (DOMAIN, "AxisCrossAttention"): 1,
             **({(DOMAIN, "AxisMask"): LAYERS} if spec.pattern.axis else {}),
         }
     )
-    nodes = [node for node in proto.graph.node if node.op_type == "AxisAttention"]
+    nodes = [node for node in proto.graph.node if node.op_type in ("AxisAttention", "AxisCrossAttention")]
     for node, pattern in zip(nodes, layer_patterns(exported.model), strict=True):
         found = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
         assert found.pop("scale") > 0
@@ -167,7 +171,7 @@ def test_runs_our_kernels_and_no_inlined_body(exported: Exported, tmp_path: Path
         running.run(None, exported.feed("right_padded"))
         events = json.loads(Path(running.end_profiling()).read_text())
         executed[op_library] = {event["args"]["op_name"] for event in events if "op_name" in event["args"]}
-    assert "AxisAttention" in executed[True]
+    assert {"AxisAttention", "AxisCrossAttention"} <= executed[True]
     assert not {"Loop", "TopK"} & executed[True]
     assert "Loop" in executed[False]
     assert "AxisAttention" not in executed[False]

@@ -65,14 +65,19 @@ def assert_equal(pair: Pair, inputs: dict[str, Tensor]) -> None:
     torch.testing.assert_close(logits[has_token], expected.logits[has_token].float(), rtol=0, atol=1e-6)
     assert not logits[~has_token].any()
     assert not rho[~has_token].any()
-    for layer, weights in enumerate(expected.attentions):
-        torch.testing.assert_close(
-            rho[has_token, layer], zero_share(weights, mask)[has_token], rtol=0, atol=1e-6
-        )
+    *before_last, last = expected.attentions
+    shares = [zero_share(weights, mask) for weights in before_last]
+    shares.append(torch.stack([share_of_first(each, own) for each, own in zip(last, mask, strict=True)]))
+    torch.testing.assert_close(rho[has_token], torch.stack(shares, 1)[has_token], rtol=0, atol=1e-6)
     assert len(shares_on) == (2 if layers else 0)
     for share, axis in zip(shares_on, ("rows", "columns"), strict=False):
         expected_share = torch.stack([share_on(layer, getattr(layer, axis), mask) for layer in layers], 1)
         torch.testing.assert_close(share, expected_share)
+
+
+def share_of_first(weights: Tensor, mask: Tensor) -> Tensor:
+    """Of one row's weights `(H, L, L)`, the share of its tokens that column 0 gives 0, masked or not."""
+    return (weights[:, 0, mask != 0] == 0).float().mean()
 
 
 def masks_of(model: PreTrainedModel) -> AbstractContextManager[list[LayerMask]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sparse_export.attention.measures import zero_share
+from sparse_export.attention.measures import zero_shares
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported
 from sparse_serve.client import Client
@@ -45,8 +45,8 @@ def torch_answers(
     """Logits `(N, C)` and ρ `(N, layers)` of the torch model."""
     batch = tokenizer(texts, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
     outputs = model(**batch, output_attentions=True)
-    rho = [zero_share(weights, batch["attention_mask"]) for weights in outputs.attentions]
-    return outputs.logits.numpy(), torch.stack(rho, 1).numpy()
+    rho = zero_shares(outputs.attentions, batch["attention_mask"], last_of_first=True)
+    return outputs.logits.numpy(), rho.numpy()
 
 
 @pytest.mark.parametrize("protocol", MODULES)

@@ -83,10 +83,15 @@ def test_signature(graph: Path) -> None:
 
 
 def test_each_tasks_weights_work_once_a_layer_on_tokens_of_their_own(graph: Path) -> None:
-    """Weights are never gathered: every one of an adapter's is used by one product, as it is."""
+    """Weights are never gathered: every one of an adapter's is used as it is, whichever rows are computed."""
     proto = onnx.load(graph)
     attentions = Counter(node.op_type for node in proto.graph.node if node.domain == "ai.sparse_serve")
-    assert attentions == {"SparsegenAttention": LAYERS, "SoftmaxAttention": LAYERS * len(TASKS)}
+    assert attentions == {
+        "SparsegenAttention": LAYERS - 1,
+        "SparsegenCrossAttention": 1,
+        "SoftmaxAttention": (LAYERS - 1) * len(TASKS),
+        "SoftmaxCrossAttention": len(TASKS),
+    }
     adapters = [tensor.name for tensor in proto.graph.initializer if "projected_attention" in tensor.name]
     used = {name: [node.op_type for node in proto.graph.node if name in node.input] for name in adapters}
     assert used

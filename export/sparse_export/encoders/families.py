@@ -7,7 +7,7 @@ are segments, whether embeddings mix neighbouring tokens, and which head reads t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,32 @@ def _pre_classified(model: PreTrainedModel, first: Tensor) -> Tensor:
     return cast(Tensor, model.classifier(model.pre_classifier(first[:, 0]).relu()))
 
 
+def _keys_and_values(layer: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    attention: Any = layer.get_submodule("attention.self")
+    return attention.key(hidden), attention.value(hidden)
+
+
+def _distilbert_keys_and_values(layer: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    attention: Any = layer.get_submodule("attention")
+    return attention.k_lin(hidden), attention.v_lin(hidden)
+
+
+def _bottleneck_keys_and_values(layer: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    attention: Any = layer.get_submodule("attention.self")
+    of_key, of_value = hidden, hidden
+    if layer.use_bottleneck:
+        _, of_key, of_value, _ = cast(Any, layer.bottleneck)(hidden)
+    return attention.key(of_key), attention.value(of_value)
+
+
 @dataclass(frozen=True)
 class Family:
     """One encoder family of Transformers.
 
     Attributes:
         head: from the first tokens' hidden states `(B, 1, M)` to logits `(B, C)`, without dropout.
+        keys_and_values: from a layer and its input `(1, T, M)` to the keys and values that its attention has
+            of it, `(1, T, H·D)` each.
         counts_ids: positions count the ids that are not padding, from `pad_token_id + 1`; they are columns,
             from 0, otherwise.
         has_segments: takes `token_type_ids`, if its config has more than one type.
@@ -44,6 +64,7 @@ class Family:
     """
 
     head: Callable[[PreTrainedModel, Tensor], Tensor]
+    keys_and_values: Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]] = _keys_and_values
     counts_ids: bool = False
     has_segments: bool = True
     joins_neighbours: bool = False
@@ -55,13 +76,17 @@ FAMILIES = {
     "bert": Family(_pooled),
     "roberta": Family(_own_head, counts_ids=True),
     "distilbert": Family(
-        _pre_classified, has_segments=False, layers="transformer.layer", attention_norm="sa_layer_norm"
+        _pre_classified,
+        _distilbert_keys_and_values,
+        has_segments=False,
+        layers="transformer.layer",
+        attention_norm="sa_layer_norm",
     ),
     "electra": Family(_own_head),
     "xlm-roberta": Family(_own_head, counts_ids=True),
     "camembert": Family(_own_head, counts_ids=True),
     # Its attention works on a bottleneck, narrower than the layer.
-    "mobilebert": Family(_pooled, joins_neighbours=True, attention_norm=None),
+    "mobilebert": Family(_pooled, _bottleneck_keys_and_values, joins_neighbours=True, attention_norm=None),
 }
 
 

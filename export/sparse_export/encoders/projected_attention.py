@@ -137,11 +137,11 @@ class TaskAttention(ExtensionModule):
         scores: Tensor = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
         return scores.softmax(-1)
 
-    def forward(self, projected: Tensor, part: Part) -> Tensor:
-        """Attend among the tokens of each row of a part, `(…, d_s)` to `(…, d_s)`."""
+    def forward(self, projected: Tensor, part: Part, queries: Tensor | None = None) -> Tensor:
+        """Attend among the tokens of each row of a part, `(…, d_s)` to `(…, d_s)`; from `queries` if any."""
         dropout = self.dropout.p if self.training else 0.0
-        qkv = self.query(projected), self.key(projected), self.value(projected)
-        return part.attend(*qkv, self._heads, dropout)
+        query = self.query(projected if queries is None else queries)
+        return part.attend(query, self.key(projected), self.value(projected), self._heads, dropout)
 
 
 class ProjectedAttention(ResidualModule):
@@ -163,13 +163,16 @@ class ProjectedAttention(ResidualModule):
         return self.attention[task], self.projections[task]
 
     def forward(self, hidden: Tensor, routing: Routing | None = None) -> Tensor:
-        """Return TS(h), of the shape of `hidden`."""
+        """Return TS(h), of the shape of `hidden`, or of the routing's queries alone."""
         if routing is None:
             raise ValueError("a model with projected attention has to be told which task its rows are of")
         outputs = []
         for task, part in routing.parts.items():
             projections = self.projections[task]
-            attended = self.attention[task](projections.expand(part.take(hidden)), part)
+            queries = part.take_queries(hidden)
+            if queries is not None:
+                queries = projections.expand(queries)
+            attended = self.attention[task](projections.expand(part.take(hidden)), part, queries)
             outputs.append(projections.contract(attended))
         return routing.join(outputs)
 

@@ -49,9 +49,16 @@ class Part(ABC):
     def take(self, hidden: Tensor) -> Tensor:
         """Return the part's hidden states, `(…, M)`."""
 
+    def take_queries(self, hidden: Tensor) -> Tensor | None:
+        """Return those that attend, `(…, M)`, where not all of the part's do; None where they do."""
+        return None
+
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, num_heads: int, dropout: float) -> Tensor:
-        """Attend with softmax over all tokens of a row: `(…, H·D)` each, from what was made of `take`."""
+        """Attend with softmax over all tokens of a row: `(…, H·D)` each.
+
+        Keys and values are made of `take`, and so are queries, unless there are `take_queries`.
+        """
 
 
 class Routing(ABC):
@@ -61,7 +68,7 @@ class Routing(ABC):
 
     @abstractmethod
     def join(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return what was made of the parts as what `Part.take` was given."""
+        """Return what was made of the parts in the order of what `Part.take` was given."""
 
 
 class OneTask(Routing, Part):

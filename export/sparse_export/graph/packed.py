@@ -20,14 +20,19 @@ from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.families import joins_neighbours, packed_position_ids, position_ids
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.routing import Partition
+from sparse_export.graph.last_layer import compute_first_tokens_alone
 from sparse_export.graph.nodes import (
     AxisSettings,
     HeadSettings,
     axis_attention_node,
     axis_hidden_first_node,
 )
-from sparse_export.graph.packed_attention import attend_all
-from sparse_export.graph.packed_axis import attend_axis_hidden_first, packed_axis_attention
+from sparse_export.graph.packed_attention import attend_across, attend_all
+from sparse_export.graph.packed_axis import (
+    attend_axis_across,
+    attend_axis_hidden_first,
+    packed_axis_attention,
+)
 from sparse_export.graph.packing import PackedPass, Packing, PaddedPacking, TokenPacking
 from sparse_export.graph.routing import routing_of
 from sparse_export.tasks import Head
@@ -47,24 +52,34 @@ def _attend(
     axis: LayerMask | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """`AttentionInterface` signature on `(1, H, T + R, D)`; notes in `packed` what the layer attends to."""
-    _, num_heads, tokens, head_size = query.shape
+    """`AttentionInterface` signature on `(1, H, T + R, D)`; notes in `packed` what the layer attends to.
+
+    Where first tokens alone attend, `(1, H, B, D)`, keys and values are those of `packed`.
+    """
+    _, num_heads, queries, head_size = query.shape
     heads = HeadSettings(
         num_heads=num_heads,
         scale=head_size**-0.5 if scaling is None else float(scaling),
         lambd=attention_of(module.config).lambd,
     )
     q, k, v = (x.transpose(1, 2).reshape(-1, num_heads * head_size) for x in (query, key, value))
+    if packed.keys_and_values is not None:
+        k, v = packed.keys_and_values
     attended = (
         _attend_allowed((q, k, v), packed, axis, heads)
         if packed.patterns and axis is not None
         else _attend_all((q, k, v), packed, heads)
     )
-    return attended.view(1, tokens, num_heads, head_size), None
+    return attended.view(1, queries, num_heads, head_size), None
 
 
 def _attend_all(qkv: tuple[Tensor, Tensor, Tensor], packed: PackedPass, heads: HeadSettings) -> Tensor:
-    output, support = attend_all(qkv, packed.packing.cu_seqlens, packed.packing.hidden, heads)
+    packing = packed.packing
+    output, support = (
+        attend_all(qkv, packing.cu_seqlens, packing.hidden, heads)
+        if packed.keys_and_values is None
+        else attend_across(*qkv, packing.first_tokens(), heads)
+    )
     if support is not None:
         packed.supports.append(support)
     return output
@@ -75,6 +90,11 @@ def _attend_allowed(
 ) -> Tensor:
     pattern, axes = packed.next_pattern(mask)
     settings = AxisSettings(heads, pattern)
+    if packed.keys_and_values is not None:
+        packing = packed.packing
+        output, support = attend_axis_across(*qkv, packing.first, axes, packing.first_tokens(), settings)
+        packed.supports.append(support)
+        return output
     attend, replace = (
         (axis_attention_node, axis_hidden_first_node)
         if torch.onnx.is_in_onnx_export()
@@ -120,6 +140,8 @@ class PackedModel(nn.Module):
         has_pattern = attention_of(model.config).pattern is not None
         self.patterns = layer_patterns(model) if has_pattern else []
         self.tasks = tuple(head.heads) if isinstance(head, SeveralHeads) else ()
+        if head.reads_first_tokens:
+            compute_first_tokens_alone(model)
         self.joins_neighbours = joins_neighbours(model.config)
         if self.joins_neighbours:
             # The embeddings are given words joined with their neighbours, and have only to transform them, as
@@ -144,9 +166,9 @@ class PackedModel(nn.Module):
         Returns:
             The head's answer, float32 (`Head.answer_packed`), and, by layer, `(B, layers)` float32 each: ρ,
             the share of attention weights that are exactly zero, over heads and the row's true length (AAA,
-            Eq. 9): of pairs that are not allowed, and those that sparsegen-lin leaves out; then, with a
-            pattern, the shares of the row's tokens whose rows are on and whose columns are. All are 0 for a
-            row without tokens.
+            Eq. 9): of pairs that are not allowed, and those that sparsegen-lin leaves out, in the last layer
+            of a head that reads first tokens those of that query; then, with a pattern, the shares of the
+            row's tokens whose rows are on and whose columns are. All are 0 for a row without tokens.
         """
         packed = PackedPass.of(packing, self.patterns)
         states = self._states(self._embedded(tokens), packed)
@@ -170,7 +192,7 @@ class PackedModel(nn.Module):
         return inputs | {"inputs_embeds" if self.joins_neighbours else "input_ids": tokens.words}
 
     def _states(self, inputs: dict[str, Tensor], packed: PackedPass) -> Sequence[Tensor]:
-        """Run the encoder; return hidden states `(T + R, M)`: the last, or all where the head reads more."""
+        """Run the encoder; return hidden states as `Head.answer_packed` reads them."""
         routed = {"routing": routing_of(packed.packing, self.tasks)} if self.tasks else {}
         if not self.head.reads_layers:
             return [self.model.base_model(**inputs, packed=packed, **routed).last_hidden_state[0]]
@@ -181,8 +203,12 @@ class PackedModel(nn.Module):
         if not packed.supports:
             layers = int(self.model.config.num_hidden_layers)
             return torch.zeros_like(packed.packing.has_token, dtype=torch.float32).expand(-1, layers)
-        kept = packed.packing.sums([support.sum(1, dtype=torch.int64) for support in packed.supports])
-        return rho(kept, packed.packing.lengths(), packed.supports[0].shape[1])
+        lengths, heads = packed.packing.lengths(), packed.supports[0].shape[1]
+        kept = [support.sum(1, dtype=torch.int64) for support in packed.supports]
+        if not self.head.reads_first_tokens:
+            return rho(packed.packing.sums(kept), lengths, heads)
+        of_first = kept.pop()[:, None] * lengths  # the only query stands for N of its kind
+        return rho(torch.cat([packed.packing.sums(kept), of_first], 1), lengths, heads)
 
 
 class PaddedTokensModel(PackedModel):

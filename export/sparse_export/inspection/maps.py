@@ -121,7 +121,7 @@ def attention_maps(model: PreTrainedModel, text: TokenizedText) -> AttentionMaps
     tokens = torch.ones(1, len(text.tokens))
     return AttentionMaps(
         weights=weights.numpy(),
-        rho=tuple(zero_shares(weights[:, None], tokens)[0].tolist()),
+        rho=tuple(zero_shares([*weights[:, None]], tokens)[0].tolist()),
         prediction=_predict(task, text.encoded, head.answer_padded(outputs, tokens)),
         allowed=allowed,
     )

@@ -44,13 +44,18 @@ class EmbeddingHead(Head):
         """Whether another layer than the last is read."""
         return self._embedding.layers != "last"
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether the last layer's first tokens are the embedding."""
+        return self._embedding.pooling == "first" and not self.reads_layers
+
     def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
         """Return embeddings `(B, M)`, or `(B, 4·M)` of concatenated layers."""
         values = self._combined(states)
-        if self._embedding.pooling == "first":
-            values = values.index_select(0, packing.first)
-        else:
+        if self._embedding.pooling == "mean":
             values = packing.means(values)
+        elif self.reads_layers:
+            values = values.index_select(0, packing.first)
         return torch.where(packing.has_token, self._normalized(values), 0)
 
     def answer_padded(self, outputs: Any, attention_mask: Tensor) -> Tensor:

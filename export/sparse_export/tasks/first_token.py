@@ -50,10 +50,14 @@ class FirstTokenHead(TrainedHead):
         write_labels(config, self.task.labels)
         config.problem_type = self.task.type
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether nothing else is read."""
+        return True
+
     def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
         """Return logits `(B, C)` of each row's first token."""
-        first = states[-1].index_select(0, packing.first)[:, None]
-        logits = family_of(model.config).head(model, first)
+        logits = family_of(model.config).head(model, states[-1][:, None])
         return torch.where(packing.has_token, logits.float(), 0)
 
     def answer_padded(self, outputs: Any, attention_mask: Tensor) -> Tensor:

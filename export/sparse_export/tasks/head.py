@@ -63,6 +63,11 @@ class Head(ABC):
         """Whether the hidden states of all layers are read, not the last one's alone."""
         return False
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether nothing is read but the last layer's first tokens: no other row of it is computed then."""
+        return False
+
     @abstractmethod
     def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
         """Answer a packed batch, as the exported graph does.
@@ -70,7 +75,8 @@ class Head(ABC):
         Args:
             model: with this head, in evaluation mode.
             states: hidden states `(T + R, M)`, the last layer's at the end; where the head `reads_layers`
-                those of the embeddings and of every layer.
+                those of the embeddings and of every layer; where it `reads_first_tokens` the last layer's of
+                the first tokens, `(B, M)`.
             packing: how the tokens lie.
 
         Returns:

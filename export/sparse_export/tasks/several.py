@@ -40,6 +40,11 @@ class SeveralHeads(Head):
         """Whether any of the tasks reads more than the last layer."""
         return any(head.reads_layers for head in self.heads.values())
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether all of the tasks read nothing else, as tasks that are answered together do."""
+        return all(head.reads_first_tokens for head in self.heads.values())
+
     def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
         """Answer each row by the head of its task, `(B, width)`: −inf where its task has no label."""
         assert isinstance(model, SeveralTasksModel)
@@ -49,7 +54,8 @@ class SeveralHeads(Head):
             return head.answer_packed(model.of(name), states, packing)
         answers = []
         for part, (name, head) in zip(rows.parts, self.heads.items(), strict=True):
-            answer = head.answer_packed(model.of(name), states, packing.of_rows(part))
+            first = [state.index_select(0, part) for state in states]
+            answer = head.answer_packed(model.of(name), first, packing.of_rows(part))
             answers.append(as_wide_as(self.task.width, answer))
         return rows.join(answers)
 

@@ -244,7 +244,8 @@ def _sparsity(report: Report, model: str) -> Iterator[str]:
             rho, kept = measurement.sparsity.rho, measurement.sparsity.keys_kept
             yield (
                 f"At {measurement.length} tokens {_span(rho, '.1%')} of the attention weights are exactly "
-                f"zero, by layer: a query keeps {_span(kept, '.1f')} keys on average."
+                f"zero, by layer: a query keeps {_span(kept, '.1f')} keys on average. Where the answer is "
+                "read from the first token, the last layer's are those of that token's query."
             )
 
 

@@ -204,8 +204,8 @@ class Axes(_Record):
 class Sparsity(_Record):
     """Per layer: ρ, the share of attention weights that are exactly zero, and keys kept per query.
 
-    ρ is Eq. 9 of the AAA paper, over heads and a text's true length, averaged over texts. `axes` None where
-    the model's attention has no axes.
+    ρ is Eq. 9 of the AAA paper, over heads, the queries that are computed and the keys of a text's true
+    length, averaged over texts. `axes` None where the model's attention has no axes.
     """
 
     rho: tuple[float, ...]
@@ -274,7 +274,8 @@ class Split(_Record):
     """From padded eager attention to this model in three steps, each in the quantity's unit.
 
     `fusion`: padded eager → padded fused; `padding_removal`: padded fused → packed dense, which also changes
-    the kernel; `sparsity`: packed dense → model. None where a variant is absent; negative where a step loses.
+    the kernel and leaves out rows of the last layer that no one reads; `sparsity`: packed dense → model. None
+    where a variant is absent; negative where a step loses.
     """
 
     model: str

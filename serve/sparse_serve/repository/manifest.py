@@ -90,7 +90,7 @@ class Attention(_Record):
     `lambd` is sparsegen-lin's λ < 1. A `pattern` goes by the name that `export --attention` takes, with its
     numbers: the sizes `local`, `global_size` and `random` (with the `seed` of its draws), and the
     `diagonals`, offsets that are on, of all layers or of each. Where `finetune` made the checkpoint, its
-    `rho` is the share of pairs that are not allowed, and `rho_target` what was asked for.
+    `rho` is the share of pairs that are not allowed, of all queries, and `rho_target` what was asked for.
     """
 
     normalizer: Literal["softmax", "sparsegen"]
