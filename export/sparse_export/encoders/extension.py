@@ -83,7 +83,13 @@ class ResidualModule(nn.Module):
     """A module of one layer: what it makes of the layer's input joins the attention's residual.
 
     h' = LayerNorm(h + attention(h) + residual(h)), the form of projected attention layers (PAL).
+
+    Attributes:
+        follows_routing: whether it returns the rows alone that a routing has attend; of what others return
+            those are taken that the layer computes.
     """
+
+    follows_routing: ClassVar[bool] = False
 
     def forward(self, hidden: Tensor, routing: "Routing | None" = None) -> Tensor:
         """Return what is added.
@@ -119,12 +125,18 @@ class _ResidualLink:
     def __init__(self, module: ResidualModule) -> None:
         self._module = module
         self._input: tuple[Tensor, Routing | None] | None = None
+        self._rows: Tensor | None = None
 
     def take_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = cast(Tensor, args[0] if args else kwargs["hidden_states"])
         self._input = hidden, kwargs.get("routing")
+        self._rows = kwargs.get("computed_rows")
 
     def add(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         taken, self._input = self._input, None
+        rows, self._rows = self._rows, None
         assert taken is not None
-        return (args[0] + self._module(*taken), *args[1:])
+        added = self._module(*taken)
+        if rows is not None and not self._module.follows_routing:
+            added = added.index_select(1, rows)
+        return (args[0] + added, *args[1:])

@@ -147,6 +147,8 @@ class TaskAttention(ExtensionModule):
 class ProjectedAttention(ResidualModule):
     """TS(h) of one layer: each task's on the rows that are its own."""
 
+    follows_routing: ClassVar[bool] = True
+
     def __init__(
         self, attention: Mapping[str, TaskAttention], projections: Mapping[str, Projections], *, own: bool
     ) -> None:

@@ -34,10 +34,11 @@ class _LastLayer:
     def route(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Have what the layer has of several tasks answer first tokens alone."""
-        if "routing" not in kwargs:
-            return args, kwargs
-        return args, kwargs | {"routing": cast(PackedRouting, kwargs["routing"]).of_first_tokens()}
+        """Tell extensions which rows are computed, and have those of several tasks attend alone."""
+        kwargs = kwargs | {"computed_rows": cast(PackedPass, kwargs["packed"]).packing.first}
+        if "routing" in kwargs:
+            kwargs["routing"] = cast(PackedRouting, kwargs["routing"]).of_first_tokens()
+        return args, kwargs
 
     def cut(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
