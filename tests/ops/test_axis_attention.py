@@ -57,10 +57,11 @@ def by_function(case: AxisCase) -> list[Array]:
 
 
 def check(library: Path, case: AxisCase, threads: int = 1) -> AxisExpected:
-    """Compare the three; where λ > 0 sparsegen magnifies what a score is off by."""
+    """Compare the three; a large score is off by more, and where λ > 0 sparsegen magnifies that."""
     expected = axis_attention(case)
     steepness = 1 - case.attention.lambd if case.normalizer == "sparsegen" else 1
-    tolerance = TOLERANCE / min(1, steepness)
+    size = max(1.0, case.attention.scale * case.attention.head_size**0.5)
+    tolerance = TOLERANCE * size / min(1, steepness)
     output, support = run_axis(library, case, threads)
     function_output, function_support = by_function(case)
     for found, counts in ((output, support), (function_output, function_support)):
