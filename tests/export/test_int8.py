@@ -71,8 +71,8 @@ def test_linear_layers_and_embeddings_are_integers(int8: Exported, text_entry: E
     assert 0 < scales < 0.1 * sum(before.values())
     assert not before.keys() & weights_of(graph, TensorProto.FLOAT).keys()
     ops = [node.op_type for node in graph.node]
-    # Of each layer: queries, keys and values of one input, what attention gives, both of feed-forward. The last
-    # layer's queries are of first tokens alone.
+    # Of each layer: queries, keys and values of one input, what attention gives, both of feed-forward.
+    # The last layer's queries are of first tokens alone.
     assert ops.count("MatMulInteger") == 2 * 6 + 1
     assert ops.count("QuantizeRows") == 2 * 3 + 1 + 1
     assert ops.count("RequantizeGelu") == 2
