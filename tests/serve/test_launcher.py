@@ -4,8 +4,10 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -72,20 +74,35 @@ def test_a_server_runs_and_leaves_nothing(repository: Path) -> None:
     server.stop()
 
 
+@pytest.fixture
+def obliging_port() -> Iterator[int]:
+    """A port where something else answers, and calls itself ready, as another Triton does."""
+
+    class Obliging(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Obliging) as taker:
+        threading.Thread(target=taker.serve_forever, daemon=True).start()
+        yield taker.server_port
+        taker.shutdown()
+
+
 def test_a_free_port_that_is_taken_meanwhile_is_another_one(
-    repository: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
+    repository: Path, obliging_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only where any port will do."""
-    found = [(taken_port, *preflight.claim_ports("127.0.0.1", 0, 0, 0)[1:])]
+    found = [(obliging_port, *preflight.claim_ports("127.0.0.1", 0, 0, 0)[1:])]
     claim = preflight.claim_ports
     monkeypatch.setattr(
         "sparse_serve.triton.server.claim_ports", lambda *ports: found.pop() if found else claim(*ports)
     )
     with TritonServer(options(repository)) as server:
         assert not found
-        assert server.http_port != taken_port
-    found.append((taken_port, *claim("127.0.0.1", 0, 0, 0)[1:]))
-    named = ServerOptions(repository, taken_port, *found[0][1:])
+        assert server.http_port != obliging_port
+    found.append((obliging_port, *claim("127.0.0.1", 0, 0, 0)[1:]))
+    named = ServerOptions(repository, obliging_port, *found[0][1:])
     with pytest.raises(ServerError, match="already in use"):
         TritonServer(named).start()
 

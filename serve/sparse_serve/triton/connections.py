@@ -1,4 +1,4 @@
-"""Has a server that is ending give up the HTTP connections that it would wait for, though nothing comes.
+"""The sockets of a server's processes: which ports they listen at, and how connections that idle are ended.
 
 Once told to end, Triton takes no new HTTP connection and waits for those there are: where a client keeps an
 idle one alive, as most do, for its whole exit time-out. Here the receiving end of each is shut from outside:
@@ -16,6 +16,17 @@ import psutil
 
 _PIDFD_GETFD = 438  # on every architecture; Python has no function for it
 _logger = logging.getLogger(__name__)
+
+
+def listens(pids: Iterable[int], port: int) -> bool:
+    """Tell whether one of these processes listens at `port`; true too where the kernel does not say."""
+    try:
+        sockets = [each for pid in pids for each in psutil.Process(pid).net_connections("tcp")]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
 
 
 def end_receiving(pids: Iterable[int], port: int) -> None:

@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import ServerError
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
 from sparse_serve.repository.entries import overlay_repository
-from sparse_serve.triton.connections import end_receiving
+from sparse_serve.triton.connections import end_receiving, listens
 from sparse_serve.triton.installation import (
     ONNXRUNTIME,
     PYTHON,
@@ -165,6 +165,10 @@ class TritonServer(Server):
             remove_op_library(config)
         if self.view.edit is not None:
             self.view.edit(config)
+
+    def _is_ready(self) -> bool:
+        # Another process may have taken the port since it was found free, and answer in our place.
+        return listens(self.process_ids(), self.http_port) and super()._is_ready()
 
     def _wait_until_ready(self) -> None:
         super()._wait_until_ready()

@@ -237,7 +237,7 @@ class Server(ABC):
         ours = entry_models(self.repository)
         self._entry_configs = {model: config for model, config in configs.items() if model in ours}
         deadline = time.monotonic() + self.options.start_seconds
-        while not probe.is_ready(self.http_url):
+        while not self._is_ready():
             self._require_running()
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -251,6 +251,9 @@ class Server(ABC):
             except ServerError:
                 self._require_running()  # if it has died, its log says more
                 raise
+
+    def _is_ready(self) -> bool:
+        return probe.is_ready(self.http_url)
 
     def _require_running(self) -> None:
         if self._process is None or self._process.poll() is not None:
