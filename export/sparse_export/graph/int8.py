@@ -39,8 +39,8 @@ class _Linear:
 
     Attributes:
         node: `MatMul` or `Gemm`, by a constant.
-        weight: that constant's name, and whether it lies transposed, `(N, K)`.
-        is_transposed: whether it does.
+        weight: that constant's name.
+        is_transposed: whether it lies as `(N, K)`, not `(K, N)`.
         bias: name of the constant that is added; None where there is none.
         gelu: the node that takes its output alone, if that is GELU.
         output: name of the sum, before GELU.

@@ -155,9 +155,9 @@ def _show(line: LaunchLine, picks_ports: bool) -> None:
 def _serve(server: Server) -> None:
     _interrupt_once(server)
     with server:
-        for message in processor_warnings(server.repository, server.models):
-            print(f"warning: {message}", file=sys.stderr)
         with suppress(KeyboardInterrupt):
+            for message in processor_warnings(server.repository, server.models):
+                print(f"warning: {message}", file=sys.stderr)
             print(f"http     http://{server.http_url}")
             print(f"grpc     {server.grpc_url}")
             print(f"metrics  {server.metrics_url}")
