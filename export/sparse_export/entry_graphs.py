@@ -11,8 +11,9 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
 from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.int8 import quantized_graph
+from sparse_export.graph.runs import in_runs
 from sparse_export.graph.text import text_graph
-from sparse_export.parity.gate import ParityReport, check_parity, twin_difference
+from sparse_export.parity.gate import ParityReport, check_parity, runs_difference, twin_difference
 from sparse_export.parity.quality import QualityReport, check_quality
 from sparse_export.parity.questions import Questions
 from sparse_export.parity.texts import TextGate, TextParity
@@ -120,7 +121,7 @@ class _Maker:
         if asked.labelled is not None:
             progress(f"comparing the task metrics on {len(asked.labelled.texts)} labelled texts")
         quality = quantized = None
-        core = public = self._in_precision(traced)
+        core = self._in_precision(traced)
         if self.wanted.target_cpu is not None:
             examples = asked.texts if asked.labelled is None else asked.labelled
             quantized = check_quality(self.model, core, asked.library, examples, self.wanted.max_loss)
@@ -129,7 +130,9 @@ class _Maker:
             quality = check_parity(self.model, core, asked.library, asked.labelled, asked.atol)
             quality.require()
         of_ids = texts = None
-        if asked.reader is not None:
+        if asked.reader is None:
+            public = self._in_runs(self.model, core)
+        else:
             progress("comparing the tokenizer in the graph with the checkpoint's own")
             public = self._taking_text(self.model, core, asked.reader, "text")
             texts = asked.reader.check(self.model, public, core)
@@ -140,7 +143,7 @@ class _Maker:
         self.progress("tracing the graph of token ids")
         traced = self._save(self._taking_ids(self.model, "packed"), "ids")
         check_parity(self.model, traced, self.asked.library, self.asked.padded, self.asked.atol).require()
-        return self._in_precision(traced)
+        return self._in_runs(self.model, self._in_precision(traced))
 
     def _twins(self) -> dict[str, Twin]:
         """Write the dense twins, those that are wanted."""
@@ -166,7 +169,9 @@ class _Maker:
                 "nothing was written"
             )
         graph = self._in_precision(graph)
-        if asked.reader is not None:
+        if asked.reader is None:
+            graph = self._in_runs(dense, graph)
+        else:
             graph = self._taking_text(dense, graph, asked.reader, f"text_twins/{variant}")
         return Twin(graph, difference)
 
@@ -177,6 +182,22 @@ class _Maker:
     def _taking_text(self, model: PreTrainedModel, core: Path, reader: TextGate, name: str) -> Path:
         """Write a graph of tokens, or of a padded batch, once more: with the tokenizer in front of it."""
         return self._save(text_graph(onnx.load(core), model_head(model), reader.reading), name)
+
+    def _in_runs(self, model: PreTrainedModel, whole: Path) -> Path:
+        """Write a graph of token ids once more: computing a few rows at a time.
+
+        Raises:
+            GateError: that changes an answer.
+        """
+        asked = self.asked
+        graph = self._save(in_runs(onnx.load(whole)), f"runs/{whole.parent.relative_to(self.folder)}")
+        difference = runs_difference(model, whole, graph, asked.library, asked.padded)
+        if not difference <= asked.atol:
+            raise GateError(
+                f"parity not met: the graph differs by up to {difference:.3g} from itself where it computes "
+                f"a few rows at a time, accepted is {asked.atol:g} (--atol); nothing was written"
+            )
+        return graph
 
     def _in_precision(self, traced: Path) -> Path:
         """Return the graph that is served for one that was traced: it, or where it is asked for quantized."""

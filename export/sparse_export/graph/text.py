@@ -1,6 +1,6 @@
 """The graph that takes text: a tokenizer in front of a model's graph, and its answer in words behind it.
 
-    TEXT, TEXT_PAIR, TASK → tokenizer → graph of tokens, or of a padded batch → scores, label, …
+    TEXT, TEXT_PAIR, TASK → tokenizer → graph of tokens, or of a padded batch, in runs → scores, label, …
 
 Nothing that a client sends makes it fail: a row that is not UTF-8, names no task, or has more tokens than are
 read, where that is an error, has NaN for its numbers and an empty label, and the rows beside it are answered
@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper
 from sparse_export.graph.around import Middle, Nodes
 from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_export.graph.inputs import BATCH
+from sparse_export.graph.runs import in_runs
 from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_export.tasks.head import Head
@@ -77,15 +78,14 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
         outputs those of the task (`Task.outputs`), `token_count`, `truncated` and `invalid_at` `(B, 1)`, and
         what the core measures.
     """
-    graph = Middle(core)
+    if "attention_mask" in (each.name for each in core.graph.input):
+        core = _taking_tokens(core, reading.pad_id)
+    graph = Middle(in_runs(core))
     heads = head.heads if isinstance(head, SeveralHeads) else {}
     several = heads if len(heads) > 1 else {}
     before = Nodes("before")
     is_task = _find_tasks(before, list(several)) if several else None
     _tokenize(before, head, several, reading)
-    taken = {each.name for each in core.graph.input}
-    if "attention_mask" in taken:
-        _pad(before, reading.pad_id)
     after = Nodes("after")
     answer, measures = head.task.graph_output, [m.name for m in MEASURES if m.name in graph.outputs]
     is_bad = after.add("GreaterOrEqual", "invalid_at", after.constant("zero", np.array(0, np.int32)))
@@ -136,17 +136,23 @@ def _tokenize(nodes: Nodes, head: Head, several: Mapping[str, Head], reading: Te
     nodes.constants += tables
 
 
-def _pad(nodes: Nodes, pad_id: int) -> None:
-    """Take the tokens' places by those of a padded batch."""
-    packed = {name: f"{name}.packed" for name in ("input_ids", "token_type_ids")}
-    tokenizer = nodes.nodes[-1]
-    tokenizer.output[:] = [packed.get(name, name) for name in tokenizer.output]
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    nodes.nodes.append(
+def _taking_tokens(core: ModelProto, pad_id: int) -> ModelProto:
+    """Return a graph of a padded batch as one of packed tokens, which it pads."""
+    graph, before = Middle(core), Nodes("padded")
+    padded = ["input_ids", "attention_mask", "token_type_ids"]
+    packed = [value for value in output_values() if value.name in (*padded, "cu_seqlens")]
+    for name in padded:
+        graph.rename(name, f"{name}.padded")
+    before.nodes.append(
         helper.make_node(
-            "PaddedTokens", [*packed.values(), "cu_seqlens"], names, domain=GRAPH_DOMAIN, pad_id=pad_id
+            "PaddedTokens",
+            ["input_ids", "token_type_ids", "cu_seqlens"],
+            [f"{name}.padded" for name in padded],
+            domain=GRAPH_DOMAIN,
+            pad_id=pad_id,
         )
     )
+    return graph.between(before, Nodes("unpadded"), packed, graph.outputs.values())
 
 
 def _read(nodes: Nodes, head: Head, several: Mapping[str, Head]) -> tuple[str, str]:

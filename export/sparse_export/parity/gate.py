@@ -225,6 +225,14 @@ def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examp
     return largest_difference(run_graph(graph, op_library, run), [run_torch(model, batch) for batch in run])
 
 
+def runs_difference(
+    model: PreTrainedModel, whole: Path, divided: Path, op_library: Path, examples: Examples
+) -> float:
+    """Return the largest difference between the outputs of a graph and of itself in runs."""
+    run = list(batches(examples.rows, model.config))
+    return largest_difference(run_graph(divided, op_library, run), run_graph(whole, op_library, run))
+
+
 @dataclass(frozen=True)
 class _Comparison:
     """What one runtime answers, batch by batch, beside torch by its own masks and torch by the runtime's."""

@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.report import Absent, Variant
 from sparse_serve.profiling.workload import Batch
-from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph, nested
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
 from sparse_serve.tasks import Task
 from sparse_serve.triton.launcher import RepositoryView, TritonServer
@@ -77,7 +77,7 @@ def attention_heads(entry: Entry) -> int | None:
         RepositoryError: the graph cannot be read.
     """
     model = load_graph(entry.graph_path / str(entry.manifest.version) / GRAPH_NAME)
-    attributes = (attribute for node in model.graph.node for attribute in node.attribute)
+    attributes = (attribute for node in nested(model.graph.node) for attribute in node.attribute)
     return next((int(attribute.i) for attribute in attributes if attribute.name == "num_heads"), None)
 
 

@@ -21,6 +21,7 @@ from sparse_serve.repository.config import (
     graph_dtype,
     graph_signature,
     load_graph,
+    nested,
     read_config,
 )
 from sparse_serve.repository.entries import (
@@ -218,7 +219,7 @@ def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> 
     if uses_library and opsets.get(DOMAIN) != OPSET_VERSION:
         yield Level.error, f"version {opsets.get(DOMAIN)} of {DOMAIN}, this package has {OPSET_VERSION}"
     functions = {function.name for function in model.functions if function.domain == DOMAIN}
-    missing = {node.op_type for node in model.graph.node if node.domain == DOMAIN} - functions
+    missing = {node.op_type for node in nested(model.graph.node) if node.domain == DOMAIN} - functions
     if signature.takes_text:
         missing -= set(TOKENIZERS)  # nobody expects a function of them
     if missing:

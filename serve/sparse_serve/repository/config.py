@@ -1,7 +1,7 @@
 """Triton model configurations, built as `ModelConfig` messages and written as protobuf text."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,15 @@ def load_graph(path: Path) -> onnx.ModelProto:
         raise RepositoryError(f"graph {path} cannot be read: {error.strerror}") from error
     except Exception as error:  # protobuf's DecodeError differs between its implementations
         raise RepositoryError(f"graph {path} is not an ONNX file: {in_brief(error)}") from error
+
+
+def nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of the subgraphs that they have, such as the body of a loop."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from nested(attribute.g.node)
 
 
 def graph_signature(model: onnx.ModelProto) -> Signature:

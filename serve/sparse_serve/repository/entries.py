@@ -36,6 +36,7 @@ from sparse_serve.repository.config import (
     graph_name,
     graph_signature,
     load_graph,
+    nested,
     public_config,
     read_config,
     text_graph_config,
@@ -312,7 +313,7 @@ def config_of_graph(
 def uses_op_library(model: onnx.ModelProto) -> bool:
     """Return whether the graph has nodes of the op library's domain."""
     bodies = (model.graph.node, *(function.node for function in model.functions))
-    return any(node.domain == DOMAIN for body in bodies for node in body)
+    return any(node.domain == DOMAIN for body in bodies for node in nested(body))
 
 
 def versions(model: Path) -> list[int]:

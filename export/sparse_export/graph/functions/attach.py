@@ -24,6 +24,7 @@ from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTIO
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
 from sparse_export.graph.functions.token_ids import TOKEN_IDS
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS
+from sparse_serve.repository.config import nested
 
 _FUNCTIONS = {
     (function.domain, function.name): function
@@ -72,7 +73,7 @@ def attach_functions(model: ModelProto, opset: int) -> None:
         ValueError: nodes of axis attention in one model differ in `normalizer`, or it is unknown.
     """
     normalizer = _normalizer_of(model)
-    for node in model.graph.node:
+    for node in nested(model.graph.node):
         if (node.domain, node.op_type) in _OPTIONAL_SUPPORT and len(node.output) == 1:
             node.output.append("")
     pending = _ours(model.graph.node)
@@ -96,7 +97,7 @@ def _normalizer_of(model: ModelProto) -> Normalizer:
     known: tuple[Normalizer, ...] = get_args(Normalizer)
     found = {
         next((a.s.decode() for a in node.attribute if a.name == "normalizer"), "softmax")
-        for node in model.graph.node
+        for node in nested(model.graph.node)
         if (node.domain, node.op_type) in _OF_NORMALIZER
     } or {"softmax"}
     if len(found) > 1 or not found <= set(known):
@@ -109,11 +110,4 @@ def _normalizer_of(model: ModelProto) -> Normalizer:
 
 def _ours(nodes: Iterable[NodeProto]) -> list[tuple[str, str]]:
     """Return domain and name of every op of ours that the nodes, their subgraphs included, call."""
-    found = []
-    graphs = [nodes]
-    while graphs:
-        for node in graphs.pop():
-            if node.domain in (DOMAIN, GRAPH_DOMAIN):
-                found.append((node.domain, node.op_type))
-            graphs += [attribute.g.node for attribute in node.attribute if attribute.HasField("g")]
-    return found
+    return [(each.domain, each.op_type) for each in nested(nodes) if each.domain in (DOMAIN, GRAPH_DOMAIN)]
