@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.spec import store_attention
+from sparse_export.graph.fewer_nodes import rewrite_in_fewer_nodes
 from sparse_export.graph.functions import attach_functions
 from sparse_export.graph.inputs import (
     BATCH,
@@ -91,6 +92,8 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
+    if kind.startswith("tokens"):
+        rewrite_in_fewer_nodes(program.model)
     proto = program.model_proto
     _strip_provenance(proto)
     _name_outputs(proto, wrapped.output_names)

@@ -1,0 +1,192 @@
+"""The same graph in fewer nodes: where one short text is answered, much of the time goes between them.
+
+Encoders are traced on one row of all tokens, `(1, T, M)`, and our attention takes rows, `(T, M)`. Laid out as
+rows before queries, keys and values are made of them, they are reshaped once a layer, and ONNX Runtime makes
+one kernel of a product and its bias. Each rewrite computes the same numbers; what it does not know it leaves.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import IdentityEliminationPass, RemoveUnusedNodesPass
+
+from sparse_export.graph.inputs import TOKENS
+from sparse_serve.op_library import DOMAIN
+
+
+def rewrite_in_fewer_nodes(model: ir.Model) -> None:
+    """Rewrite a traced graph of packed tokens, in place."""
+    graph = model.graph
+    laid_out: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        if node.op_type == "Reshape":
+            _reshape_at_once(node)
+    RemoveUnusedNodesPass()(model)
+    for node in list(graph):
+        if node.op_type == "Reshape":
+            _lay_out_before(node, graph, laid_out)
+        elif node.op_type == "Concat":
+            _count_at_once(node, graph)
+        elif node.op_type == "GatherND":
+            _gather_rows(node)
+        elif node.op_type == "Gather":
+            _take_only_column(node)
+    IdentityEliminationPass()(model)
+    RemoveUnusedNodesPass()(model)
+
+
+def _reshape_at_once(reshape: ir.Node) -> None:
+    """Reshape what an earlier reshape was given; a shape without zeros does not ask for that of its input."""
+    shape = _numbers(reshape.inputs[1])
+    if shape is None or 0 in shape:
+        return
+    while (given := _given_to("Reshape", reshape.inputs[0])) is not None:
+        reshape.replace_input_with(0, given)
+    source = reshape.inputs[0]
+    if source is not None and _has_shape(source, shape):
+        _pass_on(reshape, source)
+
+
+class _Linear(NamedTuple):
+    """A linear layer: `source` times `weight` `(K, N)`, plus `bias` `(N,)`."""
+
+    product: ir.Node
+    addition: ir.Node
+    source: ir.Value
+    weight: ir.Value
+
+
+def _lay_out_before(reshape: ir.Node, graph: ir.Graph, laid_out: dict[ir.Value, ir.Value]) -> None:
+    """Lay rows out before a linear layer instead of behind it.
+
+    Args:
+        reshape: asks for rows `(-1, N)`.
+        graph: of the node.
+        laid_out: values and themselves as rows, of which there are more after the call.
+    """
+    layer = _linear(reshape.inputs[0])
+    if layer is None or _numbers(reshape.inputs[1]) != [-1, *_sizes(layer.weight)[1:]]:
+        return
+    maker = layer.source.producer()
+    if maker is None:
+        return
+    if layer.source not in laid_out:
+        width = _sizes(layer.weight)[0]
+        name = f"{layer.source.name}.rows"
+        rows = ir.Value(name=name, shape=ir.Shape([TOKENS, width]), type=layer.source.type)
+        asked = ir.tensor(np.array([-1, width]), name=f"{name}.shape")
+        shape = ir.Value(
+            name=asked.name, shape=ir.Shape([2]), type=ir.TensorType(asked.dtype), const_value=asked
+        )
+        graph.register_initializer(shape)
+        graph.insert_after(maker, ir.node("Reshape", [layer.source, shape], outputs=[rows]))
+        laid_out[layer.source] = rows
+    layer.product.replace_input_with(0, laid_out[layer.source])
+    for node in (layer.product, layer.addition):
+        node.outputs[0].shape = reshape.outputs[0].shape
+    _pass_on(reshape, layer.addition.outputs[0])
+
+
+def _linear(value: ir.Value | None) -> _Linear | None:
+    """Return the linear layer that makes a value which nothing else reads; None where none does."""
+    addition = None if value is None else value.producer()
+    if value is None or addition is None or addition.op_type != "Add" or len(value.uses()) > 1:
+        return None
+    for number, term in enumerate(addition.inputs):
+        product, bias = None if term is None else term.producer(), addition.inputs[1 - number]
+        if term is None or product is None or product.op_type != "MatMul" or len(term.uses()) > 1:
+            continue
+        source, weight = product.inputs
+        are_constant = [each is not None and each.is_initializer() for each in (weight, bias)]
+        if source is None or weight is None or not all(are_constant) or len(_sizes(weight)) != 2:
+            continue
+        if _sizes(bias) == _sizes(weight)[1:]:
+            return _Linear(product, addition, source, weight)
+    return None
+
+
+def _count_at_once(concat: ir.Node, graph: ir.Graph) -> None:
+    """Join by layer what the rows' attention kept over all heads, and make int64 of it then, not before.
+
+    What one row keeps over its heads is far below 2³¹.
+    """
+    totals = [_given_to("Unsqueeze", value) for value in concat.inputs]
+    kept = [_given_to("Cast", _given_to("ReduceSum", total)) for total in totals]
+    makers = [None if value is None else value.producer() for value in kept]
+    if _attribute(concat, "axis") != 1 or not all(each and each.domain == DOMAIN for each in makers):
+        return
+    axes = totals[0].producer().inputs[1]  # type: ignore[union-attr]  # there is one
+    for number, value in enumerate(kept):
+        total = ir.Value(name=f"{concat.outputs[0].name}.{number}", type=ir.TensorType(ir.DataType.INT32))
+        graph.insert_before(concat, ir.node("ReduceSum", [value, axes], {"keepdims": 1}, outputs=[total]))
+        concat.replace_input_with(number, total)
+    joined = concat.outputs[0]
+    counts = ir.Value(name=f"{joined.name}.counts", shape=joined.shape, type=joined.type)
+    ir.convenience.replace_all_uses_with(joined, counts)
+    joined.type = ir.TensorType(ir.DataType.INT32)
+    graph.insert_after(concat, ir.node("Cast", [joined], {"to": ir.DataType.INT64.value}, outputs=[counts]))
+
+
+def _gather_rows(gather: ir.Node) -> None:
+    """Gather by numbers, not by indices of one number each."""
+    numbers = _given_to("Unsqueeze", gather.inputs[1])
+    if (
+        numbers is None
+        or numbers.shape is None
+        or len(numbers.shape) != 1
+        or _attribute(gather, "batch_dims")
+    ):
+        return
+    gather.op_type = "Gather"
+    gather.attributes.clear()
+    gather.replace_input_with(1, numbers)
+
+
+def _take_only_column(gather: ir.Node) -> None:
+    """Take a value as it was before it was given the axis that is taken off it."""
+    unsqueeze, index = gather.inputs[0], gather.inputs[1]
+    given = _given_to("Unsqueeze", unsqueeze)
+    constant = None if index is None else ir.convenience.get_const_tensor(index)
+    if given is None or unsqueeze is None or constant is None or constant.shape or constant.numpy() != 0:
+        return
+    if _numbers(unsqueeze.producer().inputs[1]) == [_attribute(gather, "axis")]:  # type: ignore[union-attr]
+        _pass_on(gather, given)
+
+
+def _pass_on(node: ir.Node, source: ir.Value) -> None:
+    """Have a node do nothing; it goes in the end."""
+    node.op_type = "Identity"
+    node.attributes.clear()
+    node.resize_inputs(1)
+    node.replace_input_with(0, source)
+
+
+def _given_to(op_type: str, value: ir.Value | None) -> ir.Value | None:
+    """Return what the node was given that makes a value; None where that is of another type."""
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == op_type else None
+
+
+def _numbers(value: ir.Value | None) -> list[int] | None:
+    """Return a constant list of whole numbers; None where a value is none."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor.numpy().tolist() if tensor is not None and len(tensor.shape) == 1 else None
+
+
+def _sizes(value: ir.Value | None) -> list[int]:
+    """Return the sizes of a constant's axes."""
+    shape = None if value is None else value.shape
+    return [size for size in shape or () if isinstance(size, int)]
+
+
+def _has_shape(value: ir.Value, asked: list[int]) -> bool:
+    """Tell whether a value has the shape that is asked for; what is left over may be of any size."""
+    if value.shape is None or len(value.shape) != len(asked):
+        return False
+    return all(wanted in (-1, size) for size, wanted in zip(value.shape, asked, strict=True))
+
+
+def _attribute(node: ir.Node, name: str) -> int:
+    attribute = node.attributes.get(name)
+    return 0 if attribute is None else attribute.as_int()
