@@ -4,8 +4,7 @@
 
 Serves the same entry by a server of its own for each setting, all at once, and asks one after another: by one
 sender, by 8 and by 64 of single texts, and by 8 whose every tenth text is as long as the model reads. Only
-the one that is asked computes. So does the library in this process with so many tokens a run, for all texts,
-the long ones among them.
+the one that is asked computes. How many tokens a run has, `resident_memory.py` compares.
 
 Writes `serving_defaults.csv`, a line per window with the environment, and prints medians over the rounds and,
 of each round, the ratio to the first setting's.
@@ -13,13 +12,9 @@ of each round, the ratio to the first setting's.
 
 import os
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -30,7 +25,6 @@ from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.classifier import Classifier
 from sparse_serve.data import read_data
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.measure import PERCENTILE_METHOD, measure_window
@@ -40,9 +34,7 @@ from sparse_serve.triton.launcher import TritonServer
 
 NAME = "reviews"
 EVERY_LONG = 10
-RUN_TOKENS = (256, 512, 1024, 2048, 4096, 16384)
 SETTLING = 2
-LIBRARY_TEXTS = 100
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ def main(
         with TritonLoad(next(iter(servers.values())).grpc_url, NAME, OUTPUT) as load:
             about = environment(load.server_version)
         lines: list[Line] = []
-        for line in chain(measure(servers, streams, seconds, rounds), runs(entry.path, mixed, rounds)):
+        for line in measure(servers, streams, seconds, rounds):
             lines.append(about | line)
             write_lines(results / "serving_defaults.csv", lines)  # what there is, should it be ended
     report(lines)
@@ -149,27 +141,6 @@ def asked(grpc_url: str, senders: int, batches: Sequence[Batch], seconds: float)
         "p99_ms": f"{np.percentile(latencies, 99, method=PERCENTILE_METHOD):.2f}",
         "load_average": f"{os.getloadavg()[0]:.1f}",
     }
-
-
-def runs(entry: Path, texts: Sequence[str], rounds: int) -> Iterator[Line]:
-    """Yield how fast the library is with so many tokens a run."""
-    part = texts[:LIBRARY_TEXTS]
-    classifiers = {tokens: Classifier(entry, run_tokens=tokens) for tokens in RUN_TOKENS}
-    for number in range(rounds):
-        for tokens, classifier in classifiers.items():
-            call = partial(classifier, part)
-            started = time.perf_counter()
-            call()
-            took = time.perf_counter() - started
-            yield {
-                "setting": f"{tokens} tokens",
-                "load": "library, some long",
-                "round": str(number),
-                "texts_per_s": f"{len(part) / took:.1f}",
-                "p50_ms": f"{took * 1000:.1f}",
-                "p99_ms": f"{took * 1000:.1f}",
-                "load_average": f"{os.getloadavg()[0]:.1f}",
-            }
 
 
 def report(lines: Sequence[Line]) -> None:

@@ -65,7 +65,7 @@ class Classifier:
             entry: the public folder, such as `model_repository/NAME`.
             version: of the entry; None for the highest.
             threads: that compute; None for one on each available core.
-            run_tokens: about so many tokens are computed at a time.
+            run_tokens: the graph is given texts of about so many tokens at a time.
 
         Raises:
             RepositoryError: there is no such entry or version, or its graph takes token ids.
