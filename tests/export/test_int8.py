@@ -26,6 +26,7 @@ from sparse_serve.classifier import Classifier
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
+from sparse_serve.repository.config import nested
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import TargetCpu
 from sparse_serve.tasks import TASK_IDS
@@ -70,7 +71,7 @@ def test_linear_layers_and_embeddings_are_integers(int8: Exported, text_entry: E
     )
     assert 0 < scales < 0.1 * sum(before.values())
     assert not before.keys() & weights_of(graph, TensorProto.FLOAT).keys()
-    ops = [node.op_type for node in graph.node]
+    ops = [node.op_type for node in nested(graph.node)]
     # Of each layer: queries, keys and values of one input, what attention gives, both of feed-forward.
     # The last layer's queries are of first tokens alone.
     assert ops.count("MatMulInteger") == 2 * 6 + 1
