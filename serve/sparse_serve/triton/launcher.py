@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ _CLOSED_ABROAD = ("model-config", "statistics")
 
 _REAP_SECONDS = 5.0
 _STOP_INTERVAL = 0.1
+_BURY_SECONDS, _BURY_INTERVAL = 0.5, 0.02
 
 # The argument of a Python stub that names the model's instance, such as "reviews_model_0_0".
 _INSTANCE = re.compile(r"(?P<model>[^/]+)_\d+_\d+")
@@ -172,12 +173,13 @@ class TritonServer(Server):
 
     def _wait_until_ready(self) -> None:
         super()._wait_until_ready()
-        self._family = {stub: _served_by(stub) for stub in self._descendants()}
+        self._family = self._stubs()
 
     def check(self) -> None:
-        """Look whether the server and every Python stub that was there at the start still run.
+        """Look whether the server and every Python stub that it has started still run.
 
-        Triton calls a model ready though its stub has died, and never starts the stub again.
+        Triton calls a model ready though its stub has died, and never starts the stub again. Where Triton
+        itself ends one, as it takes another version of the model, that one has a successor.
 
         Raises:
             ServerError: a process has ended.
@@ -188,11 +190,12 @@ class TritonServer(Server):
             raise ServerError(f"Triton was ended by {name}: serve again; its log is shown by --verbose")
         if status is not None:
             raise ServerError(f"Triton ended with status {status}: {self._log_reason()}")
-        for process, model in self._family.items():
-            if _is_dead(process):
-                raise ServerError(
-                    f"model '{model}' answers no more, its process {process.pid} has died: serve again"
-                )
+        family = self._stubs()
+        for process, model in self._missing(family).items():
+            raise ServerError(
+                f"model '{model}' answers no more, its process {process.pid} has died: serve again"
+            )
+        self._family = family
 
     def process_ids(self) -> list[int]:
         """Return the ids of the server's process and all its descendants, the server's first."""
@@ -208,10 +211,21 @@ class TritonServer(Server):
         except psutil.NoSuchProcess:
             return []
 
+    def _stubs(self) -> dict[psutil.Process, str]:
+        """Return the Python stubs that there are, dead ones too, and the models that they serve."""
+        models = {each: self._family.get(each) or _served_by(each) for each in self._descendants()}
+        return {stub: model for stub, model in models.items() if model is not None}
+
+    def _missing(self, family: Mapping[psutil.Process, str]) -> dict[psutil.Process, str]:
+        """Return who has died since the last look, but for those whom Triton has replaced."""
+        dead = {each: model for each, model in self._family.items() if _is_dead(each)}
+        alive = {model for each, model in family.items() if not _is_dead(each)}
+        return {each: model for each, model in dead.items() if model not in alive or _is_left_dead(each)}
+
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         # A request to a model that has lost its process ends in an error too, but a second late each, one
         # after another, and Triton would wait for them all.
-        is_whole = not any(map(_is_dead, self._family))
+        is_whole = not self._missing(self._stubs())
         self._family |= dict.fromkeys(self._descendants(), "?")
         if not is_whole:
             return
@@ -227,10 +241,26 @@ class TritonServer(Server):
         self._family = {}
 
 
-def _served_by(stub: psutil.Process) -> str:
-    """Return the model behind a Python stub, as its command line names it."""
-    instances = filter(None, map(_INSTANCE.fullmatch, stub.cmdline()))
-    return next((found["model"] for found in instances), "?")
+def _served_by(process: psutil.Process) -> str | None:
+    """Return the model that a Python stub serves, as its command line names it; None for what is none."""
+    try:
+        instances = filter(None, map(_INSTANCE.fullmatch, process.cmdline()))
+    except psutil.NoSuchProcess:
+        return None
+    return next((found["model"] for found in instances), None)
+
+
+def _is_left_dead(process: psutil.Process) -> bool:
+    """Tell whether a process has died and its parent, which has not ended it, does not want to know."""
+    deadline = time.monotonic() + _BURY_SECONDS
+    try:
+        while process.status() == psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_BURY_INTERVAL)
+    except psutil.NoSuchProcess:
+        pass
+    return False
 
 
 def _is_dead(process: psutil.Process) -> bool:
