@@ -162,13 +162,18 @@ def labelled_examples(
     return Examples(encoded, targets=task.targets(data))
 
 
-def batches(rows: Sequence[Row], config: PreTrainedConfig) -> Iterator[Batch]:
-    """Yield rows in order as padded batches of what a model of this config takes."""
+def batches(
+    rows: Sequence[Row], config: PreTrainedConfig, most_tokens: int = _BATCH_TOKENS
+) -> Iterator[Batch]:
+    """Yield rows in order as padded batches of what a model of this config takes.
+
+    Each has `most_tokens` with its padding at most, or one row.
+    """
     together: list[Row] = []
     longest = 0
     for row in rows:
         length = len(row["input_ids"])
-        if together and (len(together) + 1) * max(longest, length) > _BATCH_TOKENS:
+        if together and (len(together) + 1) * max(longest, length) > most_tokens:
             yield _pad(together, longest, config)
             together, longest = [], 0
         together.append(row)

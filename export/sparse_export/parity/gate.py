@@ -28,11 +28,14 @@ from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run
 from sparse_export.tasks import model_head
 from sparse_serve.errors import GateError
 from sparse_serve.repository.measures import AXES
+from sparse_serve.stub.runs import RUN_TOKENS
 
 # Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005
 # At equal masks these are counts over lengths.
 _AXES_ATOL = 1e-5
+# So many runs of a graph are asked for at once where they are held against one.
+_RUNS = 4
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,11 @@ def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examp
 def runs_difference(
     model: PreTrainedModel, whole: Path, divided: Path, op_library: Path, examples: Examples
 ) -> float:
-    """Return the largest difference between the outputs of a graph and of itself in runs."""
-    run = list(batches(examples.rows, model.config))
+    """Return the largest difference between the outputs of a graph and of itself in runs.
+
+    It is asked batches of several runs each.
+    """
+    run = list(batches(examples.rows, model.config, most_tokens=_RUNS * RUN_TOKENS))
     return largest_difference(run_graph(divided, op_library, run), run_graph(whole, op_library, run))
 
 
