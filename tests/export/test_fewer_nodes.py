@@ -106,3 +106,18 @@ def test_a_layer_reshapes_twice(graphs: GraphTable) -> None:
     assert counts["Reshape"] == 2 * LAYERS
     assert counts["ReduceSum"] == LAYERS
     assert counts["GatherND"] == 0
+
+
+def test_sizes_are_called_what_they_are(graphs: GraphTable) -> None:
+    """In the last layer there are fewer rows than tokens; ONNX Runtime warns where they are called alike."""
+    path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), "tokens", GraphTarget())
+    graph = onnx.load(path).graph
+    sizes = {
+        value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in graph.value_info
+    }
+    laid_out = {node.input[0]: node.output[0] for node in graph.node if node.output[0].endswith(".rows")}
+    assert {source: sizes[rows][0] for source, rows in laid_out.items()} == {
+        source: sizes[source][1] for source in laid_out
+    }
+    assert len({sizes[rows][0] for rows in laid_out.values()}) == 2

@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import IdentityEliminationPass, RemoveUnusedNodesPass
 
-from sparse_export.graph.inputs import TOKENS
 from sparse_serve.op_library import DOMAIN
 
 
@@ -74,7 +73,10 @@ def _lay_out_before(reshape: ir.Node, graph: ir.Graph, laid_out: dict[ir.Value, 
     if layer.source not in laid_out:
         width = _sizes(layer.weight)[0]
         name = f"{layer.source.name}.rows"
-        rows = ir.Value(name=name, shape=ir.Shape([TOKENS, width]), type=layer.source.type)
+        # Of all tokens, or of those that are read: ONNX Runtime gives memory on by what sizes are called.
+        axes = layer.source.shape
+        count = axes[1] if axes is not None and len(axes) == 3 and axes[0] == 1 else None
+        rows = ir.Value(name=name, shape=ir.Shape([count, width]), type=layer.source.type)
         asked = ir.tensor(np.array([-1, width]), name=f"{name}.shape")
         shape = ir.Value(
             name=asked.name, shape=ir.Shape([2]), type=ir.TensorType(asked.dtype), const_value=asked
