@@ -21,12 +21,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from runs import provenance, read_csv, write_csv
+from runs import provenance, read_csv, train_each, write_csv
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
+from sparse_export.training import FinetuneOptions, FinetuneRecord
 
 SPANS = FinetuneOptions(task="question_answering", epochs=4, learning_rate=2e-4, batch_size=4)
 TAGS = FinetuneOptions(task="token_classification", epochs=2, learning_rate=2e-4, batch_size=16)
@@ -46,33 +45,23 @@ def main(
     torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console(stderr=True)
     path = results / "heads.csv"
     runs = read_csv(path)
-    done = {(run["task"], run["attention"], run["seed"]) for run in runs}
     attentions = {
         "softmax": AttentionSpec(),
         **{each: AttentionSpec(float(each)) for each in lambdas.split(",")},
     }
     with tempfile.TemporaryDirectory() as scratch:
         for setting, train, dev in _sets(squad, wnut):
-            for seed in seeds.split(","):
-                for name, attention in attentions.items():
-                    if (setting.task, name, seed) in done:
-                        continue
-                    console.print(f"{setting.task}: {name}, seed {seed}")
-                    options = replace(setting, attention=attention, seed=int(seed))
-                    record = finetune(
-                        encoder,
-                        train,
-                        Path(scratch) / "checkpoint",
-                        options,
-                        evaluation=dev,
-                        force=True,
-                        console=console,
-                    )
-                    runs.append(_line(record, name, encoder))
-                    write_csv(path, runs)
+            done = {(run["attention"], run["seed"]) for run in runs if run["task"] == setting.task}
+            wanted = {
+                (name, seed): replace(setting, attention=attention, seed=int(seed))
+                for seed in seeds.split(",")
+                for name, attention in attentions.items()
+            }
+            for name, record in train_each(wanted, done, encoder, train, dev, Path(scratch) / "checkpoint"):
+                runs.append(_line(record, name, encoder))
+                write_csv(path, runs)
 
 
 def _sets(squad: Path | None, wnut: Path | None) -> Iterator[tuple[FinetuneOptions, Path, Path]]:

@@ -20,8 +20,16 @@ import numpy as np
 import onnx
 import torch
 import typer
-from rich.console import Console
-from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
+from runs import (
+    Run,
+    head,
+    interval,
+    provenance,
+    read_csv,
+    refuse_other_settings,
+    train_each,
+    write_csv,
+)
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -32,7 +40,7 @@ from sparse_export.graph.int8 import quantized_graph
 from sparse_export.parity.examples import labelled_examples
 from sparse_export.parity.quality import QualityReport, check_quality
 from sparse_export.tasks import model_head
-from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.training import FinetuneOptions
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.manifest import TargetCpu
@@ -62,7 +70,6 @@ def main(  # noqa: PLR0913  one parameter per option
     torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console(stderr=True)
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_int8_runs.csv"
     runs = read_csv(runs_file)
@@ -74,32 +81,23 @@ def main(  # noqa: PLR0913  one parameter per option
     with tempfile.TemporaryDirectory() as scratch:
         dev = head(data / "dev.tsv", dev_rows, Path(scratch))
         checkpoint = Path(scratch) / "checkpoint"
-        for seed in seeds.split(","):
-            for shown, attention in ATTENTIONS.items():
-                if (shown, seed) in done:
-                    continue
-                console.print(f"{name}: {shown}, seed {seed}")
-                options = replace(setting, attention=attention, seed=int(seed))
-                record = finetune(
-                    encoder,
-                    data / "train.tsv",
-                    checkpoint,
-                    options,
-                    evaluation=dev,
-                    force=True,
-                    console=console,
-                )
-                for target_cpu, report in reports_of(checkpoint, dev, Path(scratch)):
-                    runs.append(
-                        {
-                            "attention": shown,
-                            "target_cpu": target_cpu,
-                            "seed": seed,
-                            **figures(report),
-                            **provenance(record, encoder),
-                        }
-                    )
-                write_csv(runs_file, runs)
+        wanted = {
+            (shown, seed): replace(setting, attention=attention, seed=int(seed))
+            for seed in seeds.split(",")
+            for shown, attention in ATTENTIONS.items()
+        }
+        for shown, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+            runs += [
+                {
+                    "attention": shown,
+                    "target_cpu": target_cpu,
+                    "seed": str(record.options.seed),
+                    **figures(report),
+                    **provenance(record, encoder),
+                }
+                for target_cpu, report in reports_of(checkpoint, dev, Path(scratch))
+            ]
+            write_csv(runs_file, runs)
     write_csv(results / f"{name}_int8_summary.csv", list(summary(runs)))
 
 

@@ -24,14 +24,22 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from rich.console import Console
-from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
+from runs import (
+    Run,
+    head,
+    interval,
+    provenance,
+    read_csv,
+    refuse_other_settings,
+    train_each,
+    write_csv,
+)
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.training import FinetuneOptions, FinetuneRecord, PatternOptions, finetune
+from sparse_export.training import FinetuneOptions, FinetuneRecord, PatternOptions
 from sparse_export.training.schedule import fixed_rho
 from sparse_serve.data import read_data
 
@@ -73,7 +81,6 @@ def main(  # noqa: PLR0913  one parameter per option
     torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console(stderr=True)
     setting = FinetuneOptions(
         attention=AttentionSpec(),
         metric=metric,
@@ -92,36 +99,33 @@ def main(  # noqa: PLR0913  one parameter per option
         for run in runs:
             if (run["rho_target"] or f"{target:g}") != f"{target:g}" or run["dev_rows"] != str(rows_of(dev)):
                 raise SystemExit(f"{runs_file} has runs on other rows or to another ρ: choose another --name")
-        for seed in seeds.split(","):
-            for attention in (spec_of(text, lambd) for text in attentions.split(",")):
-                if (shown(attention), seed) in {(run["attention"], run["seed"]) for run in runs}:
-                    continue
-                console.print(f"{name}: {shown(attention)}, seed {seed}")
-                sparse, learned = (
-                    attention.pattern is not None,
-                    attention.pattern and attention.pattern.learns,
-                )
-                options = replace(
-                    setting,
-                    attention=attention,
-                    seed=int(seed),
-                    dense_epochs=dense_epochs if sparse else None,
-                    learning=PatternOptions(rho_target=target) if learned else None,
-                )
-                record = finetune(
-                    encoder,
-                    data / "train.tsv",
-                    Path(scratch) / "checkpoint",
-                    options,
-                    evaluation=dev,
-                    force=True,
-                    console=console,
-                )
-                runs.append(line_of(record, encoder, target if learned else None))
-                write_csv(runs_file, runs)
+        done = {(run["attention"], run["seed"]) for run in runs}
+        wanted = {
+            (shown(attention), seed): options_for(attention, int(seed), setting, dense_epochs, target)
+            for seed in seeds.split(",")
+            for attention in (spec_of(text, lambd) for text in attentions.split(","))
+        }
+        checkpoint = Path(scratch) / "checkpoint"
+        for _, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+            runs.append(line_of(record, encoder, target if record.options.learning else None))
+            write_csv(runs_file, runs)
     lines = list(summary(runs, metric))
     write_csv(results / f"{name}_patterns_summary.csv", lines)
     draw(name, lines, metric, results / f"{name}_patterns.png")
+
+
+def options_for(
+    attention: AttentionSpec, seed: int, setting: FinetuneOptions, dense_epochs: int, target: float
+) -> FinetuneOptions:
+    """How an attention is trained: sparse after epochs that attend to everything, learned to a ρ."""
+    sparse, learned = attention.pattern is not None, attention.pattern and attention.pattern.learns
+    return replace(
+        setting,
+        attention=attention,
+        seed=seed,
+        dense_epochs=dense_epochs if sparse else None,
+        learning=PatternOptions(rho_target=target) if learned else None,
+    )
 
 
 def rows_of(path: Path) -> int:

@@ -1,15 +1,16 @@
-"""What the quality benchmarks write: a line per run, kept from start to start, and means with intervals."""
+"""The runs of the quality benchmarks: how they are trained, and kept from start to start; their means."""
 
 import csv
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
+from rich.console import Console
 
-from sparse_export.training import TrainingOptions, TrainingRecord
+from sparse_export.training import FinetuneOptions, FinetuneRecord, TrainingOptions, TrainingRecord, finetune
 from sparse_serve.digests import file_digest
 from sparse_serve.environment import read_cpu
 
@@ -41,6 +42,27 @@ def head(path: Path, rows: int | None, folder: Path) -> Path:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     part.write_text("".join(lines[: rows + 1]), encoding="utf-8")
     return part
+
+
+def train_each(
+    wanted: Mapping[tuple[str, str], FinetuneOptions],
+    done: Collection[tuple[str, str]],
+    encoder: Path,
+    train: Path,
+    dev: Path,
+    checkpoint: Path,
+) -> Iterator[tuple[str, FinetuneRecord]]:
+    """Fine-tune what is wanted, by name and seed, and not done; yield each name and record.
+
+    The checkpoint is there until the next one takes its place.
+    """
+    console = Console(stderr=True)
+    for (name, seed), options in wanted.items():
+        if (name, seed) in done:
+            continue
+        console.print(f"{train.parent.name}: {name}, seed {seed}")
+        record = finetune(encoder, train, checkpoint, options, evaluation=dev, force=True, console=console)
+        yield name, record
 
 
 def provenance(record: TrainingRecord, encoder: Path) -> dict[str, str]:

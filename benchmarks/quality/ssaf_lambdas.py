@@ -26,8 +26,16 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from rich.console import Console
-from runs import Run, head, interval, provenance, read_csv, refuse_other_settings, write_csv
+from runs import (
+    Run,
+    head,
+    interval,
+    provenance,
+    read_csv,
+    refuse_other_settings,
+    train_each,
+    write_csv,
+)
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.measures import zero_shares
@@ -36,7 +44,7 @@ from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.inspection.maps import select_attention
-from sparse_export.training import FinetuneOptions, FinetuneRecord, finetune
+from sparse_export.training import FinetuneOptions, FinetuneRecord
 from sparse_serve.data import TextData, read_data
 
 SOFTMAX = AttentionSpec()
@@ -62,7 +70,6 @@ def main(  # noqa: PLR0913  one parameter per option
     torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console(stderr=True)
     sparse = [AttentionSpec(float(lambd)) for lambd in lambdas.split(",")]
     setting = FinetuneOptions(
         epochs=epochs,
@@ -79,24 +86,16 @@ def main(  # noqa: PLR0913  one parameter per option
     with tempfile.TemporaryDirectory() as scratch:
         dev = head(data / "dev.tsv", dev_rows, Path(scratch))
         checkpoint = Path(scratch) / "checkpoint"
-        for seed in seeds.split(","):
-            for attention in (SOFTMAX, *sparse):
-                if (shown(attention), seed) in done:
-                    continue
-                console.print(f"{name}: {shown(attention)}, seed {seed}")
-                options = replace(setting, attention=attention, seed=int(seed))
-                record = finetune(
-                    encoder,
-                    data / "train.tsv",
-                    checkpoint,
-                    options,
-                    evaluation=dev,
-                    force=True,
-                    console=console,
-                )
-                swapped = sparse if attention == SOFTMAX else []
-                runs += lines_of(record, checkpoint, [attention, *swapped], read_data(dev), encoder)
-                write_csv(runs_file, runs)
+        wanted = {
+            (shown(attention), seed): replace(setting, attention=attention, seed=int(seed))
+            for seed in seeds.split(",")
+            for attention in (SOFTMAX, *sparse)
+        }
+        for _, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+            attention = record.options.attention
+            swapped = sparse if attention == SOFTMAX else []
+            runs += lines_of(record, checkpoint, [attention, *swapped], read_data(dev), encoder)
+            write_csv(runs_file, runs)
     lines = list(summary(runs))
     write_csv(results / f"{name}_lambdas_summary.csv", lines)
     draw(name, lines, results / f"{name}_lambdas.png")
