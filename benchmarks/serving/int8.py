@@ -26,7 +26,7 @@ from results import Line, environment, write_lines
 
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
-from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT
+from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, nested
 
 NAMES = {"fp32": "reviews", "int8": "reviews_int8"}
 BATCH = 32
@@ -78,7 +78,9 @@ def linear_bytes(graph: Path) -> int:
     """Return the bytes of the linear layers' weights and of their scales."""
     model = onnx.load(graph)
     sizes = {each.name: numpy_helper.to_array(each).nbytes for each in model.graph.initializer}
-    products = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm", "MatMulInteger")]
+    products = [
+        node for node in nested(model.graph.node) if node.op_type in ("MatMul", "Gemm", "MatMulInteger")
+    ]
     read = {node.input[1] for node in products} & sizes.keys()
     scales = {f"{name.removesuffix('.int8')}.scale" for name in read}
     return sum(sizes[name] for name in read | (scales & sizes.keys()))

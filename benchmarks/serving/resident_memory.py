@@ -253,8 +253,10 @@ def report(ways: Sequence[Way], lines: Sequence[Line]) -> None:
             told += f"at most {own[-1]['most_mib']:>4}"
             for name, unit in (("texts_per_s", "texts/s"), ("processor_ms_a_text", "ms")):
                 values, others = ([float(line[name]) for line in each] for each in (own, base))
-                ratio = statistics.median(a / b for a, b in zip(values, others, strict=True))
-                told += f"  {statistics.median(values):6.1f} {unit}, {ratio:.2f} x"
+                # One text takes less than processors' clocks count.
+                ratios = [a / b for a, b in zip(values, others, strict=True) if b]
+                beside = f", {statistics.median(ratios):.2f} x" if ratios else ""
+                told += f"  {statistics.median(values):6.1f} {unit}{beside}"
             typer.echo(told)
 
 
