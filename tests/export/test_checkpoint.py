@@ -224,11 +224,22 @@ def test_damaged_weights(copy: Path) -> None:
         load_checkpoint(copy)
 
 
-def test_what_is_quantized_already_is_refused(copy: Path) -> None:
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_what_is_quantized_already_is_refused(copy: Path, is_sharded: bool) -> None:
     path = copy / "model.safetensors"
     weights = load_file(path)
     name = next(name for name in weights if name.endswith("query.weight"))
-    save_file(weights | {name: weights[name].to(torch.int8)}, path, {"format": "pt"})
+    quantized = {name: weights.pop(name).to(torch.int8)}
+    if is_sharded:
+        parts = {"model-1.safetensors": quantized, "model-2.safetensors": weights}
+        path.unlink()
+        for part, tensors in parts.items():
+            save_file(tensors, copy / part, {"format": "pt"})
+        where = {each: part for part, tensors in parts.items() for each in tensors}
+        index = {"metadata": {}, "weight_map": where}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        save_file(weights | quantized, path, {"format": "pt"})
     with pytest.raises(
         CheckpointError, match=f"is quantized already, {name} is of type I8: take the checkpoint"
     ):

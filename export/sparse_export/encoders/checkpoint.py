@@ -278,11 +278,10 @@ def _is_quantized(checkpoint: str | Path, why: str) -> CheckpointError:
 
 def _refuse_integers(checkpoint: str | Path) -> None:
     """Refuse a folder's weights that are integers, which are nothing without their scales."""
-    weights = Path(checkpoint) / "model.safetensors"
-    if not weights.is_file():
-        return
-    with safe_open(weights, framework="pt") as stored:
-        types = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118  no mapping
+    types = {}
+    for part in sorted(Path(checkpoint).glob("model*.safetensors")):
+        with safe_open(part, framework="pt") as stored:
+            types |= {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118  no mapping
     found = [name for name, dtype in types.items() if name.endswith("weight") and dtype in ("I8", "U8")]
     if found:
         raise _is_quantized(checkpoint, f"{found[0]} is of type {types[found[0]]}")
