@@ -23,34 +23,44 @@ constexpr int kMaxSteps = 64;
 constexpr float kBoundSlack = 1e-5f;
 constexpr int64_t kMaxClasses = 64;
 
-// values: count vectors; start: at most the root, or +inf in lanes that hold no row. The first `first` values
-// and the rest are added up apart, which hides the latency of the additions. A value that is not above tau
-// changes no sum, so a row's root depends on its own values in either part, never on those kept for its
-// neighbours.
-inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Floats start) {
-  const int64_t both = Min(first, count - first);
-  Floats tau = start;
-  for (int step = 0; step < kMaxSteps; ++step) {
-    Floats sum[2] = {};
-    Ints above[2] = {};
-    const auto add = [&](int part, int64_t t) {
-      const Floats v = Load(values + t * kLanes);
-      const Mask in = Above(v, tau);
-      sum[part] = AddIf(in, sum[part], v);
-      above[part] = CountIf(in, above[part]);
-    };
-    for (int64_t t = 0; t < both; ++t) {
-      add(0, t);
-      add(1, first + t);
-    }
-    for (int64_t t = both; t < first; ++t) add(0, t);
-    for (int64_t t = first + both; t < count; ++t) add(1, t);
-    // An empty set gives -inf, which never rises.
+// A step of Newton's method. The values are added up in two parts, which hides the latency of the additions.
+// A value that is not above tau changes no sum, so a row's root depends on its own values in either part,
+// never on those that are kept for its neighbours.
+struct NewtonStep {
+  Floats tau;
+  Floats sum[2] = {};
+  Ints above[2] = {};
+
+  void Add(int part, Floats value) {
+    const Mask in = Above(value, tau);
+    sum[part] = AddIf(in, sum[part], value);
+    above[part] = CountIf(in, above[part]);
+  }
+  // Moves tau where it rises: an empty set gives -inf, which never does.
+  Mask Rise() {
     const Floats next =
         (sum[0] + sum[1] - Broadcast(1.0f)) / __builtin_convertvector(above[0] + above[1], Floats);
     const Mask rises = Above(next, tau);
-    if (!Any(rises)) break;
     tau = Select(rises, next, tau);
+    return rises;
+  }
+};
+
+// values: count vectors, the first `first` of which are one part; start: at most the root, or +inf in lanes
+// that hold no row.
+inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Floats start) {
+  const int64_t both = Min(first, count - first);
+  Floats tau = start;
+  for (int i = 0; i < kMaxSteps; ++i) {
+    NewtonStep step{tau};
+    for (int64_t t = 0; t < both; ++t) {
+      step.Add(0, Load(values + t * kLanes));
+      step.Add(1, Load(values + (first + t) * kLanes));
+    }
+    for (int64_t t = both; t < first; ++t) step.Add(0, Load(values + t * kLanes));
+    for (int64_t t = first + both; t < count; ++t) step.Add(1, Load(values + t * kLanes));
+    if (!Any(step.Rise())) break;
+    tau = step.tau;
   }
   return tau;
 }
@@ -116,20 +126,23 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   const Floats bound = RootFromLeft(bound_values, column.classes / 2, column.classes, Load(start_lanes)) -
                        Broadcast(kBoundSlack);
 
-  // Without a branch: whether a key is kept is close to random. Even keys first, then odd ones: the parts of
-  // RootFromLeft must not depend on what the neighbours keep.
+  // Without a branch: whether a key is kept is close to random. Even keys first, then odd ones: the parts
+  // must not depend on what the neighbours keep. The first step is taken meanwhile.
   const int64_t odd_begin = (column.keys + 1) / 2;
   int64_t even = 0;
   int64_t odd = 0;
-  const auto keep = [&](int64_t begin, int64_t kept, int64_t j) {
+  NewtonStep step{bound};
+  const auto keep = [&](int part, int64_t kept, int64_t j) {
     const Floats v = (Load(column.scores + j * column.stride) - shift) * scale;
+    step.Add(part, v);
+    const int64_t begin = part * odd_begin;
     Store(survivors->weights + (begin + kept) * kLanes, v);
     survivors->keys[begin + kept] = static_cast<int32_t>(j);
     return kept + (Any(NotAtMost(v, bound)) ? 1 : 0);
   };
   for (int64_t j = 0; j + 2 <= column.keys; j += 2) {
     even = keep(0, even, j);
-    odd = keep(odd_begin, odd, j + 1);
+    odd = keep(1, odd, j + 1);
   }
   if (column.keys % 2 != 0) even = keep(0, even, column.keys - 1);
   for (int64_t t = 0; t < odd; ++t) {
@@ -137,7 +150,8 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
     survivors->keys[even + t] = survivors->keys[odd_begin + t];
   }
   const int64_t count = even + odd;
-  const Floats tau = RootFromLeft(survivors->weights, even, count, bound);
+  step.Rise();
+  const Floats tau = RootFromLeft(survivors->weights, even, count, step.tau);
 
   Ints support = Ints{};
   Mask nan = Mask{};
