@@ -73,6 +73,7 @@ ATTENTION_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("bert_128", (128, 77), 12, 64, scores="trained"),
     AttentionCase("bert_512", (512, 301), 12, 64, scores="trained"),
     AttentionCase("long", (1536,), 2, 64, scores="trained"),
+    AttentionCase("short_between_long", (520, 33, 519), 2, 17, scores="trained"),
     AttentionCase("equal_scores", (65, 300), 2, 32, scores="equal"),
     AttentionCase("peaked_scores", (65, 300), 2, 32, scores="peaked"),
     AttentionCase("explicit_scale", (40, 9), 3, 32, scale=0.3),

@@ -54,8 +54,8 @@ struct AttentionInputs {
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
 };
 
-// Multiply-adds of QK^T that are worth a task of their own, about 30 microseconds.
-constexpr int64_t kTaskWork = int64_t{1} << 21;
+// Multiply-adds of QK^T that are worth a task of their own, 10 to 30 microseconds.
+constexpr int64_t kTaskWork = int64_t{1} << 20;
 
 // Queries that cost the same: `range` says how many heads are computed together but not which, `block_work`
 // the multiply-adds of QK^T for one block and head.

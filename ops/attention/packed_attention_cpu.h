@@ -15,13 +15,69 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
+// Keys and values are copied head by head for so many keys and queries of a sequence and more.
+constexpr int64_t kHeldKeys = 512;
+constexpr int64_t kHeldQueries = 256;
+
 constexpr int64_t kPanelVectors = 2;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
 
-// Queries are read so many at a time, keys kKeyRows: `room` below has space for either, RowsRoom(kKeyRows,
+// Queries are read so many at a time, keys kKeyRows: `room` below has space for either, RowsRoom(kRoomRows,
 // head_size) floats.
-constexpr int64_t kQueryRows = 4;
-static_assert(kQueryRows <= kKeyRows, "queries and keys share the room in which they are converted");
+constexpr int64_t kQueryRows = kLanes;
+constexpr int64_t kRoomRows = kQueryRows > kKeyRows ? kQueryRows : kKeyRows;
+
+// Keys and values of one head of a sequence.
+template <class Element>
+struct KeysAndValues {
+  const Element* key;
+  const Element* value;
+  ptrdiff_t stride;
+};
+
+template <class Element>
+inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& tensors,
+                                              const QueryRange& range) {
+  const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
+  const ptrdiff_t first = range.sequence_begin * stride + range.head * tensors.head_size;
+  return {tensors.key + first, tensors.value + first, stride};
+}
+
+// A copy of those in float32, row on row, which lasts until its thread takes up another head. Beside other
+// heads each row is in a page of its own, of which many keys need more than the processor knows at once, and
+// rows of 16 bits are converted anew for each block.
+struct HeldHead {
+  int64_t* number;  // which head of all sequences it is, counted from 1; 0: none
+  float *keys, *values;
+
+  void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
+    number = reinterpret_cast<int64_t*>(layout->Take(2));
+    const int64_t floats = longest_sequence < kHeldKeys ? 0 : longest_sequence * RoundUp(head_size, kLanes);
+    keys = layout->Take(floats);
+    values = layout->Take(floats);
+  }
+};
+
+// Whether a copy is worth it.
+inline bool IsHeld(const QueryRange& range) {
+  return range.sequence_length >= kHeldKeys && range.sequence_queries >= kHeldQueries;
+}
+
+template <class Element>
+inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                 const HeldHead& held) {
+  const ptrdiff_t stride = RoundUp(tensors.head_size, kLanes);
+  const int64_t number = range.sequence * tensors.num_heads + range.head + 1;
+  if (*held.number != number) {
+    const KeysAndValues<Element> from = KeysAndValuesOf(tensors, range);
+    for (int64_t j = 0; j < range.sequence_length; ++j) {
+      CopyRow(from.key + j * from.stride, tensors.head_size, held.keys + j * stride);
+      CopyRow(from.value + j * from.stride, tensors.head_size, held.values + j * stride);
+    }
+    *held.number = number;
+  }
+  return {held.keys, held.values, stride};
+}
 
 // queries (count, head_size) -> panel (head_size, kPanelQueries); 0 where there is no query.
 template <class Element>
@@ -159,13 +215,13 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
 
 // Vectors * kLanes columns of one query's sum over its weights above 0; the same additions in the same order
 // as AddDense.
-template <int64_t Vectors, class Element>
-inline void SumSparseTile(const Survivors& survivors, int64_t row, const Element* value,
-                          ptrdiff_t value_stride, Element* output) {
+template <int64_t Vectors, class Value, class Element>
+inline void SumSparseTile(const Survivors& survivors, int64_t row, const Value* value, ptrdiff_t value_stride,
+                          Element* output) {
   Floats sum[Vectors] = {};
   ForEachPositive(survivors, row, [&](int64_t t) {
     const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
-    const Element* x = value + survivors.keys[t] * value_stride;
+    const Value* x = value + survivors.keys[t] * value_stride;
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) sum[v] = MulAdd(weight, Load(x + v * kLanes), sum[v]);
   });
@@ -174,8 +230,8 @@ inline void SumSparseTile(const Survivors& survivors, int64_t row, const Element
 }
 
 // One query's output (head_size).
-template <class Element>
-inline void SumSparse(const Survivors& survivors, int64_t row, const Element* value, ptrdiff_t value_stride,
+template <class Value, class Element>
+inline void SumSparse(const Survivors& survivors, int64_t row, const Value* value, ptrdiff_t value_stride,
                       int64_t head_size, Element* output) {
   int64_t d = 0;
   for (; d + 8 * kLanes <= head_size; d += 8 * kLanes) {
@@ -191,7 +247,7 @@ inline void SumSparse(const Survivors& survivors, int64_t row, const Element* va
     Floats sum = {};
     ForEachPositive(survivors, row, [&](int64_t t) {
       const Floats weight = Broadcast(survivors.weights[t * kLanes + row]);
-      const Element* x = value + survivors.keys[t] * value_stride + d;
+      const Value* x = value + survivors.keys[t] * value_stride + d;
       sum = MulAdd(weight, LoadPartial(x, head_size - d), sum);
     });
     StorePartial(output + d, head_size - d, sum);

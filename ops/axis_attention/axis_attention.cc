@@ -11,7 +11,7 @@ namespace sparse_ops {
 namespace {
 
 // Every task gathers the columns anew, so that tasks are larger than where nothing is gathered.
-constexpr int64_t kAxisTaskWork = 4 * kTaskWork;
+constexpr int64_t kAxisTaskWork = 8 * kTaskWork;
 
 constexpr uint64_t kSeeds = 2147483647;  // the hash of random keys counts modulo this
 

@@ -26,7 +26,7 @@ struct AxisScratch {
     column_values = layout.Take(extent.columns * padded);
     queries = layout.Take(kPanelQueries * padded);
     query_panel = layout.Take(extent.head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kKeyRows, extent.head_size));
+    room = layout.Take(RowsRoom(kRoomRows, extent.head_size));
     scores = layout.Take((extent.slots + kKeyRows) * kPanelQueries);  // columns are scored kKeyRows at a time
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     sums = layout.Take(padded * kLanes);
@@ -55,14 +55,6 @@ struct AxisHead {
   int64_t padded;  // head size
   float scale;     // of the scores
 };
-
-// to[0..padded) = from[0..columns), zeros beyond.
-template <class Element>
-inline void CopyRow(const Element* from, int64_t columns, float* to) {
-  int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j));
-  if (j < columns) Store(to + j, LoadPartial(from + j, columns - j));
-}
 
 // Keys or values of a band that are worked through at a time.
 constexpr int64_t kBandKeys = 128;

@@ -126,7 +126,7 @@ std::vector<Stretch> AxisPlan::Stretches() const {
     const AxisSequence& sequence = sequences_[b];
     const auto add = [&](int64_t first, int64_t count, bool full) {
       const int64_t heads = full ? 1 : sequence.heads;
-      const QueryRange range{static_cast<int64_t>(b), begin, length, begin, first, count, 0, heads};
+      const QueryRange range{static_cast<int64_t>(b), begin, length, begin, length, first, count, 0, heads};
       if (count > 0) stretches.push_back({range, BlockWork(b, full)});
     };
     add(0, sequence.full_rows, true);
@@ -236,6 +236,7 @@ void AxisCrossPlan::AddStretch(size_t sequence, int64_t first, bool full) {
                          borders_[sequence],
                          borders_[sequence + 1] - borders_[sequence],
                          query_borders_[sequence],
+                         query_borders_[sequence + 1] - query_borders_[sequence],
                          first - own.order,
                          static_cast<int64_t>(order_.size()) - first,
                          0,

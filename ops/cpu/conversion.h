@@ -5,7 +5,7 @@
 //   Load, LoadPartial, Store       those of simd.h, for Half and BFloat16 too
 //   StorePartial(p, n, a)          p[0..n) = a[0..n), 0 < n <= kLanes; writes nothing beyond
 //   ReadOne, WriteOne              a single element
-//   ReadRows, WriteRow             rows of any number of columns
+//   CopyRow, ReadRows, WriteRow    rows of any number of columns
 #pragma once
 
 #include "cpu/elements.h"
@@ -63,6 +63,14 @@ inline void WriteOne(Element* to, float a) {
   StorePartial(to, 1, Broadcast(a));
 }
 
+// to[0..columns) = from[0..columns), zeros up to the next multiple of kLanes.
+template <class Element>
+inline void CopyRow(const Element* from, int64_t columns, float* to) {
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) Store(to + j, Load(from + j));
+  if (j < columns) Store(to + j, LoadPartial(from + j, columns - j));
+}
+
 // Rows of a matrix in float32.
 struct FloatRows {
   const float* first;
@@ -79,11 +87,7 @@ inline FloatRows ReadRows(const float* from, ptrdiff_t stride, int64_t, int64_t,
 template <class Element>
 inline FloatRows ReadRows(const Element* from, ptrdiff_t stride, int64_t rows, int64_t columns, float* room) {
   const ptrdiff_t room_stride = RoundUp(columns, kLanes);
-  for (int64_t r = 0; r < rows; ++r) {
-    int64_t j = 0;
-    for (; j + kLanes <= columns; j += kLanes) Store(room + r * room_stride + j, Load(from + r * stride + j));
-    if (j < columns) Store(room + r * room_stride + j, LoadPartial(from + r * stride + j, columns - j));
-  }
+  for (int64_t r = 0; r < rows; ++r) CopyRow(from + r * stride, columns, room + r * room_stride);
   return {room, room_stride};
 }
 

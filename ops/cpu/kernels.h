@@ -31,6 +31,7 @@ struct QueryRange {
   int64_t sequence_begin;   // first key of the sequence
   int64_t sequence_length;  // its keys
   int64_t query_begin;      // its first query
+  int64_t sequence_queries;
   int64_t first;  // first query of the range, counted within the sequence: a multiple of query_block
   int64_t count;
   int64_t head;

@@ -1,6 +1,8 @@
 #include "runtime/kernel_context.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <sstream>
 
@@ -47,7 +49,9 @@ class ScratchPool {
     idle_.reserve(buffers_.size() + 1);  // so that Release cannot fail
     void*& memory = buffers_.emplace_back(nullptr);
     Check(api_, api_.AllocatorAlloc(allocator_, floats_ * sizeof(float) + kAlignment, &memory));
-    return Align(memory);
+    float* buffer = Align(memory);
+    std::memset(buffer, 0, std::min(floats_ * sizeof(float), kAlignment));
+    return buffer;
   }
 
   void Release(float* buffer) {

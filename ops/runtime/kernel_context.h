@@ -133,7 +133,8 @@ class KernelContext {
   }
 
   // Runs task(i, scratch) for i in [0, tasks) on the session's intra-op threads and rethrows the first error.
-  // scratch: scratch_floats floats, aligned to 64 bytes and not cleared.
+  // scratch: scratch_floats floats, aligned to 64 bytes. Its first 64 bytes are 0 when a task is the first to
+  // get it, the rest is not cleared; what a task leaves there is found by the next that gets it.
   //
   // There are as many scratch buffers as tasks running at once. They come from the session's CPU allocator,
   // so the session's memory settings hold for them, and all are given back before this returns.

@@ -6,12 +6,14 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 struct SoftmaxAttentionScratch {
+  HeldHead held;
   float *query_panel, *room, *scores, *maxima, *sums;
 
   int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
+    held.Lay(&layout, longest_sequence, head_size);
     query_panel = layout.Take(head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kKeyRows, head_size));
+    room = layout.Take(RowsRoom(kRoomRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
@@ -39,24 +41,20 @@ inline Floats ExponentiateColumn(float* scores, int64_t keys, const float* maxim
   return Select(NotAtMost(total, Floats{}), Broadcast(1.0f) / total, Floats{});
 }
 
-template <class Element>
-inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
-                             float* scratch) {
+// The queries of a range, of whose head keys and values are given.
+template <class Element, class Held>
+inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRange& range,
+                          const KeysAndValues<Held>& head, const SoftmaxAttentionScratch& at) {
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sums_stride = RoundUp(head_size, kLanes);
-  const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
   const int64_t own = range.query_begin * stride + range.head * head_size;
-  const Element* key = tensors.key + sequence;
-  const Element* value = tensors.value + sequence;
-  SoftmaxAttentionScratch at;
-  at.Lay(scratch, range.sequence_length, head_size);
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
     PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
-    const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
+    const auto score = queries > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
+    const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
                                   tensors.scale, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
@@ -64,13 +62,26 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
       const Floats normalizer =
           ExponentiateColumn(at.scores + column, range.sequence_length, at.maxima + column, classes);
       for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(at.sums + i, Floats{});
-      AddDense<false>(at.scores + column, kPanelQueries, nullptr, range.sequence_length, value, stride,
-                      head_size, rows, at.sums, sums_stride);
+      AddDense<false>(at.scores + column, kPanelQueries, nullptr, range.sequence_length, head.value,
+                      head.stride, head_size, rows, at.sums, sums_stride);
       for (int64_t r = 0; r < rows; ++r) {
         WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r]),
                  tensors.output + own + (begin + column + r) * stride);
       }
     }
+  }
+}
+
+template <class Element>
+inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
+                             float* scratch) {
+  SoftmaxAttentionScratch at;
+  at.Lay(scratch, range.sequence_length, tensors.head_size);
+  if (IsHeld(range)) {
+    AttendDensely(tensors, range, Hold(tensors, range, at.held), at);
+  } else {
+    *at.held.number = 0;  // what lies there is overwritten
+    AttendDensely(tensors, range, KeysAndValuesOf(tensors, range), at);
   }
 }
 

@@ -6,13 +6,15 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 struct SparsegenAttentionScratch {
+  HeldHead held;
   float *query_panel, *room, *scores, *maxima, *weights, *sums;
   int32_t *keys, *positive;
 
   int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
+    held.Lay(&layout, longest_sequence, head_size);
     query_panel = layout.Take(head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kKeyRows, head_size));
+    room = layout.Take(RowsRoom(kRoomRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     weights = layout.Take(longest_sequence * kLanes);
@@ -32,43 +34,40 @@ inline size_t SparsegenAttentionScratchFloats(int64_t longest_sequence, int64_t 
 constexpr int64_t kSparseCost = kLanes / 4 + 1;
 
 // Weighted sums of the values for kLanes queries, whose first output row is `output`.
-template <class Element>
-inline void SumValues(const Survivors& survivors, const Element* value, ptrdiff_t stride, int64_t head_size,
-                      int64_t rows, float* sums, Element* output) {
+template <class Value, class Element>
+inline void SumValues(const Survivors& survivors, const Value* value, ptrdiff_t value_stride,
+                      int64_t head_size, int64_t rows, float* sums, Element* output,
+                      ptrdiff_t output_stride) {
   int64_t pairs = 0;
   for (int64_t r = 0; r < rows; ++r) pairs += survivors.support[r];
   if (pairs * kSparseCost <= survivors.count * kLanes) {
     for (int64_t r = 0; r < rows; ++r) {
-      SumSparse(survivors, r, value, stride, head_size, output + r * stride);
+      SumSparse(survivors, r, value, value_stride, head_size, output + r * output_stride);
     }
     return;
   }
   const int64_t sums_stride = RoundUp(head_size, kLanes);
   for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(sums + i, Floats{});
-  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, stride, head_size, rows,
-                 sums, sums_stride);
+  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, value_stride, head_size,
+                 rows, sums, sums_stride);
   for (int64_t r = 0; r < rows; ++r) {
-    WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), output + r * stride);
+    WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), output + r * output_stride);
   }
 }
 
-template <class Element>
-inline void SparsegenAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
-                               float* scratch) {
+// The queries of a range, of whose head keys and values are given.
+template <class Element, class Held>
+inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
+                           const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
-  const int64_t sequence = range.sequence_begin * stride + range.head * head_size;
   const int64_t own = range.query_begin * stride + range.head * head_size;
-  const Element* key = tensors.key + sequence;
-  const Element* value = tensors.value + sequence;
-  SparsegenAttentionScratch at;
-  at.Lay(scratch, range.sequence_length, head_size);
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
     PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2, Element> : ScorePanel<1, Element>;
-    const int64_t classes = score(at.query_panel, key, stride, range.sequence_length, head_size,
+    const auto score = queries > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
+    const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
                                   tensors.scale, at.room, at.scores, at.maxima);
 
     for (int64_t column = 0; column < queries; column += kLanes) {
@@ -77,10 +76,10 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
       SolveSparsegen({at.scores + column, kPanelQueries, range.sequence_length, at.maxima + column,
                       kPanelQueries, classes},
                      tensors.divisor, rows, &survivors);
-      const int64_t row = range.query_begin + begin + column;
-      Element* output = tensors.output + row * stride + range.head * head_size;
-      SumValues(survivors, value, stride, head_size, rows, at.sums, output);
+      Element* output = tensors.output + own + (begin + column) * stride;
+      SumValues(survivors, head.value, head.stride, head_size, rows, at.sums, output, stride);
 
+      const int64_t row = range.query_begin + begin + column;
       const unsigned nan = Bits(survivors.nan);
       for (int64_t r = 0; r < rows; ++r) {
         const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
@@ -90,6 +89,19 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
           WriteOne(output + r * stride + d, __builtin_nanf(""));
       }
     }
+  }
+}
+
+template <class Element>
+inline void SparsegenAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
+                               float* scratch) {
+  SparsegenAttentionScratch at;
+  at.Lay(scratch, range.sequence_length, tensors.head_size);
+  if (IsHeld(range)) {
+    AttendSparsely(tensors, range, Hold(tensors, range, at.held), at);
+  } else {
+    *at.held.number = 0;  // what lies there is overwritten
+    AttendSparsely(tensors, range, KeysAndValuesOf(tensors, range), at);
   }
 }
 
