@@ -15,10 +15,6 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Keys and values are copied head by head for so many keys and queries of a sequence and more.
-constexpr int64_t kHeldKeys = 512;
-constexpr int64_t kHeldQueries = 256;
-
 constexpr int64_t kPanelVectors = 2;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
 
@@ -37,9 +33,9 @@ struct KeysAndValues {
 
 template <class Element>
 inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& tensors,
-                                              const QueryRange& range) {
+                                              const QueryRange& range, int64_t head) {
   const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
-  const ptrdiff_t first = range.sequence_begin * stride + range.head * tensors.head_size;
+  const ptrdiff_t first = range.sequence_begin * stride + head * tensors.head_size;
   return {tensors.key + first, tensors.value + first, stride};
 }
 
@@ -59,9 +55,7 @@ struct HeldHead {
 };
 
 // Whether a copy is worth it.
-inline bool IsHeld(const QueryRange& range) {
-  return range.sequence_length >= kHeldKeys && range.sequence_queries >= kHeldQueries;
-}
+inline bool IsHeld(int64_t keys, int64_t queries) { return keys >= kHeldKeys && queries >= kHeldQueries; }
 
 template <class Element>
 inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const QueryRange& range,
@@ -69,7 +63,7 @@ inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const 
   const ptrdiff_t stride = RoundUp(tensors.head_size, kLanes);
   const int64_t number = range.sequence * tensors.num_heads + range.head + 1;
   if (*held.number != number) {
-    const KeysAndValues<Element> from = KeysAndValuesOf(tensors, range);
+    const KeysAndValues<Element> from = KeysAndValuesOf(tensors, range, range.head);
     for (int64_t j = 0; j < range.sequence_length; ++j) {
       CopyRow(from.key + j * from.stride, tensors.head_size, held.keys + j * stride);
       CopyRow(from.value + j * from.stride, tensors.head_size, held.values + j * stride);

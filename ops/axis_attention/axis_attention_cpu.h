@@ -13,6 +13,7 @@ namespace SPARSE_OPS_TARGET {
 static_assert(kKeyRows <= kColumnPadding, "columns are scored kKeyRows at a time");
 
 struct AxisScratch {
+  HeldHead held;
   float *column_keys, *column_values;  // (columns, padded head size)
   float* queries;                      // (kPanelQueries, padded head size)
   float *query_panel, *room, *scores, *maxima, *sums, *weights;
@@ -22,6 +23,7 @@ struct AxisScratch {
   int64_t Lay(float* base, const AxisExtent& extent) {
     const int64_t padded = RoundUp(extent.head_size, kLanes);
     ScratchLayout layout(base);
+    held.Lay(&layout, extent.held_keys, extent.head_size);
     column_keys = layout.Take(extent.columns * padded);
     column_values = layout.Take(extent.columns * padded);
     queries = layout.Take(kPanelQueries * padded);
@@ -44,12 +46,13 @@ inline size_t AxisAttentionScratchFloats(const AxisExtent& extent) {
 }
 
 // One head of one sequence.
-template <class Element>
+template <class Element, class Held>
 struct AxisHead {
-  const Element *query, *key, *value;
+  const Element* query;
+  KeysAndValues<Held> keys;
   Element* output;
   int32_t* support;
-  ptrdiff_t stride;
+  ptrdiff_t stride;  // of queries and outputs
   ptrdiff_t support_stride;
   int64_t head_size;
   int64_t padded;  // head size
@@ -61,27 +64,27 @@ constexpr int64_t kBandKeys = 128;
 
 // Calls visit(first, count) for every kBandKeys rows of one head's band. The next ones are asked for
 // meanwhile: they lie too far apart for the processor to guess.
-template <class Element, class Visit>
-inline void ForEachBandPart(const AxisHead<Element>& head, const Element* band, int64_t keys,
+template <class Element, class Held, class Visit>
+inline void ForEachBandPart(const AxisHead<Element, Held>& head, const Held* band, int64_t keys,
                             const Visit& visit) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Held));
   for (int64_t j = 0; j < keys; j += kBandKeys) {
     const int64_t next = Min(kBandKeys, keys - j - kBandKeys);
     for (int64_t t = 0; t < next; ++t) {
-      const Element* row = band + (j + kBandKeys + t) * head.stride;
+      const Held* row = band + (j + kBandKeys + t) * head.keys.stride;
       for (int64_t d = 0; d < head.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
     }
     visit(j, Min(kBandKeys, keys - j));
   }
 }
 
-template <class Element>
-inline void GatherColumns(const AxisHead<Element>& head, const int32_t* columns, int64_t count,
+template <class Element, class Held>
+inline void GatherColumns(const AxisHead<Element, Held>& head, const int32_t* columns, int64_t count,
                           const AxisScratch& at) {
   for (int64_t c = 0; c < count; ++c) {
-    const ptrdiff_t row = columns[c] * head.stride;
-    CopyRow(head.key + row, head.head_size, at.column_keys + c * head.padded);
-    CopyRow(head.value + row, head.head_size, at.column_values + c * head.padded);
+    const ptrdiff_t row = columns[c] * head.keys.stride;
+    CopyRow(head.keys.key + row, head.head_size, at.column_keys + c * head.padded);
+    CopyRow(head.keys.value + row, head.head_size, at.column_values + c * head.padded);
   }
   for (int64_t i = count * head.padded; i < (count + kColumnPadding) * head.padded; ++i) {
     at.column_keys[i] = 0.0f;
@@ -120,8 +123,8 @@ inline void Multiply(const float* query, const Element* const* keys, int64_t cou
   }
 }
 
-template <int64_t Vectors, class Element>
-inline void ScoreColumns(const AxisHead<Element>& head, int64_t columns, const AxisScratch& at) {
+template <int64_t Vectors, class Element, class Held>
+inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at) {
   for (int64_t v = 0; v < Vectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
   constexpr int64_t kHalf = kKeyRows / 2;
   int64_t c = 0;
@@ -137,18 +140,19 @@ inline void ScoreColumns(const AxisHead<Element>& head, int64_t columns, const A
 }
 
 // Row by row, as the pairs of neighbouring rows have keys in common.
-template <class Element>
-inline void ScorePairs(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at,
+template <class Element, class Held>
+inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at,
                        float* scores) {
   constexpr int64_t kTogether = 8;
   Floats products[kTogether][kLanes];
-  const Element* keys[kTogether];
+  const Held* keys[kTogether];
   for (int64_t lane = 0; lane < block.count; lane += kLanes) {
     for (int64_t p = 0; p < block.pairs; p += kTogether) {
       const int64_t pairs = Min(kTogether, block.pairs - p);
       for (int64_t i = 0; i < kLanes; ++i) {
         const int32_t* own = block.pair_keys + p * kPanelQueries + lane + i;
-        for (int64_t t = 0; t < pairs; ++t) keys[t] = head.key + own[t * kPanelQueries] * head.stride;
+        for (int64_t t = 0; t < pairs; ++t)
+          keys[t] = head.keys.key + own[t * kPanelQueries] * head.keys.stride;
         Multiply(at.queries + (lane + i) * head.padded, keys, pairs, head.head_size, &products[0][i], kLanes);
       }
       for (int64_t t = 0; t < pairs; ++t) {
@@ -160,8 +164,8 @@ inline void ScorePairs(const AxisHead<Element>& head, const AxisBlock& block, co
   }
 }
 
-template <class Element>
-inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
+template <class Element, class Held>
+inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < kPanelQueries; ++i) {
     float* lane = at.queries + i * head.padded;
     if (i < block.count && block.queries[i] >= 0) {
@@ -173,17 +177,17 @@ inline void LoadQueries(const AxisHead<Element>& head, const AxisBlock& block, c
 }
 
 // The panel of a block: (slots, kPanelQueries).
-template <int64_t Vectors, class Element>
-inline void ScoreBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
+template <int64_t Vectors, class Element, class Held>
+inline void ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
   if (block.columns + block.band_keys > 0) {
     Transpose(at.queries, head.padded, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
   }
   if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
   float* band = at.scores + block.columns * kPanelQueries;
-  const Element* band_key = head.key + block.band_begin * head.stride;
+  const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
-    ScorePanel<Vectors>(at.query_panel, band_key + j * head.stride, head.stride, count, head.head_size,
-                        head.scale, at.room, band + j * kPanelQueries, at.maxima);
+    ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
+                        head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -256,8 +260,8 @@ struct RowKeys {
 };
 
 // Vectors * kLanes columns of one row's output: what its sums hold and its own keys add.
-template <int64_t Vectors, class Keys, class Element>
-inline void FinishTile(const Keys& keys, const Element* value, ptrdiff_t stride, const float* sums,
+template <int64_t Vectors, class Keys, class Value, class Element>
+inline void FinishTile(const Keys& keys, const Value* value, ptrdiff_t stride, const float* sums,
                        Floats normalizer, Element* output) {
   Floats sum[Vectors];
   SPARSE_OPS_UNROLL
@@ -272,39 +276,41 @@ inline void FinishTile(const Keys& keys, const Element* value, ptrdiff_t stride,
   for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v] * normalizer);
 }
 
-template <class Keys, class Element>
-inline void FinishRow(const Keys& keys, const AxisHead<Element>& head, const float* sums, Floats normalizer,
-                      Element* output) {
-  const Element* value = head.value;
+template <class Keys, class Element, class Held>
+inline void FinishRow(const Keys& keys, const AxisHead<Element, Held>& head, const float* sums,
+                      Floats normalizer, Element* output) {
+  const Held* value = head.keys.value;
+  const ptrdiff_t stride = head.keys.stride;
   int64_t d = 0;
   for (; d + 4 * kLanes <= head.head_size; d += 4 * kLanes) {
-    FinishTile<4>(keys, value + d, head.stride, sums + d, normalizer, output + d);
+    FinishTile<4>(keys, value + d, stride, sums + d, normalizer, output + d);
   }
   for (; d + kLanes <= head.head_size; d += kLanes) {
-    FinishTile<1>(keys, value + d, head.stride, sums + d, normalizer, output + d);
+    FinishTile<1>(keys, value + d, stride, sums + d, normalizer, output + d);
   }
   const int64_t rest = head.head_size - d;
   if (rest == 0) return;
   Floats sum = Load(sums + d);
   keys.ForEach([&](Floats weight, int64_t key) {
-    sum = MulAdd(weight, LoadPartial(value + d + key * head.stride, rest), sum);
+    sum = MulAdd(weight, LoadPartial(value + d + key * stride, rest), sum);
   });
   StorePartial(output + d, rest, sum * normalizer);
 }
 
 // The outputs of `rows` lanes from `first` on, whose weights stand in the panel.
-template <class Element>
-inline void SumBlock(const AxisHead<Element>& head, const AxisBlock& block, int64_t first, int64_t rows,
+template <class Element, class Held>
+inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t first, int64_t rows,
                      Floats normalizer, const AxisScratch& at) {
   for (int64_t i = 0; i < head.padded * kLanes; i += kLanes) Store(at.sums + i, Floats{});
   const float* weights = at.scores + first;
   AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
                   head.head_size, rows, at.sums, head.padded);
   weights += block.columns * kPanelQueries;
-  const Element* band_value = head.value + block.band_begin * head.stride;
+  const Held* band_value = head.keys.value + block.band_begin * head.keys.stride;
   ForEachBandPart(head, band_value, block.band_keys, [&](int64_t j, int64_t count) {
-    AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count, band_value + j * head.stride,
-                    head.stride, head.head_size, rows, at.sums, head.padded);
+    AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count,
+                    band_value + j * head.keys.stride, head.keys.stride, head.head_size, rows, at.sums,
+                    head.padded);
   });
   weights += block.band_keys * kPanelQueries;
   for (int64_t r = 0; r < rows; ++r) {
@@ -322,10 +328,10 @@ inline int64_t AskedLanes(const AxisBlock& block, int64_t first) {
   return lanes;
 }
 
-template <class Element>
-inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, const AxisPattern& pattern,
-                        float divisor, const AxisScratch& at) {
-  const auto score = block.count > kLanes ? ScoreBlock<2, Element> : ScoreBlock<1, Element>;
+template <class Element, class Held>
+inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
+                        const AxisPattern& pattern, float divisor, const AxisScratch& at) {
+  const auto score = block.count > kLanes ? ScoreBlock<2, Element, Held> : ScoreBlock<1, Element, Held>;
   score(head, block, at);
   const int64_t slots = block.slots();
   for (int64_t first = 0; first < block.count; first += kLanes) {
@@ -354,14 +360,14 @@ inline void AttendBlock(const AxisHead<Element>& head, const AxisBlock& block, c
 constexpr int64_t kFewRows = kLanes / 8 + 2;
 
 // Softmax over all keys of a sequence for one query, with keys in the lanes.
-template <class Element>
-inline void AttendRow(const AxisHead<Element>& head, const float* query, int64_t keys, const AxisScratch& at,
-                      Element* output) {
+template <class Element, class Held>
+inline void AttendRow(const AxisHead<Element, Held>& head, const float* query, int64_t keys,
+                      const AxisScratch& at, Element* output) {
   Floats maxima = Broadcast(-kInfinity);
   for (int64_t j = 0; j < keys; j += kLanes) {
     const int64_t count = Min(kLanes, keys - j);
-    const Element* rows[kLanes];
-    for (int64_t t = 0; t < count; ++t) rows[t] = head.key + (j + t) * head.stride;
+    const Held* rows[kLanes];
+    for (int64_t t = 0; t < count; ++t) rows[t] = head.keys.key + (j + t) * head.keys.stride;
     Floats products[kLanes] = {};
     Multiply(query, rows, count, head.head_size, products, 1);
     const Mask exists = MaskOf((1u << count) - 1);
@@ -386,8 +392,8 @@ inline void AttendRow(const AxisHead<Element>& head, const float* query, int64_t
   FinishRow(RowKeys{at.scores, keys}, head, at.sums, Broadcast(normalizer), output);
 }
 
-template <class Element>
-inline void AttendRows(const AxisHead<Element>& head, const AxisBlock& block, const AxisScratch& at) {
+template <class Element, class Held>
+inline void AttendRows(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < block.count; ++i) {
     const int32_t query = block.queries[i];
     if (query < 0) continue;
@@ -398,18 +404,16 @@ inline void AttendRows(const AxisHead<Element>& head, const AxisBlock& block, co
   }
 }
 
-// The first query and the first key of one head of a range's sequence.
-template <class Element>
-inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                int64_t head) {
+// One head of a range's sequence: its queries, and where its keys and values are.
+template <class Element, class Held>
+inline AxisHead<Element, Held> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                      int64_t head, const KeysAndValues<Held>& keys) {
   const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
-  const ptrdiff_t keys = range.sequence_begin * stride + head * tensors.head_size;
   const ptrdiff_t queries = range.query_begin * stride + head * tensors.head_size;
   int32_t* support = tensors.support;
   if (support != nullptr) support += range.query_begin * tensors.num_heads + head;
   return {tensors.query + queries,
-          tensors.key + keys,
-          tensors.value + keys,
+          keys,
           tensors.output + queries,
           support,
           stride,
@@ -419,20 +423,26 @@ inline AxisHead<Element> HeadOf(const PackedAttention<Element>& tensors, const Q
           tensors.scale};
 }
 
+template <class Element>
+inline AxisHead<Element, Element> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                         int64_t head) {
+  return HeadOf(tensors, range, head, KeysAndValuesOf(tensors, range, head));
+}
+
 // Has what one head of the rows from `first` to `end` reads and writes brought to the second cache, while the
 // block before them is computed. Inline, as GCC takes a call of a function that only prefetches for one that
 // does nothing.
 template <class Element>
-[[gnu::always_inline]] inline void PrefetchBlock(const AxisHead<Element>& head, const int32_t* rows,
+[[gnu::always_inline]] inline void PrefetchBlock(const AxisHead<Element, Element>& head, const int32_t* rows,
                                                  const int32_t* queries, int64_t first, int64_t end) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
   for (int64_t i = first; i < end; ++i) {
     if (rows[i] < 0 || queries[i] < 0) continue;
-    const ptrdiff_t key = rows[i] * head.stride, query = queries[i] * head.stride;
+    const ptrdiff_t key = rows[i] * head.keys.stride, query = queries[i] * head.stride;
     for (int64_t d = 0; d < head.head_size; d += kLine) {
       __builtin_prefetch(head.query + query + d, 0, 2);
-      __builtin_prefetch(head.key + key + d, 0, 2);
-      __builtin_prefetch(head.value + key + d, 0, 2);
+      __builtin_prefetch(head.keys.key + key + d, 0, 2);
+      __builtin_prefetch(head.keys.value + key + d, 0, 2);
       __builtin_prefetch(head.output + query + d, 0, 2);
     }
   }
@@ -452,6 +462,8 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
                       Mix(pattern.seed),
                       at.keys};
   const bool full = range.first < keys.sequence.full_rows;
+  const bool is_held = full && range.sequence_length <= pattern.extent.held_keys &&
+                       IsHeld(range.sequence_length, keys.sequence.full_rows);
   const int64_t columns = full ? 0 : keys.sequence.columns;
   const int64_t gathered = (columns + kColumnPadding) * RoundUp(tensors.head_size, kLanes);
   const auto of_head = [&](int64_t h) {
@@ -471,12 +483,15 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     const int64_t count = Min(kPanelQueries, range.first + range.count - first);
     const AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
     for (int64_t h = 0; h < range.heads; ++h) {
-      const AxisHead<Element> head = HeadOf(tensors, range, range.head + h);
+      const AxisHead<Element, Element> head = HeadOf(tensors, range, range.head + h);
       PrefetchBlock(head, rows, queries, first + kPanelQueries,
                     Min(first + 2 * kPanelQueries, range.first + range.count));
       LoadQueries(head, block, at);
       if (full && count <= kFewRows && !pattern.extent.sparsegen) {
         AttendRows(head, block, at);
+      } else if (is_held) {
+        const auto keys_of_head = Hold(tensors, range, at.held);
+        AttendBlock(HeadOf(tensors, range, range.head, keys_of_head), block, pattern, tensors.divisor, at);
       } else {
         AttendBlock(head, block, pattern, tensors.divisor, of_head(h));
       }

@@ -88,6 +88,9 @@ void AxisPlan::AddSequence(int64_t begin, int64_t length) {
   AxisSequence sequence = Plan(length, columns == length ? length : rows, columns);
   sequence.order = begin;
   sequences_.push_back(sequence);
+  if (length >= kHeldKeys && sequence.full_rows >= kHeldQueries) {
+    extent_.held_keys = std::max(extent_.held_keys, length);
+  }
 
   int32_t* full = order_.data() + begin;
   int32_t* other = full + sequence.full_rows;

@@ -56,14 +56,19 @@ struct AxisSequence {
 
 constexpr int64_t kColumnPadding = 8;
 
+// Keys and values are copied head by head for so many keys and queries of a sequence and more.
+constexpr int64_t kHeldKeys = 512;
+constexpr int64_t kHeldQueries = 256;
+
 // The most that a block of one call holds: what its scratch memory is laid out for.
 struct AxisExtent {
   int64_t head_size;
-  int64_t keys;     // of the longest sequence
-  int64_t slots;    // scores of a row
-  int64_t columns;  // gathered, over the heads of a range, with kColumnPadding more for each
-  int64_t pairs;    // scores of a row that are products of their own
-  bool sparsegen;   // normalizes, instead of softmax
+  int64_t keys;       // of the longest sequence
+  int64_t held_keys;  // of the longest sequence of which a copy is kept; 0: there is none
+  int64_t slots;      // scores of a row
+  int64_t columns;    // gathered, over the heads of a range, with kColumnPadding more for each
+  int64_t pairs;      // scores of a row that are products of their own
+  bool sparsegen;     // normalizes, instead of softmax
 };
 
 // The pairs of axis attention. Positions are counted within their sequence; a query that is no key of it has

@@ -77,11 +77,11 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
                              float* scratch) {
   SoftmaxAttentionScratch at;
   at.Lay(scratch, range.sequence_length, tensors.head_size);
-  if (IsHeld(range)) {
+  if (IsHeld(range.sequence_length, range.sequence_queries)) {
     AttendDensely(tensors, range, Hold(tensors, range, at.held), at);
   } else {
     *at.held.number = 0;  // what lies there is overwritten
-    AttendDensely(tensors, range, KeysAndValuesOf(tensors, range), at);
+    AttendDensely(tensors, range, KeysAndValuesOf(tensors, range, range.head), at);
   }
 }
 
