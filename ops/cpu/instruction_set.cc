@@ -32,6 +32,8 @@ std::vector<const Kernels*> SupportedKernels() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   if (avx512) supported.push_back(&kKernelsAvx512);
   if (avx2) supported.push_back(&kKernelsAvx2);
+#elif defined(SPARSE_OPS_AARCH64)
+  supported.push_back(&kKernelsNeon);  // every aarch64 processor has it
 #endif
   supported.push_back(&kKernelsGeneric);
   return supported;

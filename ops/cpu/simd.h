@@ -1,5 +1,5 @@
 // The vector abstraction of the CPU kernels. Kernel sources are compiled once per instruction set, each time
-// into the namespace SPARSE_OPS_TARGET (generic, avx2, avx512), and joined by run-time dispatch
+// into the namespace SPARSE_OPS_TARGET (generic, neon, avx2, avx512), and joined by run-time dispatch
 // (instruction_set.h).
 //
 // Nothing included from a kernel source may define an inline function outside that namespace: the linker
@@ -40,6 +40,8 @@
 #include "cpu/simd_avx512.h"
 #elif defined(SPARSE_OPS_USE_AVX2)
 #include "cpu/simd_avx2.h"
+#elif defined(SPARSE_OPS_USE_NEON)
+#include "cpu/simd_neon.h"
 #else
 #include "cpu/simd_generic.h"
 #endif

@@ -1,4 +1,4 @@
-// 4 floats in the compiler's own vectors: any machine, in practice SSE2 or NEON; see simd.h for the
+// 4 floats in the compiler's own vectors: any machine, in practice SSE2; see simd.h for the
 // operations.
 #pragma once
 

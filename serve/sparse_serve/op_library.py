@@ -81,7 +81,7 @@ def library_version(path: Path) -> int:
 
 
 def instruction_set(path: Path) -> str:
-    """Return the instruction set the library chose on this processor: "avx512", "avx2" or "generic".
+    """Return the instruction set the library chose on this processor: "avx512", "avx2", "neon" or "generic".
 
     Raises:
         OpLibraryError: the file is no loadable op library.

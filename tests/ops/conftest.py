@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from one_op import library_under_test
 
-INSTRUCTION_SETS = ("generic", "avx2", "avx512")
+INSTRUCTION_SETS = ("generic", "neon") if platform.machine() == "aarch64" else ("generic", "avx2", "avx512")
 
 
 @pytest.fixture(scope="session", params=INSTRUCTION_SETS)
