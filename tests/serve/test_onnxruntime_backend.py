@@ -1,6 +1,6 @@
 """The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +20,9 @@ from sparse_serve.op_library import library_path
 from sparse_serve.repository.config import CONFIG_NAME, graph_config, graph_signature, read_config, to_text
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
+from sparse_serve.stub import turns
+from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.stub.turns import CROWD
 from tokenizing import shaped_model, word_piece
 
 SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
@@ -228,7 +231,7 @@ def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:
 
 def test_rows_are_run_so_many_tokens_at_a_time(load: Callable[..., Any]) -> None:
     backend = load()
-    most = shared(backend, "RUN_TOKENS")
+    most = RUN_TOKENS
     rows = 40
     ids = np.full((rows, 64), 5)
     mask = np.ones_like(ids)
@@ -264,6 +267,63 @@ def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> N
     backend.execute([long, short])
     backend.finalize()
     assert not long.answers.empty()
+
+
+@pytest.fixture
+def leave_many(monkeypatch: pytest.MonkeyPatch) -> Callable[..., stub.Request]:
+    """Ask for a short answer beside long ones, that all wait for their turns, not for the thread."""
+    monkeypatch.setattr(turns, "AWAY_SECONDS", 1000.0)
+
+    def leave(backend: Any, long: Sequence[stub.Request]) -> stub.Request:
+        short = request([[2, 5, 3]])
+        backend.long._hold()
+        backend.long.turn = lambda seconds: ()
+        assert backend.execute([*long, short]) is None
+        del backend.long.turn
+        return short
+
+    return leave
+
+
+def test_many_long_requests_take_turns_with_short_ones(
+    load: Callable[..., Any], leave_many: Callable[..., stub.Request]
+) -> None:
+    """What is larger than a run is computed in parts, and each gets one answer: what it would get alone."""
+    backend = load()
+    rng = np.random.default_rng(1)
+    long = [request(rng.integers(5, 30, (rows, 64)), names=("logits",)) for rows in [40, 5, 16, 33] * 3]
+    alone = [backend.execute([each])[0].arrays() for each in long]
+    answered, sizes = [leave_many(backend, long).answers.get(timeout=30)], list[int]()
+    while backend.long.is_crowded:
+        sizes += run_sizes(backend, lambda: answered.extend(stub.answers_of(backend, request([[2, 5, 3]]))))
+    assert max(sizes) == RUN_TOKENS // 64
+    assert not any(each.answers.empty() for each in long[: 1 - CROWD])
+    assert not any(response.has_error() for response in answered)
+    backend.finalize()
+    for each, expected in zip(long, alone, strict=True):
+        arrays = each.answers.get(timeout=30).arrays()
+        assert list(arrays) == ["logits"]
+        np.testing.assert_allclose(arrays["logits"], expected["logits"], atol=1e-5)
+        assert each.answers.empty()
+
+
+def test_a_part_that_fails_fails_its_request_alone(
+    load: Callable[..., Any], leave_many: Callable[..., stub.Request]
+) -> None:
+    backend = load()
+    ids = np.full((40, 64), 5)
+    bad_ids = ids.copy()
+    bad_ids[3] = 10_000
+    bad, unequal = request(bad_ids), request(ids, mask=np.ones((40, 63)))
+    good = [request(ids) for _ in range(CROWD)]
+    leave_many(backend, [bad, unequal, *good])
+    backend.finalize()
+    for each in (bad, unequal):
+        error = each.answers.get(timeout=30).error()
+        assert error is not None
+        assert error.code() == stub.Error.INVALID_ARG
+        assert each.answers.empty()
+    assert [len(each.answers.get(timeout=30).arrays()["logits"]) for each in good] == [40] * CROWD
 
 
 def test_long_requests_among_themselves_are_answered_as_triton_counts_them(load: Callable[..., Any]) -> None:

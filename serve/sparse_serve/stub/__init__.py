@@ -1,4 +1,4 @@
-"""What this package's two backends have in common that run in Triton's Python stub: limits and counters.
+"""What this package's backends need that run in Triton's Python stub: limits, runs, turns and counters.
 
 The standard library and numpy are all that it needs.
 """

@@ -5,20 +5,20 @@ triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc): model
 read below, optimization.graph.level and default_model_filename. What it cannot do it refuses at load.
 
 Requests that arrive together are computed together, some hundred tokens at a time. Among short ones, those
-that take long are answered by a thread of their own, so that the short ones do not wait for them.
+that take long are answered by a thread of their own, so that the short ones do not wait for them; where many
+of them wait, they take turns with the short ones.
 Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
 needs lie beside this file.
 """
 
 import json
+import math
 import os
 import sys
 import threading
 import time
-from collections import deque
 from itertools import accumulate, pairwise
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
-from sparse_serve.stub.runs import RUN_TOKENS, run_borders
+from sparse_serve.stub.runs import run_borders
+from sparse_serve.stub.turns import Turns
 
 ONNX_TYPES = {
     "TYPE_BOOL": "tensor(bool)",
@@ -87,6 +88,51 @@ class Asked(NamedTuple):
         """Of all rows."""
         return int(self.row_tokens.sum())
 
+    @property
+    def is_short(self):
+        """Whether others can wait for it."""
+        return self.tokens <= SHORT_TOKENS
+
+    def parts(self):
+        """Return it in parts of which each is a run, or fits one."""
+        borders = run_borders(self.row_tokens.tolist())
+        if not borders or self.fault is not None:
+            return [self]
+        feeds = split(self.feed, borders)
+        row_tokens = np.split(self.row_tokens, borders)
+        return [
+            self._replace(feed=feed, row_tokens=tokens)
+            for feed, tokens in zip(feeds, row_tokens, strict=True)
+        ]
+
+
+class Pending:
+    """A request that is answered later: its sender, and what has come out of its parts."""
+
+    def __init__(self, asked, sender):
+        self.asked, self.sender = asked, sender
+        self.results = []
+        self.is_answered = False
+
+    def joined(self):
+        """Return the outputs of all its rows, or what is wrong with the last part that was computed."""
+        if isinstance(self.results[-1], Exception):
+            return self.results[-1]
+        return {name: np.concatenate([each[name] for each in self.results]) for name in self.asked.wanted}
+
+
+class Part(NamedTuple):
+    """What is computed at a time of a request that is answered later."""
+
+    pending: Pending
+    asked: Asked
+    is_last: bool
+
+    @property
+    def tokens(self):
+        """Of all its rows."""
+        return self.asked.tokens
+
 
 class NoRowsError(ValueError):
     """An input of a request has no rows."""
@@ -133,7 +179,8 @@ class TritonPythonModel:
         labels = {"model": self.name, "version": args["model_version"]}
         takes_text = READ.issubset(self.outputs)
         self.meter = TextMeter(labels, self.parameters) if takes_text else None
-        self.long = None
+        self.long = Turns()
+        self.thread = None
         self.short_until = 0.0
         self.run_options = onnxruntime.RunOptions()
         if ARENA_SHRINKAGE in self.parameters:
@@ -142,24 +189,31 @@ class TritonPythonModel:
     def execute(self, requests):
         """Answer short requests from as few runs as it takes; beside them, leave long ones to a thread.
 
+        Where many of these wait, compute some of them after the short ones.
+
         Only a request that is itself at fault gets an error.
         """
         asked = [self._read(request) for request in requests]
-        are_short = [each.tokens <= SHORT_TOKENS for each in asked]
+        has_short = any(each.is_short for each in asked)
+        is_short_expected = has_short or time.monotonic() < self.short_until
+        is_mixed = is_short_expected and not all(each.is_short for each in asked)
         # Alone, what is long is answered here too: Triton's statistics do not see what a thread computes.
-        if all(are_short) or not (any(are_short) or time.monotonic() < self.short_until):
+        if not is_mixed and not self.long.is_crowded:
             responses = self._answer(asked)
-            self._note(any(are_short))
+            self._note(has_short)
             return responses
         senders = [request.get_response_sender() for request in requests]
         short = []
-        for each, sender, is_short in zip(asked, senders, are_short, strict=True):
-            if is_short:
+        for each, sender in zip(asked, senders, strict=True):
+            if each.is_short:
                 short.append((each, sender))
             else:
-                self._long().put((each, sender))
+                self._answer_later(each, sender)
+        begun = time.monotonic()
         self._send(short)
-        self._note(bool(short))
+        self._note(has_short)
+        for run in self.long.turn(time.monotonic() - begun if is_short_expected else math.inf):
+            self._answer_parts(run)
         return None
 
     def _note(self, has_short):
@@ -169,8 +223,8 @@ class TritonPythonModel:
 
     def finalize(self):
         """Answer what is still waiting."""
-        if self.long is not None:
-            self.long.put(None)
+        self.long.close()
+        if self.thread is not None:
             self.thread.join()
 
     def _read(self, request):
@@ -182,7 +236,7 @@ class TritonPythonModel:
                 # Of a tensor of no rows that holds a text, Triton makes an array of its own shape.
                 if array.ndim != len(self.axes[name]) or not len(array):
                     raise NoRowsError(f"input '{name}' has no rows: give at least one")
-            return Asked(feed, wanted, self._row_tokens(feed))
+            return Asked(feed, wanted, self._row_tokens(feed), self._fault(feed))
         except Exception as error:
             return Asked({}, wanted, np.zeros(1, int), error)
 
@@ -198,30 +252,31 @@ class TritonPythonModel:
                 tokens += [sum(map(len, row.reshape(-1))) // TOKEN_BYTES for row in array]
         return np.minimum(tokens, self.max_length)
 
-    def _long(self):
-        """Return the queue of what takes long; its thread starts with the first."""
-        if self.long is None:
-            self.long = SimpleQueue()
+    def _answer_later(self, asked, sender):
+        """Let a request wait for its turn, or for the thread, which starts with the first."""
+        pending = Pending(asked, sender)
+        parts = asked.parts()
+        self.long.put([Part(pending, each, each is parts[-1]) for each in parts])
+        if self.thread is None:
             self.thread = threading.Thread(target=self._work, daemon=True)
             self.thread.start()
-        return self.long
 
     def _work(self):
-        """Answer what takes long, as much at a time as makes a run."""
+        """Answer what takes long."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
-        waiting = deque([self.long.get()])
-        while waiting[0] is not None:
-            while not self.long.empty():
-                waiting.append(self.long.get())
-            together, tokens = [], 0
-            while waiting and waiting[0] is not None:
-                tokens += waiting[0][0].tokens
-                if together and tokens > RUN_TOKENS:
-                    break
-                together.append(waiting.popleft())
-            self._send(together)
-            if not waiting:
-                waiting.append(self.long.get())
+        for run in self.long.runs():
+            self._answer_parts(run)
+
+    def _answer_parts(self, parts):
+        """Compute a run of parts, no two of one request, and answer the requests that end with it."""
+        parts = [each for each in parts if not each.pending.is_answered]
+        for part, result in zip(parts, self._results([each.asked for each in parts]), strict=True):
+            pending = part.pending
+            pending.results.append(result)
+            if part.is_last or isinstance(result, Exception):
+                pending.is_answered = True
+                response = self._response(pending.asked, pending.joined())
+                pending.sender.send(response, flags=FINAL)
 
     def _send(self, pairs):
         """Answer requests by their senders."""
@@ -231,22 +286,28 @@ class TritonPythonModel:
                 sender.send(response, flags=FINAL)
 
     def _answer(self, asked):
-        """Return the responses to requests; one that is seen to be at fault stays out of the run."""
-        faults = [self._fault(each) for each in asked]
-        sound = [each for each, fault in zip(asked, faults, strict=True) if fault is None]
-        responses = iter(self._answer_sound(sound) if sound else ())
+        """Return the responses to requests."""
         return [
-            next(responses) if fault is None else self._refuse(fault, each)
-            for each, fault in zip(asked, faults, strict=True)
+            self._response(each, result) for each, result in zip(asked, self._results(asked), strict=True)
         ]
 
-    def _answer_sound(self, asked):
+    def _results(self, asked):
+        """Return the outputs of each request, or its error; one seen to be at fault stays out of the run."""
+        sound = [each for each in asked if each.fault is None]
+        results = iter(self._sound_results(sound) if sound else ())
+        return [each.fault or next(results) for each in asked]
+
+    def _sound_results(self, asked):
         try:
             return self._run(asked)
         except Exception as error:
             if len(asked) == 1:
-                return [self._refuse(error, asked[0])]
-        return [response for each in asked for response in self._answer_sound([each])]
+                return [error]
+        return [result for each in asked for result in self._sound_results([each])]
+
+    def _response(self, asked, result):
+        """Return the response to a request."""
+        return self._refuse(result, asked) if isinstance(result, Exception) else respond(result)
 
     def _refuse(self, error, asked):
         """Return the response to a request that cannot be answered."""
@@ -260,20 +321,21 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(one_line(error), code))
 
     def _run(self, asked):
+        """Return the outputs of each request."""
         names = [name for name in self.outputs if any(name in each.wanted for each in asked)]
         if len(asked) == 1:
             feed = asked[0].feed
         else:
             feed = {name: np.concatenate([each.feed[name] for each in asked]) for name in self.inputs}
         if not self.batched:
-            return [respond(dict(zip(names, self._run_rows(names, feed), strict=True)))]
+            return [dict(zip(names, self._run_rows(names, feed), strict=True))]
         results = self._run_parts(names, feed, np.concatenate([each.row_tokens for each in asked]))
         rows = [len(each.row_tokens) for each in asked]
         for name, result in zip(names, results, strict=True):
             if len(result) != sum(rows):
                 raise ValueError(f"output '{name}' has {len(result)} rows for {sum(rows)} rows of input")
         return [
-            respond({name: result[begin:end] for name, result in zip(names, results, strict=True)})
+            {name: result[begin:end] for name, result in zip(names, results, strict=True)}
             for begin, end in pairwise(accumulate(rows, initial=0))
         ]
 
@@ -282,11 +344,7 @@ class TritonPythonModel:
         borders = run_borders(row_tokens.tolist())
         if not borders:
             return self._run_rows(names, feed)
-        parts = {name: np.split(array, borders) for name, array in feed.items()}
-        answers = [
-            self._run_rows(names, dict(zip(parts, part, strict=True)))
-            for part in zip(*parts.values(), strict=True)
-        ]
+        answers = [self._run_rows(names, part) for part in split(feed, borders)]
         return [np.concatenate(results) for results in zip(*answers, strict=True)]
 
     def _run_rows(self, names, feed):
@@ -332,16 +390,14 @@ class TritonPythonModel:
         ]
         return [np.concatenate(results)[order] for results in zip(*answers, strict=True)]
 
-    def _fault(self, asked):
+    def _fault(self, feed):
         """Return what is wrong with a request, as far as its shapes and sizes show it; None else.
 
         Shapes are held against each other, because broadcasting would hide some that differ.
         """
-        if asked.fault is not None:
-            return asked.fault
         sizes = {}
         for name, symbols in self.axes.items():
-            array = asked.feed[name]
+            array = feed[name]
             for symbol, size in zip(symbols, array.shape, strict=True):
                 if not isinstance(symbol, str):
                     continue
@@ -352,9 +408,7 @@ class TritonPythonModel:
                         "they must be equal"
                     )
         try:
-            self.limits.check(
-                {name: array for name, array in asked.feed.items() if array.dtype == np.object_}
-            )
+            self.limits.check({name: array for name, array in feed.items() if array.dtype == np.object_})
         except OversizeError as error:
             return error
         return None
@@ -520,6 +574,12 @@ def spelled(texts):
             read = error.start + 1
         cut.append(text[:read].replace(b"\0", b" "))
     return np.array(cut, dtype=f"S{max(map(len, cut)) + 1}").reshape(texts.shape)
+
+
+def split(feed, borders):
+    """Return rows in parts, divided at borders."""
+    parts = zip(*(np.split(array, borders) for array in feed.values()), strict=True)
+    return [dict(zip(feed, part, strict=True)) for part in parts]
 
 
 def respond(tensors):
