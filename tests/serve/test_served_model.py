@@ -147,6 +147,26 @@ def test_concurrent_clients_get_their_own_answers(server: TritonServer) -> None:
         list(pool.map(ask, range(8)))
 
 
+def test_long_requests_among_short_ones_get_their_own_answers(server: TritonServer) -> None:
+    """Those of more than a run too, and so many at a time that they take turns."""
+    rng = np.random.default_rng(1)
+    shapes = [(64, MAX_LENGTH * 3), (40, MAX_LENGTH), (1, 3)] * 8
+    asked = [rng.integers(5, 30, shape) for shape in shapes]
+
+    def logits(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        wire = Wire(triton_grpc, server.grpc_url)
+        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        answer = wire.infer("tiny_model", feed, ["logits"])["logits"]
+        wire.client.close()
+        return answer
+
+    alone = [logits(ids) for ids in asked]
+    assert all(np.isfinite(each).all() for each in alone)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        for together, expected in zip(pool.map(logits, asked * 3), alone * 3, strict=True):
+            np.testing.assert_allclose(together, expected, atol=1e-5)
+
+
 def test_more_texts_than_a_batch_are_answered_in_order(client: Client) -> None:
     texts = [f"w{number % 30}" for number in range(150)]
     predictions = client.classify("tiny", texts, top_k=1)
