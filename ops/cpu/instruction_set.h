@@ -4,10 +4,6 @@
 
 namespace sparse_ops {
 
-#if defined(SPARSE_OPS_AARCH64)
-extern const Kernels kKernelsNeon;
-#endif
-
 // The kernels for this processor, chosen once: the widest it runs, or the set that the environment variable
 // SPARSE_OPS_INSTRUCTION_SET names. Throws InvalidArgument where that is unknown or the processor lacks it.
 const Kernels& ChosenKernels();

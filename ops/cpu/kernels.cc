@@ -3,7 +3,6 @@
 
 #include "axis_attention/axis_attention_cpu.h"
 #include "axis_mask/axis_mask_cpu.h"
-#include "cpu/instruction_set.h"
 #include "quantization/quantization_cpu.h"
 #include "softmax_attention/softmax_attention_cpu.h"
 #include "sparsegen_attention/sparsegen_attention_cpu.h"

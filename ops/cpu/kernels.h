@@ -148,6 +148,8 @@ extern const Kernels kKernelsGeneric;
 #if defined(SPARSE_OPS_X86)
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
+#elif defined(SPARSE_OPS_AARCH64)
+extern const Kernels kKernelsNeon;
 #endif
 
 }  // namespace sparse_ops

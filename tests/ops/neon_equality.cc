@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "axis_attention/axis_plan.h"
-#include "cpu/instruction_set.h"
+#include "cpu/kernels.h"
 
 // The operations of both on vectors.
 #define SPARSE_OPS_TARGET generic
@@ -273,7 +273,7 @@ Answer<Element> Attend(const Kernels& kernels, Normalizer normalizer, const Sequ
     QueryRange range{};
     range.sequence = static_cast<int64_t>(b);
     range.sequence_begin = range.query_begin = sequences.borders[b];
-    range.sequence_length = sequences.borders[b + 1] - sequences.borders[b];
+    range.sequence_length = range.sequence_queries = sequences.borders[b + 1] - sequences.borders[b];
     range.heads = 1;
     std::vector<float> scratch = Scratch(room(range.sequence_length, sequences.head_size));
     for (range.head = 0; range.head < sequences.heads; ++range.head) {
