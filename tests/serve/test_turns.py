@@ -53,7 +53,7 @@ def taken(turns: Turns[Part], clock: Clock, seconds: float, run_seconds: float =
 
 
 def test_few_have_no_turns(turns: Turns[Part], clock: Clock) -> None:
-    put(turns, "abcdefgh"[: CROWD - 1])
+    put(turns, "abcdefghijkl"[: CROWD - 1])
     assert taken(turns, clock, 100.0) == []
     assert names_of(next(turns.runs())) == "a"
 
@@ -78,9 +78,9 @@ def test_a_share_that_was_not_taken_is_not_kept(turns: Turns[Part], clock: Clock
 
 
 def test_all_have_their_turn_where_no_short_ones_are_expected(turns: Turns[Part], clock: Clock) -> None:
-    put(turns, "abcdefghij", RUN_TOKENS // 4)
-    assert [names_of(run) for run in turns.turn()] == ["abcd", "efgh", "ij"]
-    put(turns, "abcdefghij")
+    put(turns, "abcdefghijkl", RUN_TOKENS // 4)
+    assert [names_of(run) for run in turns.turn()] == ["abcd", "efgh", "ijkl"]
+    put(turns, "abcdefghijkl")
     assert taken(turns, clock, 0.1) == ["a"]
 
 

@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from sparse_serve.stub.runs import RUN_TOKENS
 
-CROWD = 8
-"""Requests: so many that wait have turns."""
+CROWD = 12
+"""Requests: so many that wait have turns. More than eight clients have, some of whom went away."""
 EQUALS = 4
 """Requests: for so many that wait, turns take as long as short ones do."""
 AWAY_SECONDS = 0.25
