@@ -278,7 +278,7 @@ def _is_quantized(checkpoint: str | Path, why: str) -> CheckpointError:
 
 def _refuse_integers(checkpoint: str | Path) -> None:
     """Refuse a folder's weights that are integers, which are nothing without their scales."""
-    types = {}
+    types: dict[str, str] = {}
     for part in sorted(Path(checkpoint).glob("model*.safetensors")):
         with safe_open(part, framework="pt") as stored:
             types |= {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118  no mapping
