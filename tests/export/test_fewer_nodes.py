@@ -99,6 +99,22 @@ def test_the_numbers_are_the_same(case: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
+def test_outputs_of_one_value_keep_their_names() -> None:
+    """As the rows and columns that are on of global tokens, which are the same."""
+    before = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 20]> of_test (float[1, T, 4] x)
+        => (float[1, T, 4] rows_on, float[1, T, 4] columns_on, float[1, T, 4] twice)
+        { h = Relu (x) rows_on = Identity (h) columns_on = Identity (h)
+        also = Identity (h) twice = Add (also, also) }"""
+    )
+    model = ir.from_proto(before)
+    rewrite_in_fewer_nodes(model)
+    after = ir.to_proto(model)
+    onnx.checker.check_model(after)
+    assert [each.name for each in after.graph.output] == ["rows_on", "columns_on", "twice"]
+    assert Counter(node.op_type for node in after.graph.node) == {"Relu": 1, "Identity": 1, "Add": 1}
+
+
 def test_a_layer_reshapes_twice(graphs: GraphTable) -> None:
     """To rows in front of the attention, and back behind it."""
     path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), "tokens", GraphTarget())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import IdentityEliminationPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sparse_serve.op_library import DOMAIN
 
@@ -31,8 +31,30 @@ def rewrite_in_fewer_nodes(model: ir.Model) -> None:
             _gather_rows(node)
         elif node.op_type == "Gather":
             _take_only_column(node)
-    IdentityEliminationPass()(model)
+    for node in list(graph):
+        if node.op_type == "Identity":
+            _do_without(node, graph)
     RemoveUnusedNodesPass()(model)
+
+
+def _do_without(identity: ir.Node, graph: ir.Graph) -> None:
+    """Take the value that a node hands on for its output.
+
+    An output of the graph stays a node where the value has a name already: it may be two outputs, as the rows
+    and columns of global tokens are, of which onnx_ir's own pass makes one name.
+    """
+    source, output = identity.inputs[0], identity.outputs[0]
+    if source is None:
+        return
+    is_answer = output.is_graph_output()
+    if is_answer:
+        if source.is_graph_output() or source.is_graph_input() or source.is_initializer():
+            return
+        source.shape, source.type = output.shape or source.shape, output.type or source.type
+    ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
+    if is_answer:
+        source.name = output.name
+    graph.remove(identity, safe=True)
 
 
 def _reshape_at_once(reshape: ir.Node) -> None:
