@@ -73,6 +73,15 @@ inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const 
   return {held.keys, held.values, stride};
 }
 
+// Calls visit with the keys and values of a range's head: the copy, or where none is worth it, as they lie.
+template <class Element, class Visit>
+inline void VisitHead(const PackedAttention<Element>& tensors, const QueryRange& range, const HeldHead& held,
+                      const Visit& visit) {
+  if (IsHeld(range.sequence_length, range.sequence_queries)) return visit(Hold(tensors, range, held));
+  *held.number = 0;  // shorter sequences are laid out over what lies there
+  visit(KeysAndValuesOf(tensors, range, range.head));
+}
+
 // queries (count, head_size) -> panel (head_size, kPanelQueries); 0 where there is no query.
 template <class Element>
 inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size, float* room,

@@ -77,12 +77,7 @@ inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const Quer
                              float* scratch) {
   SoftmaxAttentionScratch at;
   at.Lay(scratch, range.sequence_length, tensors.head_size);
-  if (IsHeld(range.sequence_length, range.sequence_queries)) {
-    AttendDensely(tensors, range, Hold(tensors, range, at.held), at);
-  } else {
-    *at.held.number = 0;  // what lies there is overwritten
-    AttendDensely(tensors, range, KeysAndValuesOf(tensors, range, range.head), at);
-  }
+  VisitHead(tensors, range, at.held, [&](const auto& head) { AttendDensely(tensors, range, head, at); });
 }
 
 }  // namespace SPARSE_OPS_TARGET

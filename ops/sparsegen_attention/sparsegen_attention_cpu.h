@@ -97,12 +97,7 @@ inline void SparsegenAttention(const PackedAttention<Element>& tensors, const Qu
                                float* scratch) {
   SparsegenAttentionScratch at;
   at.Lay(scratch, range.sequence_length, tensors.head_size);
-  if (IsHeld(range.sequence_length, range.sequence_queries)) {
-    AttendSparsely(tensors, range, Hold(tensors, range, at.held), at);
-  } else {
-    *at.held.number = 0;  // what lies there is overwritten
-    AttendSparsely(tensors, range, KeysAndValuesOf(tensors, range, range.head), at);
-  }
+  VisitHead(tensors, range, at.held, [&](const auto& head) { AttendSparsely(tensors, range, head, at); });
 }
 
 }  // namespace SPARSE_OPS_TARGET
