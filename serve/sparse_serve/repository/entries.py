@@ -22,6 +22,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN
+from sparse_serve.processor import exact_sums
 from sparse_serve.repository.config import (
     ALL_CORES,
     CONFIG_NAME,
@@ -45,6 +46,7 @@ from sparse_serve.repository.config import (
 from sparse_serve.repository.contents import MANIFEST_NAME, MODEL_NAME, Contents
 from sparse_serve.repository.manifest import Manifest, read_manifest
 from sparse_serve.repository.staging import replaced_folders
+from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer
 
@@ -294,20 +296,24 @@ def config_of_graph(
 
     It is a graph: of token ids, with `op_library` where it has nodes of it, or one that takes text.
     """
-    if not signature.takes_text:
-        return graph_config(
+    if signature.takes_text:
+        config = text_graph_config(
+            name,
+            signature,
+            tasks=manifest.tasks,
+            max_length=manifest.max_length,
+            truncation=manifest.truncation,
+            max_batch_size=max_batch_size,
+            computing=computing,
+            is_twin=name != public,
+        )
+    else:
+        config = graph_config(
             name, signature, max_batch_size=max_batch_size, op_library=op_library, computing=computing
         )
-    return text_graph_config(
-        name,
-        signature,
-        tasks=manifest.tasks,
-        max_length=manifest.max_length,
-        truncation=manifest.truncation,
-        max_batch_size=max_batch_size,
-        computing=computing,
-        is_twin=name != public,
-    )
+    if manifest.target_cpu is not None:
+        config.parameters[EXACT_SUMS_PARAMETER].string_value = exact_sums(manifest.target_cpu)
+    return config
 
 
 def uses_op_library(model: onnx.ModelProto) -> bool:
