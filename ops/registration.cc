@@ -20,9 +20,9 @@ namespace {
 
 constexpr const char* kDomain = "ai.sparse_serve";
 
-// Every op for tensors of one element type. ONNX Runtime takes several ops of one name as one op of several
-// types.
-template <class Element>
+// The kernels of one provider for tensors of one element type. ONNX Runtime takes several ops of one name as one
+// op of several types and providers.
+template <class Element, class Provider>
 struct ElementOps {
   explicit ElementOps(const OrtApi& api)
       : lin(api),
@@ -30,9 +30,7 @@ struct ElementOps {
         sparsegen_cross(api),
         softmax(api),
         softmax_cross(api),
-        axis_mask(api),
-        axis(api),
-        axis_cross(api) {}
+        axis_mask(api) {}
 
   void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &lin));
@@ -41,35 +39,66 @@ struct ElementOps {
     Check(api, api.CustomOpDomain_Add(domain, &softmax));
     Check(api, api.CustomOpDomain_Add(domain, &softmax_cross));
     Check(api, api.CustomOpDomain_Add(domain, &axis_mask));
+  }
+
+  template <class Op>
+  using Custom = CustomOp<ProviderKernel<Op, Provider>>;
+
+  Custom<SparsegenLin<Element>> lin;
+  Custom<SparsegenAttention<Element>> sparsegen;
+  Custom<SparsegenCrossAttention<Element>> sparsegen_cross;
+  Custom<SoftmaxAttention<Element>> softmax;
+  Custom<SoftmaxCrossAttention<Element>> softmax_cross;
+  Custom<AxisMask<Element>> axis_mask;
+};
+
+template <class Element, class Provider>
+struct AxisOps {
+  explicit AxisOps(const OrtApi& api) : axis(api), axis_cross(api) {}
+
+  void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &axis));
     Check(api, api.CustomOpDomain_Add(domain, &axis_cross));
   }
 
-  CustomOp<SparsegenLin<Element>> lin;
-  CustomOp<SparsegenAttention<Element>> sparsegen;
-  CustomOp<SparsegenCrossAttention<Element>> sparsegen_cross;
-  CustomOp<SoftmaxAttention<Element>> softmax;
-  CustomOp<SoftmaxCrossAttention<Element>> softmax_cross;
-  CustomOp<AxisMask<Element>> axis_mask;
-  CustomOp<AxisAttention<Element>> axis;
-  CustomOp<AxisCrossAttention<Element>> axis_cross;
+  CustomOp<ProviderKernel<AxisAttention<Element>, Provider>> axis;
+  CustomOp<ProviderKernel<AxisCrossAttention<Element>, Provider>> axis_cross;
+};
+
+template <template <class, class> class Ops, class Provider>
+struct EveryElement {
+  explicit EveryElement(const OrtApi& api) : float32(api), float16(api), bfloat16(api) {}
+
+  void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
+    float32.AddTo(api, domain);
+    float16.AddTo(api, domain);
+    bfloat16.AddTo(api, domain);
+  }
+
+  Ops<float, Provider> float32;
+  Ops<Half, Provider> float16;
+  Ops<BFloat16, Provider> bfloat16;
 };
 
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
 struct Registration {
   explicit Registration(const OrtApi& api)
-      : float32(api),
-        float16(api),
-        bfloat16(api),
+      : cpu(api),
+        cpu_axis(api),
+#if defined(SPARSE_OPS_CUDA)
+        cuda(api),
+#endif
         quantize(api),
         dequantize(api),
         requantize_gelu(api),
         word_piece(api),
         byte_level_bpe(api) {
     Check(api, api.CreateCustomOpDomain(kDomain, &domain));
-    float32.AddTo(api, domain);
-    float16.AddTo(api, domain);
-    bfloat16.AddTo(api, domain);
+    cpu.AddTo(api, domain);
+    cpu_axis.AddTo(api, domain);
+#if defined(SPARSE_OPS_CUDA)
+    cuda.AddTo(api, domain);
+#endif
     Check(api, api.CustomOpDomain_Add(domain, &quantize));
     Check(api, api.CustomOpDomain_Add(domain, &dequantize));
     Check(api, api.CustomOpDomain_Add(domain, &requantize_gelu));
@@ -77,9 +106,11 @@ struct Registration {
     Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
   }
 
-  ElementOps<float> float32;
-  ElementOps<Half> float16;
-  ElementOps<BFloat16> bfloat16;
+  EveryElement<ElementOps, CpuProvider> cpu;
+  EveryElement<AxisOps, CpuProvider> cpu_axis;
+#if defined(SPARSE_OPS_CUDA)
+  EveryElement<ElementOps, CudaProvider> cuda;
+#endif
   CustomOp<QuantizeRows> quantize;
   CustomOp<DequantizeRows> dequantize;
   CustomOp<RequantizeGelu> requantize_gelu;

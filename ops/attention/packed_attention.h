@@ -1,11 +1,11 @@
-// The part of a packed attention op that is the same for all normalisers: attributes, checks, division of the
-// work. Queries are the tokens themselves, or, in cross-attention, rows of their own beside keys and values.
+// The part of a packed attention op that is the same for all normalisers and providers: attributes, and
+// checks of shapes. Queries are the tokens themselves, or, in cross-attention, rows of their own beside keys
+// and values.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "cpu/kernels.h"
+#include "attention/packed_tensors.h"
 #include "runtime/kernel_context.h"
 
 namespace sparse_ops {
@@ -30,7 +30,7 @@ struct AttentionAttributes {
   float scale;  // 0: 1 / sqrt(head_size)
 };
 
-// The inputs of one call, checked.
+// The inputs of one call, of checked shapes. What cu_seqlens hold is not looked at: they may lie on a device.
 template <class Element>
 struct AttentionInputs {
   // Of an op whose queries are the tokens.
@@ -43,39 +43,30 @@ struct AttentionInputs {
   Input<Element> query;
   Input<Element> key;
   Input<Element> value;
-  std::vector<int64_t> query_borders;  // of each sequence's queries
-  std::vector<int64_t> borders;        // of its keys
+  Input<int32_t> query_borders{};  // of each sequence's queries
+  Input<int32_t> borders{};        // of its keys
+  const char* op;
   int64_t queries;
   int64_t tokens;
   int64_t head_size;
   float scale;
 
+  int64_t sequences() const { return borders.shape[0] - 1; }
+
  private:
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
 };
 
-// Multiply-adds of QK^T that are worth a task of their own, 10 to 30 microseconds.
-constexpr int64_t kTaskWork = int64_t{1} << 20;
-
-// Queries that cost the same: `range` says how many heads are computed together but not which, `block_work`
-// the multiply-adds of QK^T for one block and head.
-struct Stretch {
-  QueryRange range;
-  int64_t block_work;
+// A call of an op without more inputs than that, its outputs made.
+template <class Element>
+struct AttentionProblem {
+  AttentionInputs<Element> inputs;
+  PackedAttention<Element> tensors;
 };
 
-// Cuts the queries of all heads into tasks of about `task_work`: long stretches into several, short ones
-// together. A task is cut at multiples of the block only.
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
-                                                int64_t query_block, int64_t task_work);
-
+// All of the tensors but what the op alone has.
 template <class Element>
-using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange&, float* scratch);
-
-// Runs `kernel` over every query of every sequence and head, each on one thread.
-template <class Element>
-void RunPackedAttention(KernelContext& context, const AttentionInputs<Element>& inputs,
-                        const PackedAttention<Element>& tensors, AttentionKernel<Element> kernel,
-                        size_t (*scratch)(int64_t longest_sequence, int64_t head_size));
+PackedAttention<Element> TensorsOf(const AttentionAttributes& attributes,
+                                   const AttentionInputs<Element>& inputs, Element* output);
 
 }  // namespace sparse_ops

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "axis_attention/axis_plan.h"
 #include "cpu/instruction_set.h"
 #include "runtime/status.h"
 #include "sparsegen_lin/sparsegen_lin.h"
@@ -89,18 +90,17 @@ void AxisAttention<Element>::InferShapes(ShapeContext& context) {
 }
 
 template <class Element>
-void AxisAttention<Element>::Compute(KernelContext& context) const {
+AxisProblem<Element> AxisAttention<Element>::Check(KernelContext& context) const {
   const AttentionInputs<Element> inputs(attributes_, context, Signature::cu_seqlens);
   const Input<bool> rows = context.GetInput(Signature::rows);
   const Input<bool> columns = context.GetInput(Signature::columns);
   CheckVector(attributes_.op, rows, inputs.query);
   CheckVector(attributes_.op, columns, inputs.query);
-  const AxisPlan plan(fixed_, inputs.borders, rows.data, columns.data, ShapeOf(inputs));
-  Attend(context, inputs, plan.Pattern(sparsegen_), plan.Stretches());
+  return Problem(context, inputs, rows, columns, {});
 }
 
 template <class Element>
-void AxisCrossAttention<Element>::Compute(KernelContext& context) const {
+AxisProblem<Element> AxisCrossAttention<Element>::Check(KernelContext& context) const {
   const char* op = this->attributes_.op;
   const AttentionInputs<Element> inputs(this->attributes_, context, Signature::cu_seqlens_q,
                                         Signature::cu_seqlens_k);
@@ -110,34 +110,34 @@ void AxisCrossAttention<Element>::Compute(KernelContext& context) const {
   CheckVector(op, query_tokens, inputs.query);
   CheckVector(op, rows, inputs.key);
   CheckVector(op, columns, inputs.key);
-  CheckTokens(op, query_tokens, inputs.tokens);
-  const AxisCrossPlan plan(this->fixed_, inputs.borders, rows.data, columns.data, this->ShapeOf(inputs),
-                           inputs.query_borders, query_tokens.data);
-  this->Attend(context, inputs, plan.Pattern(this->sparsegen_), plan.Stretches());
+  return this->Problem(context, inputs, rows, columns, query_tokens);
 }
 
 template <class Element>
-AttentionShape AxisAttention<Element>::ShapeOf(const AttentionInputs<Element>& inputs) const {
-  return {attributes_.num_heads, inputs.head_size, ChosenKernels().query_block};
+AxisProblem<Element> AxisAttention<Element>::Problem(KernelContext& context,
+                                                     const AttentionInputs<Element>& inputs,
+                                                     const Input<bool>& rows, const Input<bool>& columns,
+                                                     const Input<int64_t>& query_tokens) const {
+  AxisProblem<Element> problem{
+      {inputs, TensorsOf(attributes_, inputs, context.GetOutput(Signature::output, inputs.query.shape))},
+      &fixed_,
+      sparsegen_,
+      rows.data,
+      columns.data,
+      query_tokens};
+  problem.tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
+  problem.tensors.divisor = divisor_;
+  return problem;
 }
 
-template <class Element>
-void AxisAttention<Element>::Attend(KernelContext& context, const AttentionInputs<Element>& inputs,
-                                    const AxisPattern& pattern, const std::vector<Stretch>& stretches) const {
-  PackedAttention<Element> tensors{};
-  tensors.query = inputs.query.data;
-  tensors.key = inputs.key.data;
-  tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
-  tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
-  tensors.num_heads = attributes_.num_heads;
-  tensors.head_size = inputs.head_size;
-  tensors.scale = inputs.scale;
-  tensors.divisor = divisor_;
+namespace {
 
+template <class Element>
+void RunAxisAttention(CpuContext& context, const PackedAttention<Element>& tensors,
+                      const AxisPattern& pattern, const std::vector<Stretch>& stretches) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  const auto tasks = DivideWork(stretches, attributes_.num_heads, kernels.query_block, kAxisTaskWork);
+  const auto tasks = DivideWork(stretches, tensors.num_heads, kernels.query_block, kAxisTaskWork);
   context.ParallelFor(tasks.size(), kernels.axis_attention_scratch(pattern.extent),
                       [&](size_t task, float* memory) {
                         for (const QueryRange& range : tasks[task]) {
@@ -146,11 +146,32 @@ void AxisAttention<Element>::Attend(KernelContext& context, const AttentionInput
                       });
 }
 
-template class AxisAttention<float>;
-template class AxisAttention<Half>;
-template class AxisAttention<BFloat16>;
-template class AxisCrossAttention<float>;
-template class AxisCrossAttention<Half>;
-template class AxisCrossAttention<BFloat16>;
+}  // namespace
+
+template <class Element>
+void Launch(CpuContext& context, const AxisProblem<Element>& problem) {
+  const AttentionInputs<Element>& inputs = problem.inputs;
+  const PackedAttention<Element>& tensors = problem.tensors;
+  const Borders borders(inputs);
+  const AttentionShape shape{tensors.num_heads, tensors.head_size, ChosenKernels().query_block};
+  if (problem.query_tokens.shape.empty()) {
+    const AxisPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape);
+    RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.Stretches());
+    return;
+  }
+  CheckTokens(inputs.op, problem.query_tokens, inputs.tokens);
+  const AxisCrossPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape,
+                           borders.queries, problem.query_tokens.data);
+  RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.Stretches());
+}
+
+#define SPARSE_OPS_INSTANTIATE(Element)       \
+  template class AxisAttention<Element>;      \
+  template class AxisCrossAttention<Element>; \
+  template void Launch(CpuContext&, const AxisProblem<Element>&);
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

@@ -1,6 +1,9 @@
 #pragma once
 
-#include "axis_attention/axis_plan.h"
+#include "attention/packed_attention.h"
+#include "axis_attention/fixed_pairs.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
 
 namespace sparse_ops {
 
@@ -22,6 +25,16 @@ struct AxisAttentionSignature : AttentionSignature<Element> {
   static constexpr Attribute<float> lambd{"lambd", 0.0f};
 };
 
+// Queries that are rows of their own have `query_tokens`; its shape is empty where they are the tokens.
+template <class Element>
+struct AxisProblem : AttentionProblem<Element> {
+  const FixedPairs* fixed;  // of the node
+  bool sparsegen;           // normalizes, instead of softmax
+  const uint8_t* rows;      // (tokens)
+  const uint8_t* columns;   // (tokens)
+  Input<int64_t> query_tokens;
+};
+
 template <class Element>
 class AxisAttention {
  public:
@@ -29,12 +42,12 @@ class AxisAttention {
 
   explicit AxisAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  AxisProblem<Element> Check(KernelContext& context) const;
 
  protected:
-  void Attend(KernelContext& context, const AttentionInputs<Element>& inputs, const AxisPattern& pattern,
-              const std::vector<Stretch>& stretches) const;
-  AttentionShape ShapeOf(const AttentionInputs<Element>& inputs) const;
+  AxisProblem<Element> Problem(KernelContext& context, const AttentionInputs<Element>& inputs,
+                               const Input<bool>& rows, const Input<bool>& columns,
+                               const Input<int64_t>& query_tokens) const;
 
   AttentionAttributes attributes_;
   FixedPairs fixed_;
@@ -60,7 +73,12 @@ class AxisCrossAttention : public AxisAttention<Element> {
   using Signature = AxisCrossAttentionSignature<Element>;
 
   using AxisAttention<Element>::AxisAttention;
-  void Compute(KernelContext& context) const;
+  AxisProblem<Element> Check(KernelContext& context) const;
 };
+
+template <class Element>
+void Launch(CpuContext& context, const AxisProblem<Element>& problem);
+template <class Element>
+void Launch(CudaContext& context, const AxisProblem<Element>& problem);
 
 }  // namespace sparse_ops

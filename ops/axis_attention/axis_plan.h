@@ -4,17 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/packed_attention.h"
-#include "cpu/kernels.h"
+#include "attention/query_tasks.h"
+#include "axis_attention/fixed_pairs.h"
 
 namespace sparse_ops {
-
-// Which pairs the attributes of a node allow in every sequence.
-struct FixedPairs {
-  std::vector<int32_t> offsets;  // rising, each once
-  int64_t random_keys;
-  uint64_t seed;
-};
 
 struct AttentionShape {
   int64_t num_heads;

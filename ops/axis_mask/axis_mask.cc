@@ -19,7 +19,7 @@ void AxisMask<Element>::InferShapes(ShapeContext& context) {
 }
 
 template <class Element>
-void AxisMask<Element>::Compute(KernelContext& context) const {
+AxisMaskProblem<Element> AxisMask<Element>::Check(KernelContext& context) const {
   const Input<Element> hidden = context.GetInput(Signature::hidden);
   const Input<Element> weight = context.GetInput(Signature::weight);
   const Input<Element> bias = context.GetInput(Signature::bias);
@@ -37,21 +37,35 @@ void AxisMask<Element>::Compute(KernelContext& context) const {
     throw InvalidArgument(
         Message(Signature::kName, ": bias has shape ", ToString(bias.shape), "; accepted: (2,)"));
   }
-  uint8_t* rows = context.GetOutput(Signature::rows, {tokens});
-  uint8_t* columns = context.GetOutput(Signature::columns, {tokens});
+  return {hidden.data,
+          weight.data,
+          bias.data,
+          context.GetOutput(Signature::rows, {tokens}),
+          context.GetOutput(Signature::columns, {tokens}),
+          tokens,
+          width};
+}
 
+template <class Element>
+void Launch(CpuContext& context, const AxisMaskProblem<Element>& problem) {
   const ElementKernels<Element>& kernels = ChosenKernels();
-  const int64_t tokens_per_task = std::max<int64_t>(1, kTaskHiddenElements / std::max<int64_t>(1, width));
-  const auto tasks = static_cast<size_t>((tokens + tokens_per_task - 1) / tokens_per_task);
+  const int64_t tokens_per_task =
+      std::max<int64_t>(1, kTaskHiddenElements / std::max<int64_t>(1, problem.width));
+  const auto tasks = static_cast<size_t>((problem.tokens + tokens_per_task - 1) / tokens_per_task);
   context.ParallelFor(tasks, 0, [&](size_t task, float*) {
     const int64_t first = static_cast<int64_t>(task) * tokens_per_task;
-    kernels.axis_mask(hidden.data + first * width, std::min(tokens_per_task, tokens - first), width,
-                      weight.data, bias.data, rows + first, columns + first);
+    kernels.axis_mask(problem.hidden + first * problem.width,
+                      std::min(tokens_per_task, problem.tokens - first), problem.width, problem.weight,
+                      problem.bias, problem.rows + first, problem.columns + first);
   });
 }
 
-template class AxisMask<float>;
-template class AxisMask<Half>;
-template class AxisMask<BFloat16>;
+#define SPARSE_OPS_INSTANTIATE(Element) \
+  template class AxisMask<Element>;     \
+  template void Launch(CpuContext&, const AxisMaskProblem<Element>&);
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

@@ -1,6 +1,8 @@
 #pragma once
 
-#include "runtime/kernel_context.h"
+#include "axis_mask/axis_mask_problem.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
 
 namespace sparse_ops {
 
@@ -20,7 +22,12 @@ class AxisMask {
 
   explicit AxisMask(const KernelInfo&) {}
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  AxisMaskProblem<Element> Check(KernelContext& context) const;
 };
+
+template <class Element>
+void Launch(CpuContext& context, const AxisMaskProblem<Element>& problem);
+template <class Element>
+void Launch(CudaContext& context, const AxisMaskProblem<Element>& problem);
 
 }  // namespace sparse_ops

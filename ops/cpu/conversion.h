@@ -8,8 +8,8 @@
 //   CopyRow, ReadRows, WriteRow    rows of any number of columns
 #pragma once
 
-#include "cpu/elements.h"
 #include "cpu/simd.h"
+#include "runtime/elements.h"
 
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {

@@ -4,26 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/elements.h"
+#include "attention/packed_tensors.h"
+#include "runtime/elements.h"
+#include "sparsegen_lin/axis_rows.h"
 
 namespace sparse_ops {
-
-// Kernels count the keys of a row in int32.
-constexpr int64_t kMostKeys = 0x7fffffff;
-
-// Packed attention tensors: query, output (queries, num_heads * head_size); key, value (tokens, the same).
-template <class Element>
-struct PackedAttention {
-  const Element* query;
-  const Element* key;
-  const Element* value;
-  Element* output;
-  int32_t* support;  // (queries, num_heads); null where no output asks for it
-  int64_t num_heads;
-  int64_t head_size;
-  float scale;    // of the scores
-  float divisor;  // 1 - lambda, for sparsegen-lin
-};
 
 // Some consecutive queries of one sequence, in one head or a few consecutive ones.
 struct QueryRange {
@@ -86,15 +71,6 @@ struct AxisPattern {
   int64_t random_keys;       // draws for each row
   uint64_t seed;
   AxisExtent extent;
-};
-
-// Rows along one axis of a tensor (outer, length, inner), row-major.
-template <class Element>
-struct AxisRows {
-  const Element* input;
-  Element* output;
-  int64_t length;
-  int64_t inner;
 };
 
 // Rows of a product of 8-bit integers, (rows, columns), from one of them on.

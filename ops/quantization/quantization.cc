@@ -38,7 +38,7 @@ Shape OneForEachRow(Shape shape) {
 
 // Runs `rows(first, count, scratch)` over all rows, several rows a task.
 template <class Rows>
-void ForRows(KernelContext& context, const MatrixShape& matrix, size_t scratch, const Rows& rows) {
+void ForRows(CpuContext& context, const MatrixShape& matrix, size_t scratch, const Rows& rows) {
   const int64_t rows_per_task = std::max<int64_t>(1, kTaskElements / matrix.columns);
   const auto tasks = static_cast<size_t>((matrix.rows + rows_per_task - 1) / rows_per_task);
   context.ParallelFor(tasks, scratch, [&](size_t task, float* memory) {
@@ -86,7 +86,7 @@ void QuantizeRows::InferShapes(ShapeContext& context) {
   context.SetOutputOneForEachRow(Signature::scale, Signature::values);
 }
 
-void QuantizeRows::Compute(KernelContext& context) const {
+void QuantizeRows::Compute(CpuContext& context) const {
   const Input<float> values = context.GetInput(Signature::values);
   const MatrixShape matrix = AsMatrix(Signature::kName, values.name, values.shape);
   uint8_t* quantized = context.GetOutput(Signature::quantized, values.shape);
@@ -102,7 +102,7 @@ void DequantizeRows::InferShapes(ShapeContext& context) {
   context.SetOutputShapeLike(Signature::values, Signature::products);
 }
 
-void DequantizeRows::Compute(KernelContext& context) const {
+void DequantizeRows::Compute(CpuContext& context) const {
   const Product product(Signature::kName, context);
   float* values = context.GetOutput(Signature::values, product.products.shape);
   const Kernels& kernels = ChosenKernels();
@@ -116,7 +116,7 @@ void RequantizeGelu::InferShapes(ShapeContext& context) {
   context.SetOutputOneForEachRow(Signature::row_scale, Signature::products);
 }
 
-void RequantizeGelu::Compute(KernelContext& context) const {
+void RequantizeGelu::Compute(CpuContext& context) const {
   const Product product(Signature::kName, context);
   const MatrixShape& matrix = product.matrix;
   uint8_t* quantized = context.GetOutput(Signature::quantized, product.products.shape);

@@ -1,7 +1,7 @@
 // The ops around a matrix product of 8-bit integers whose left side has a scale of its own for each row.
 #pragma once
 
-#include "runtime/kernel_context.h"
+#include "runtime/cpu_context.h"
 
 namespace sparse_ops {
 
@@ -17,10 +17,11 @@ struct QuantizeRowsSignature {
 class QuantizeRows {
  public:
   using Signature = QuantizeRowsSignature;
+  using Provider = CpuProvider;
 
   explicit QuantizeRows(const KernelInfo&) {}
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  void Compute(CpuContext& context) const;
 };
 
 // What is read of a product.
@@ -39,10 +40,11 @@ struct DequantizeRowsSignature : ProductSignature {
 class DequantizeRows {
  public:
   using Signature = DequantizeRowsSignature;
+  using Provider = CpuProvider;
 
   explicit DequantizeRows(const KernelInfo&) {}
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  void Compute(CpuContext& context) const;
 };
 
 struct RequantizeGeluSignature : ProductSignature {
@@ -55,10 +57,11 @@ struct RequantizeGeluSignature : ProductSignature {
 class RequantizeGelu {
  public:
   using Signature = RequantizeGeluSignature;
+  using Provider = CpuProvider;
 
   explicit RequantizeGelu(const KernelInfo&) {}
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  void Compute(CpuContext& context) const;
 };
 
 }  // namespace sparse_ops

@@ -1,16 +1,28 @@
 // An OrtCustomOp made of a kernel class:
 //
 //   struct Kernel {
-//     using Signature = ...;  // see signature.h
+//     using Signature = ...;          // see signature.h
+//     using Provider = CpuProvider;   // where it runs, where its inputs lie, what it sees of a call
 //     static void InferShapes(ShapeContext& context);
-//     explicit Kernel(const KernelInfo& info);      // reads attributes and constants; throws InvalidArgument
-//     void Compute(KernelContext& context) const;   // const: one kernel serves concurrent runs
+//     explicit Kernel(const KernelInfo& info);   // reads attributes and constants; throws InvalidArgument
+//     void Compute(Provider::Context& context) const;   // const: one kernel serves concurrent runs
 //   };
+//
+// An op with kernels for several providers says what they share in one class, and Compute is check, problem,
+// launch (ProviderKernel):
+//
+//   struct Op {
+//     using Signature, InferShapes, Op(const KernelInfo&);   // as above
+//     Problem<...> Check(KernelContext& context) const;      // checks shapes, has the outputs made; reads no
+//   };                                                       // element of a tensor
+//   void Launch(CpuContext& context, const Problem<...>& problem);
+//   void Launch(CudaContext& context, const Problem<...>& problem);
 #pragma once
 
 #include <climits>
 
-#include "runtime/kernel_context.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
 #include "runtime/ort_abi.h"
 #include "runtime/signature.h"
 #include "runtime/status.h"
@@ -19,15 +31,25 @@ namespace sparse_ops {
 
 constexpr int kDomainVersion = 1;
 
+template <class Op, class OpProvider>
+class ProviderKernel : public Op {
+ public:
+  using Provider = OpProvider;
+
+  using Op::Op;
+  void Compute(typename Provider::Context& context) const { Launch(context, this->Check(context)); }
+};
+
 template <class Kernel>
 class CustomOp : public OrtCustomOp {
   using Signature = typename Kernel::Signature;
+  using Provider = typename Kernel::Provider;
 
  public:
   explicit CustomOp(const OrtApi& api) : OrtCustomOp{}, api_(api) {
     version = kOrtApiVersion;
     GetName = [](const OrtCustomOp*) { return Signature::kName; };
-    GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+    GetExecutionProviderType = [](const OrtCustomOp*) { return Provider::kName; };
     GetInputType = [](const OrtCustomOp*, size_t i) { return Signature::inputs[i].type; };
     GetInputTypeCount = [](const OrtCustomOp*) { return Signature::inputs.size(); };
     GetOutputType = [](const OrtCustomOp*, size_t i) { return Signature::outputs[i].type; };
@@ -38,7 +60,7 @@ class CustomOp : public OrtCustomOp {
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
       return CharacteristicOf(Signature::outputs[i]);
     };
-    GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+    GetInputMemoryType = [](const OrtCustomOp*, size_t) { return Provider::kInputMemory; };
     GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
     GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
     GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
@@ -70,7 +92,7 @@ class CustomOp : public OrtCustomOp {
   static OrtStatus* Compute(void* self, OrtKernelContext* context) noexcept {
     const auto& instance = *static_cast<const Instance*>(self);
     return StatusOf(instance.api, [&] {
-      KernelContext kernel_context(instance.api, context);
+      typename Provider::Context kernel_context(instance.api, context);
       instance.kernel.Compute(kernel_context);
     });
   }

@@ -1,12 +1,9 @@
-// What an op sees of ONNX Runtime: attributes, constants, tensors, the thread pool, scratch memory, shape
-// inference.
+// What an op sees of ONNX Runtime wherever its kernel runs: attributes, constants, tensors, shape inference.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +104,7 @@ class KernelInfo {
   const char* op_;
 };
 
+// One call of a kernel, on any provider. Of a tensor in device memory only the shape may be read on the host.
 class KernelContext {
  public:
   KernelContext(const OrtApi& api, OrtKernelContext* context) : api_(api), context_(context) {}
@@ -132,21 +130,14 @@ class KernelContext {
     return static_cast<Stored<Element>*>(OutputData(operand.index, shape));
   }
 
-  // Runs task(i, scratch) for i in [0, tasks) on the session's intra-op threads and rethrows the first error.
-  // scratch: scratch_floats floats, aligned to 64 bytes. Its first 64 bytes are 0 when a task is the first to
-  // get it, the rest is not cleared; what a task leaves there is found by the next that gets it.
-  //
-  // There are as many scratch buffers as tasks running at once. They come from the session's CPU allocator,
-  // so the session's memory settings hold for them, and all are given back before this returns.
-  void ParallelFor(size_t tasks, size_t scratch_floats, const std::function<void(size_t, float*)>& task);
+ protected:
+  const OrtApi& api_;
+  OrtKernelContext* context_;
 
  private:
   const OrtValue* InputValue(size_t index) const;  // null where the node leaves it out
   const void* InputData(size_t index, Shape* shape) const;
   void* OutputData(size_t index, const Shape& shape);
-
-  const OrtApi& api_;
-  OrtKernelContext* context_;
 };
 
 // Shape inference. A dimension is a size or a name; where an input has a dimension with neither, nothing is

@@ -97,7 +97,9 @@ struct OrtApi {
                                                   size_t* size);
   OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out,
                                                   size_t* size);
-  OrtUnusedSlot unused_164[67];
+  OrtUnusedSlot unused_164[29];
+  OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** out);
+  OrtUnusedSlot unused_194[37];
   OrtStatus* (*KernelInfo_GetOutputCount)(const OrtKernelInfo* info, size_t* out);
   OrtUnusedSlot unused_232[1];
   OrtStatus* (*KernelInfo_GetOutputName)(const OrtKernelInfo* info, size_t index, char* out, size_t* size);
@@ -189,6 +191,7 @@ SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
 SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_float, 162);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_int64, 163);
+SPARSE_OPS_CHECK_SLOT(KernelContext_GetGPUComputeStream, 193);
 SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputCount, 231);
 SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputName, 233);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetConstantInput_tensor, 249);

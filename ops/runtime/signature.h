@@ -17,7 +17,7 @@
 #include <optional>
 #include <string_view>
 
-#include "cpu/elements.h"
+#include "runtime/elements.h"
 #include "runtime/ort_abi.h"
 
 namespace sparse_ops {

@@ -1,5 +1,6 @@
 #include "softmax_attention/softmax_attention.h"
 
+#include "attention/query_tasks.h"
 #include "cpu/instruction_set.h"
 
 namespace sparse_ops {
@@ -13,35 +14,38 @@ void SoftmaxAttention<Element>::InferShapes(ShapeContext& context) {
 }
 
 template <class Element>
-void SoftmaxAttention<Element>::Compute(KernelContext& context) const {
-  Attend(context, {attributes_, context, Signature::cu_seqlens});
+SoftmaxProblem<Element> SoftmaxAttention<Element>::Check(KernelContext& context) const {
+  return Problem(context, {attributes_, context, Signature::cu_seqlens});
 }
 
 template <class Element>
-void SoftmaxCrossAttention<Element>::Compute(KernelContext& context) const {
-  this->Attend(context, {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
+SoftmaxProblem<Element> SoftmaxCrossAttention<Element>::Check(KernelContext& context) const {
+  return this->Problem(context,
+                       {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
 }
 
 template <class Element>
-void SoftmaxAttention<Element>::Attend(KernelContext& context, const AttentionInputs<Element>& inputs) const {
-  PackedAttention<Element> tensors{};
-  tensors.query = inputs.query.data;
-  tensors.key = inputs.key.data;
-  tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
-  tensors.num_heads = attributes_.num_heads;
-  tensors.head_size = inputs.head_size;
-  tensors.scale = inputs.scale;
+SoftmaxProblem<Element> SoftmaxAttention<Element>::Problem(KernelContext& context,
+                                                           const AttentionInputs<Element>& inputs) const {
+  SoftmaxProblem<Element> problem{
+      {inputs, TensorsOf(attributes_, inputs, context.GetOutput(Signature::output, inputs.query.shape))}};
+  return problem;
+}
+
+template <class Element>
+void Launch(CpuContext& context, const SoftmaxProblem<Element>& problem) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  RunPackedAttention(context, inputs, tensors, typed.softmax_attention, kernels.softmax_attention_scratch);
+  RunPackedAttention<Element>(context, problem, typed.softmax_attention, kernels.softmax_attention_scratch);
 }
 
-template class SoftmaxAttention<float>;
-template class SoftmaxAttention<Half>;
-template class SoftmaxAttention<BFloat16>;
-template class SoftmaxCrossAttention<float>;
-template class SoftmaxCrossAttention<Half>;
-template class SoftmaxCrossAttention<BFloat16>;
+#define SPARSE_OPS_INSTANTIATE(Element)          \
+  template class SoftmaxAttention<Element>;      \
+  template class SoftmaxCrossAttention<Element>; \
+  template void Launch(CpuContext&, const SoftmaxProblem<Element>&);
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

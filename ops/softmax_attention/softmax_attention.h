@@ -1,6 +1,8 @@
 #pragma once
 
 #include "attention/packed_attention.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
 
 namespace sparse_ops {
 
@@ -15,16 +17,19 @@ struct SoftmaxAttentionSignature : AttentionSignature<Element> {
 };
 
 template <class Element>
+struct SoftmaxProblem : AttentionProblem<Element> {};
+
+template <class Element>
 class SoftmaxAttention {
  public:
   using Signature = SoftmaxAttentionSignature<Element>;
 
   explicit SoftmaxAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  SoftmaxProblem<Element> Check(KernelContext& context) const;
 
  protected:
-  void Attend(KernelContext& context, const AttentionInputs<Element>& inputs) const;
+  SoftmaxProblem<Element> Problem(KernelContext& context, const AttentionInputs<Element>& inputs) const;
 
   AttentionAttributes attributes_;
 };
@@ -45,7 +50,12 @@ class SoftmaxCrossAttention : public SoftmaxAttention<Element> {
   using Signature = SoftmaxCrossAttentionSignature<Element>;
 
   using SoftmaxAttention<Element>::SoftmaxAttention;
-  void Compute(KernelContext& context) const;
+  SoftmaxProblem<Element> Check(KernelContext& context) const;
 };
+
+template <class Element>
+void Launch(CpuContext& context, const SoftmaxProblem<Element>& problem);
+template <class Element>
+void Launch(CudaContext& context, const SoftmaxProblem<Element>& problem);
 
 }  // namespace sparse_ops

@@ -1,5 +1,6 @@
 #include "sparsegen_attention/sparsegen_attention.h"
 
+#include "attention/query_tasks.h"
 #include "cpu/instruction_set.h"
 #include "sparsegen_lin/sparsegen_lin.h"
 
@@ -16,39 +17,41 @@ void SparsegenAttention<Element>::InferShapes(ShapeContext& context) {
 }
 
 template <class Element>
-void SparsegenAttention<Element>::Compute(KernelContext& context) const {
-  Attend(context, {attributes_, context, Signature::cu_seqlens});
+SparsegenProblem<Element> SparsegenAttention<Element>::Check(KernelContext& context) const {
+  return Problem(context, {attributes_, context, Signature::cu_seqlens});
 }
 
 template <class Element>
-void SparsegenCrossAttention<Element>::Compute(KernelContext& context) const {
-  this->Attend(context, {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
+SparsegenProblem<Element> SparsegenCrossAttention<Element>::Check(KernelContext& context) const {
+  return this->Problem(context,
+                       {this->attributes_, context, Signature::cu_seqlens_q, Signature::cu_seqlens_k});
 }
 
 template <class Element>
-void SparsegenAttention<Element>::Attend(KernelContext& context,
-                                         const AttentionInputs<Element>& inputs) const {
-  PackedAttention<Element> tensors{};
-  tensors.query = inputs.query.data;
-  tensors.key = inputs.key.data;
-  tensors.value = inputs.value.data;
-  tensors.output = context.GetOutput(Signature::output, inputs.query.shape);
-  tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
-  tensors.num_heads = attributes_.num_heads;
-  tensors.head_size = inputs.head_size;
-  tensors.scale = inputs.scale;
-  tensors.divisor = divisor_;
+SparsegenProblem<Element> SparsegenAttention<Element>::Problem(KernelContext& context,
+                                                               const AttentionInputs<Element>& inputs) const {
+  SparsegenProblem<Element> problem{
+      {inputs, TensorsOf(attributes_, inputs, context.GetOutput(Signature::output, inputs.query.shape))}};
+  problem.tensors.support = context.GetOutput(Signature::support, {inputs.queries, attributes_.num_heads});
+  problem.tensors.divisor = divisor_;
+  return problem;
+}
+
+template <class Element>
+void Launch(CpuContext& context, const SparsegenProblem<Element>& problem) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  RunPackedAttention(context, inputs, tensors, typed.sparsegen_attention,
-                     kernels.sparsegen_attention_scratch);
+  RunPackedAttention<Element>(context, problem, typed.sparsegen_attention,
+                              kernels.sparsegen_attention_scratch);
 }
 
-template class SparsegenAttention<float>;
-template class SparsegenAttention<Half>;
-template class SparsegenAttention<BFloat16>;
-template class SparsegenCrossAttention<float>;
-template class SparsegenCrossAttention<Half>;
-template class SparsegenCrossAttention<BFloat16>;
+#define SPARSE_OPS_INSTANTIATE(Element)            \
+  template class SparsegenAttention<Element>;      \
+  template class SparsegenCrossAttention<Element>; \
+  template void Launch(CpuContext&, const SparsegenProblem<Element>&);
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

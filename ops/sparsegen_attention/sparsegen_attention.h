@@ -1,6 +1,8 @@
 #pragma once
 
 #include "attention/packed_attention.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
 
 namespace sparse_ops {
 
@@ -17,16 +19,19 @@ struct SparsegenAttentionSignature : AttentionSignature<Element> {
 };
 
 template <class Element>
+struct SparsegenProblem : AttentionProblem<Element> {};
+
+template <class Element>
 class SparsegenAttention {
  public:
   using Signature = SparsegenAttentionSignature<Element>;
 
   explicit SparsegenAttention(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  SparsegenProblem<Element> Check(KernelContext& context) const;
 
  protected:
-  void Attend(KernelContext& context, const AttentionInputs<Element>& inputs) const;
+  SparsegenProblem<Element> Problem(KernelContext& context, const AttentionInputs<Element>& inputs) const;
 
   AttentionAttributes attributes_;
   float divisor_;
@@ -48,7 +53,12 @@ class SparsegenCrossAttention : public SparsegenAttention<Element> {
   using Signature = SparsegenCrossAttentionSignature<Element>;
 
   using SparsegenAttention<Element>::SparsegenAttention;
-  void Compute(KernelContext& context) const;
+  SparsegenProblem<Element> Check(KernelContext& context) const;
 };
+
+template <class Element>
+void Launch(CpuContext& context, const SparsegenProblem<Element>& problem);
+template <class Element>
+void Launch(CudaContext& context, const SparsegenProblem<Element>& problem);
 
 }  // namespace sparse_ops

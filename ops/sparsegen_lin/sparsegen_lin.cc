@@ -30,7 +30,7 @@ void SparsegenLin<Element>::InferShapes(ShapeContext& context) {
 }
 
 template <class Element>
-void SparsegenLin<Element>::Compute(KernelContext& context) const {
+SparsegenLinProblem<Element> SparsegenLin<Element>::Check(KernelContext& context) const {
   const Input<Element> scores = context.GetInput(Signature::scores);
   const int64_t rank = static_cast<int64_t>(scores.shape.size());
   if (rank == 0) {
@@ -50,30 +50,40 @@ void SparsegenLin<Element>::Compute(KernelContext& context) const {
   }
   rows.output = context.GetOutput(Signature::weights, scores.shape);
   // Of an empty tensor the other sizes may have a product beyond int64.
-  if (std::count(scores.shape.begin(), scores.shape.end(), 0) > 0) return;
+  if (std::count(scores.shape.begin(), scores.shape.end(), 0) > 0) return {rows, 0, divisor_};
   int64_t count = 1;
   for (size_t i = 0; i < scores.shape.size(); ++i) {
     if (i > axis) rows.inner *= scores.shape[i];
     if (i != axis) count *= scores.shape[i];
   }
+  return {rows, count, divisor_};
+}
 
+template <class Element>
+void Launch(CpuContext& context, const SparsegenLinProblem<Element>& problem) {
+  if (problem.count == 0) return;
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
+  const int64_t length = problem.rows.length;
   const int64_t block = kernels.row_block;
-  const int64_t blocks_per_task = std::max<int64_t>(1, kTaskScores / (block * rows.length));
+  const int64_t blocks_per_task = std::max<int64_t>(1, kTaskScores / (block * length));
   const int64_t rows_per_task = blocks_per_task * block;
-  const auto tasks = static_cast<size_t>((count + rows_per_task - 1) / rows_per_task);
-  context.ParallelFor(tasks, kernels.sparsegen_lin_scratch(rows.length), [&](size_t task, float* memory) {
+  const auto tasks = static_cast<size_t>((problem.count + rows_per_task - 1) / rows_per_task);
+  context.ParallelFor(tasks, kernels.sparsegen_lin_scratch(length), [&](size_t task, float* memory) {
     const int64_t begin = static_cast<int64_t>(task) * rows_per_task;
-    const int64_t end = std::min(count, begin + rows_per_task);
+    const int64_t end = std::min(problem.count, begin + rows_per_task);
     for (int64_t row = begin; row < end; row += block) {
-      typed.sparsegen_lin(rows, divisor_, row, std::min(block, end - row), memory);
+      typed.sparsegen_lin(problem.rows, problem.divisor, row, std::min(block, end - row), memory);
     }
   });
 }
 
-template class SparsegenLin<float>;
-template class SparsegenLin<Half>;
-template class SparsegenLin<BFloat16>;
+#define SPARSE_OPS_INSTANTIATE(Element) \
+  template class SparsegenLin<Element>; \
+  template void Launch(CpuContext&, const SparsegenLinProblem<Element>&);
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
 
 }  // namespace sparse_ops

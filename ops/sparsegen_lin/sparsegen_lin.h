@@ -1,6 +1,8 @@
 #pragma once
 
-#include "runtime/kernel_context.h"
+#include "runtime/cpu_context.h"
+#include "runtime/cuda_context.h"
+#include "sparsegen_lin/axis_rows.h"
 
 namespace sparse_ops {
 
@@ -19,17 +21,29 @@ struct SparsegenLinSignature {
 };
 
 template <class Element>
+struct SparsegenLinProblem {
+  AxisRows<Element> rows;
+  int64_t count;  // of rows; 0 where the tensor is empty
+  float divisor;  // 1 - lambda
+};
+
+template <class Element>
 class SparsegenLin {
  public:
   using Signature = SparsegenLinSignature<Element>;
 
   explicit SparsegenLin(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  SparsegenLinProblem<Element> Check(KernelContext& context) const;
 
  private:
   float divisor_;
   int64_t axis_;
 };
+
+template <class Element>
+void Launch(CpuContext& context, const SparsegenLinProblem<Element>& problem);
+template <class Element>
+void Launch(CudaContext& context, const SparsegenLinProblem<Element>& problem);
 
 }  // namespace sparse_ops

@@ -127,7 +127,7 @@ void Tokenize<Tokenizer>::InferShapes(ShapeContext& context) {
 }
 
 template <class Tokenizer>
-void Tokenize<Tokenizer>::Compute(KernelContext& context) const {
+void Tokenize<Tokenizer>::Compute(CpuContext& context) const {
   const Texts texts(context, Signature{});
   const auto count = static_cast<int64_t>(texts.text.size());
   int32_t* cu_seqlens = context.GetOutput(Signature::cu_seqlens, {count + 1});

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "runtime/kernel_context.h"
+#include "runtime/cpu_context.h"
 #include "tokenizer/byte_level_bpe.h"
 #include "tokenizer/offsets.h"
 #include "tokenizer/template.h"
@@ -34,10 +34,11 @@ template <class Tokenizer>
 class Tokenize {
  public:
   using Signature = TokenizeSignature<Tokenizer>;
+  using Provider = CpuProvider;
 
   explicit Tokenize(const KernelInfo& info);
   static void InferShapes(ShapeContext& context);
-  void Compute(KernelContext& context) const;
+  void Compute(CpuContext& context) const;
 
  private:
   // The rows that one task has made.

@@ -1,5 +1,5 @@
 // The floating-point types of tensors besides float. Arithmetic is in float32 throughout: they are converted
-// where they are read and written (cpu/conversion.h).
+// where they are read and written (cpu/conversion.h, cuda/conversion.h).
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,327 @@
+// What packed attention on a GPU shares: tiles of keys and values in shared memory, the scores of 64 queries
+// and 64 keys, weighted sums of values. A warp has 16 of the queries; a lane two of these, g and g + 8, and
+// of each tile of keys 16: 8j + 2t and 8j + 2t + 1 for j < 8, with g = lane / 4 and t = lane % 4. float16 and
+// bfloat16 are multiplied by tensor cores and added up in float32, float32 by fused multiply-adds.
+#pragma once
+
+#include "attention/packed_tensors.h"
+#include "attention/query_tile_cuda.h"
+#include "cuda/matrix.h"
+
+namespace sparse_ops {
+namespace cuda {
+
+constexpr int kAttentionWarps = 4;
+constexpr int kTileKeys = 64;
+constexpr int kSlices = kTileKeys / 8;  // of a tile of keys
+using AttentionBlock = Block<kAttentionWarps>;
+
+static_assert(kTileQueries == 16 * kAttentionWarps, "a warp has 16 queries");
+
+// One head's rows of a tensor.
+template <class Element>
+struct HeadRows {
+  const Element* first;
+  int64_t stride;
+  int64_t rows;
+  int64_t head_size;
+  bool aligned;  // every row to 16 bytes, with a whole number of these
+};
+
+// The product of a lane: of[j].of[2h + i] is query g + 8h and column 8j + 2t + i, of scores a key.
+template <int kCount>
+struct Products {
+  PerLane<Four> of[kCount];
+};
+using Scores = Products<kSlices>;
+
+template <int kCount>
+SPARSE_OPS_BOTH void Clear(const Warp& warp, Products<kCount>* products) {
+  SPARSE_OPS_LANES
+  for (int j = 0; j < kCount; ++j)
+    warp.Each([&](int lane) { products->of[j][lane] = Four{{0.0f, 0.0f, 0.0f, 0.0f}}; });
+}
+
+// Tiles of elements: kWidth is the head size, rounded up.
+template <class Element, int kWidth>
+struct TileLayout {
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(Element));  // elements of 16 bytes
+  static constexpr int kStride = kWidth + kVector;  // no two of eight rows begin in one bank
+  static constexpr int64_t kBytes =
+      static_cast<int64_t>(kTileKeys) * kStride * static_cast<int64_t>(sizeof(Element));
+};
+
+// Rows first to first + 63 to shared memory; zeros beyond the last row and the head. Complete after
+// CommitCopies, WaitForCopies and a Sync.
+template <int kWidth, class Element>
+SPARSE_OPS_BOTH void LoadTile(const AttentionBlock& block, const HeadRows<Element>& from, int64_t first,
+                              Element* tile) {
+  using Layout = TileLayout<Element, kWidth>;
+  constexpr int kParts = kWidth / Layout::kVector;
+  block.Threads([&](int thread) {
+    for (int i = thread; i < kTileKeys * kParts; i += AttentionBlock::kThreads) {
+      const int row = i / kParts;
+      const int column = i % kParts * Layout::kVector;
+      Element* to = tile + row * Layout::kStride + column;
+      const bool exists = first + row < from.rows;
+      const Element* own = from.first + (first + row) * from.stride + column;
+      if (exists && from.aligned && column < from.head_size) {
+        CopyInBackground(own, to);
+        continue;
+      }
+      SPARSE_OPS_LANES
+      for (int d = 0; d < Layout::kVector; ++d) {
+        if (exists && column + d < from.head_size) {
+          to[d] = own[d];
+        } else {
+          to[d] = Element{};
+        }
+      }
+    }
+    CommitCopies();
+  });
+}
+
+// The products of one element type.
+template <class Element, int kWidth>
+struct TileProducts {
+  static constexpr bool kQueriesInRegisters = true;
+  using Layout = TileLayout<Element, kWidth>;
+
+  struct Queries {
+    PerLane<LeftFragment> of[kWidth / 16];
+  };
+
+  static SPARSE_OPS_BOTH void LoadQueries(const Warp& warp, const Element* tile, Queries* queries) {
+    SPARSE_OPS_LANES
+    for (int s = 0; s < kWidth / 16; ++s) {
+      const PerLane<Matrices> loaded = LoadMatrices<false>(warp, [&](int lane) {
+        const int row = warp.index() * 16 + lane / 8 % 2 * 8 + lane % 8;
+        return tile + row * Layout::kStride + 16 * s + lane / 16 * 8;
+      });
+      warp.Each([&](int lane) {
+        SPARSE_OPS_LANES
+        for (int i = 0; i < 4; ++i) queries->of[s][lane].of[i] = loaded[lane].of[i];
+      });
+    }
+  }
+
+  static SPARSE_OPS_BOTH void Multiply(const Warp& warp, const Queries& queries, const Element*,
+                                       const Element* keys, Scores* scores) {
+    Clear(warp, scores);
+    SPARSE_OPS_LANES
+    for (int s = 0; s < kWidth / 16; ++s) {
+      SPARSE_OPS_LANES
+      for (int j = 0; j < kSlices; j += 2) {
+        const PerLane<Matrices> right = LoadMatrices<false>(warp, [&](int lane) {
+          const int row = 8 * j + lane / 16 * 8 + lane % 8;
+          return keys + row * Layout::kStride + 16 * s + lane / 8 % 2 * 8;
+        });
+        MultiplyAdd<Element>(warp, queries.of[s], right, 0, &scores->of[j]);
+        MultiplyAdd<Element>(warp, queries.of[s], right, 2, &scores->of[j + 1]);
+      }
+    }
+  }
+
+  // sums += weights * values; the weights are rounded to Element.
+  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Scores& weights, const Element* values,
+                                        Products<kWidth / 8>* sums) {
+    SPARSE_OPS_LANES
+    for (int s = 0; s < kTileKeys / 16; ++s) {
+      PerLane<LeftFragment> left;
+      warp.Each([&](int lane) {
+        const Four& first = weights.of[2 * s][lane];
+        const Four& second = weights.of[2 * s + 1][lane];
+        left[lane] = {
+            {PackPair<Element>(first.of[0], first.of[1]), PackPair<Element>(first.of[2], first.of[3]),
+             PackPair<Element>(second.of[0], second.of[1]), PackPair<Element>(second.of[2], second.of[3])}};
+      });
+      SPARSE_OPS_LANES
+      for (int n = 0; n < kWidth / 8; n += 2) {
+        const PerLane<Matrices> right = LoadMatrices<true>(warp, [&](int lane) {
+          const int row = 16 * s + lane / 8 % 2 * 8 + lane % 8;
+          return values + row * Layout::kStride + 8 * n + lane / 16 * 8;
+        });
+        MultiplyAdd<Element>(warp, left, right, 0, &sums->of[n]);
+        MultiplyAdd<Element>(warp, left, right, 2, &sums->of[n + 1]);
+      }
+    }
+  }
+};
+
+template <int kWidth>
+struct TileProducts<float, kWidth> {
+  static constexpr bool kQueriesInRegisters = false;
+  using Layout = TileLayout<float, kWidth>;
+
+  struct Queries {};
+
+  static SPARSE_OPS_BOTH void LoadQueries(const Warp&, const float*, Queries*) {}
+
+  static SPARSE_OPS_BOTH void Multiply(const Warp& warp, const Queries&, const float* queries,
+                                       const float* keys, Scores* scores) {
+    Clear(warp, scores);
+    for (int d = 0; d < kWidth; d += 4) {
+      warp.Each([&](int lane) {
+        const Four* query =
+            reinterpret_cast<const Four*>(queries + (warp.index() * 16 + lane / 4) * Layout::kStride + d);
+        const Four first = query[0];
+        const Four second = query[8 * Layout::kStride / 4];
+        SPARSE_OPS_LANES
+        for (int j = 0; j < kSlices; ++j) {
+          SPARSE_OPS_LANES
+          for (int i = 0; i < 2; ++i) {
+            const Four key =
+                *reinterpret_cast<const Four*>(keys + (8 * j + lane % 4 * 2 + i) * Layout::kStride + d);
+            SPARSE_OPS_LANES
+            for (int k = 0; k < 4; ++k) {
+              float* sum = scores->of[j][lane].of;
+              sum[i] = __builtin_fmaf(first.of[k], key.of[k], sum[i]);
+              sum[2 + i] = __builtin_fmaf(second.of[k], key.of[k], sum[2 + i]);
+            }
+          }
+        }
+      });
+    }
+  }
+
+  // Keys that weigh nothing for all of a warp's queries are passed over.
+  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Scores& weights, const float* values,
+                                        Products<kWidth / 8>* sums) {
+    SPARSE_OPS_LANES
+    for (int j = 0; j < kSlices; ++j) {
+      SPARSE_OPS_LANES
+      for (int i = 0; i < 2; ++i) {
+        PerLane<float> own[2];
+        warp.Each([&](int lane) {
+          own[0][lane] = weights.of[j][lane].of[i];
+          own[1][lane] = weights.of[j][lane].of[2 + i];
+        });
+        for (int t = 0; t < 4; ++t) {
+          const PerLane<float> first = warp.QuadGet(own[0], t);
+          const PerLane<float> second = warp.QuadGet(own[1], t);
+          PerLane<bool> counts;
+          warp.Each([&](int lane) { counts[lane] = first[lane] != 0.0f || second[lane] != 0.0f; });
+          if (!warp.Any(counts)) continue;
+          const float* value = values + (8 * j + 2 * t + i) * Layout::kStride;
+          warp.Each([&](int lane) {
+            SPARSE_OPS_LANES
+            for (int n = 0; n < kWidth / 8; ++n) {
+              SPARSE_OPS_LANES
+              for (int k = 0; k < 2; ++k) {
+                const float own_value = value[8 * n + lane % 4 * 2 + k];
+                float* sum = sums->of[n][lane].of;
+                sum[k] = __builtin_fmaf(first[lane], own_value, sum[k]);
+                sum[2 + k] = __builtin_fmaf(second[lane], own_value, sum[2 + k]);
+              }
+            }
+          });
+        }
+      }
+    }
+  }
+};
+
+// Writes a lane's two rows, each times a factor; NaN where `is_nan`.
+template <class Element, int kWidth>
+SPARSE_OPS_BOTH void WriteRows(const Warp& warp, const Products<kWidth / 8>& sums,
+                               const PerLane<float> (&factor)[2], const QueryTile& tile, int64_t stride,
+                               int64_t head_size, Element* output) {
+  warp.Each([&](int lane) {
+    SPARSE_OPS_LANES
+    for (int h = 0; h < 2; ++h) {
+      const int64_t query = warp.index() * 16 + lane / 4 + 8 * h;
+      if (query >= tile.queries) continue;
+      Element* row = output + (tile.query + query) * stride;
+      SPARSE_OPS_LANES
+      for (int n = 0; n < kWidth / 8; ++n) {
+        SPARSE_OPS_LANES
+        for (int i = 0; i < 2; ++i) {
+          const int64_t column = 8 * n + lane % 4 * 2 + i;
+          if (column < head_size) FromFloat(sums.of[n][lane].of[2 * h + i] * factor[h][lane], row + column);
+        }
+      }
+    }
+  });
+}
+
+// What a block answers where the borders are none: NaN, and support 0.
+template <class Element>
+SPARSE_OPS_BOTH void WriteBadRows(const AttentionBlock& block, const PackedAttention<Element>& tensors,
+                                  const QueryTile& tile, int64_t head) {
+  block.Threads([&](int thread) {
+    for (int64_t i = thread; i < tile.queries * tensors.head_size; i += AttentionBlock::kThreads) {
+      const int64_t row = tile.query + i / tensors.head_size;
+      FromFloat(NotANumber(), tensors.output + (row * tensors.num_heads + head) * tensors.head_size +
+                                  i % tensors.head_size);
+    }
+    if (tensors.support == nullptr) return;
+    for (int64_t i = thread; i < tile.queries; i += AttentionBlock::kThreads) {
+      tensors.support[(tile.query + i) * tensors.num_heads + head] = 0;
+    }
+  });
+}
+
+// Where the blocks of a launch find their problem: block i is tile i % tiles of head i / tiles, so that
+// blocks that run together share keys and values.
+template <class Element>
+struct AttentionLaunch {
+  PackedAttention<Element> tensors;
+  AttentionBorders borders;
+  bool aligned;  // as HeadRows has it
+  int64_t tiles;
+
+  int64_t blocks() const { return tiles * tensors.num_heads; }
+};
+
+template <class Element>
+SPARSE_OPS_BOTH HeadRows<Element> RowsOf(const AttentionLaunch<Element>& launch, const Element* tensor,
+                                         int64_t head, int64_t first, int64_t rows) {
+  const int64_t stride = launch.tensors.num_heads * launch.tensors.head_size;
+  return {tensor + first * stride + head * launch.tensors.head_size, stride, rows, launch.tensors.head_size,
+          launch.aligned};
+}
+
+// Tiles of keys and values that come one behind the other into as many stages of shared memory: while one is
+// computed with, the next is on its way.
+template <class Element, int kWidth, int kStages>
+class TileStages {
+ public:
+  static constexpr int64_t kBytes = kStages * TileLayout<Element, kWidth>::kBytes;
+
+  SPARSE_OPS_BOTH explicit TileStages(void* memory) : memory_(static_cast<Element*>(memory)) {}
+
+  SPARSE_OPS_BOTH Element* stage(int64_t i) const {
+    return memory_ +
+           i % kStages * (TileLayout<Element, kWidth>::kBytes / static_cast<int64_t>(sizeof(Element)));
+  }
+
+  // Calls compute(i, tile) for i < count, in order. load(i, tile) has LoadTile fill a tile.
+  template <class Load, class Compute>
+  SPARSE_OPS_BOTH void ForEach(const AttentionBlock& block, int64_t count, const Load& load,
+                               const Compute& compute) const {
+    if (count > 0) load(0, stage(0));
+    for (int64_t i = 0; i < count; ++i) {
+      if (kStages > 1 && i + 1 < count) {
+        load(i + 1, stage(i + 1));
+        block.Threads([](int) { WaitForCopies<1>(); });
+      } else {
+        block.Threads([](int) { WaitForCopies<0>(); });
+      }
+      block.Sync();
+      compute(i, stage(i));
+      block.Sync();
+      if (kStages == 1 && i + 1 < count) load(i + 1, stage(0));
+    }
+  }
+
+ private:
+  Element* memory_;
+};
+
+// Two where three tiles of float32 would leave no room for scores.
+template <class Element, int kWidth>
+constexpr int kStagesOf = sizeof(Element) == 4 && kWidth > 64 ? 1 : 2;
+
+}  // namespace cuda
+}  // namespace sparse_ops

@@ -1,0 +1,151 @@
+#include "attention/query_tasks.h"
+
+#include <algorithm>
+
+#include "cpu/instruction_set.h"
+#include "runtime/status.h"
+
+namespace sparse_ops {
+namespace {
+
+// `of` has the rows that the borders are of.
+template <class Element>
+std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlens, const Input<Element>& of) {
+  const char* name = cu_seqlens.name;
+  const std::vector<int64_t> borders(cu_seqlens.data, cu_seqlens.data + cu_seqlens.shape[0]);
+  if (borders.front() != 0) {
+    throw InvalidArgument(Message(op, ": ", name, "[0] is ", borders.front(), "; accepted: 0"));
+  }
+  for (size_t i = 1; i < borders.size(); ++i) {
+    if (borders[i] < borders[i - 1]) {
+      throw InvalidArgument(Message(op, ": ", name, " decreases from ", borders[i - 1], " to ", borders[i],
+                                    " at position ", i, "; accepted: values that never decrease"));
+    }
+  }
+  if (borders.back() != of.shape[0]) {
+    throw InvalidArgument(Message(op, ": ", name, " ends with ", borders.back(), "; accepted: ", of.shape[0],
+                                  ", the number of rows of ", of.name));
+  }
+  return borders;
+}
+
+// Keys and values of more would push those out that are being read.
+constexpr int64_t kPrefetchedKeys = 512;
+
+int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Has one head of some rows brought to the second cache. Inline, as GCC takes a call of a function that only
+// prefetches for one that does nothing.
+template <class Element>
+[[gnu::always_inline]] inline void PrefetchRows(const PackedAttention<Element>& tensors,
+                                                const Element* tensor, int64_t head, int64_t first,
+                                                int64_t count) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
+  const int64_t stride = tensors.num_heads * tensors.head_size;
+  const Element* row = tensor + first * stride + head * tensors.head_size;
+  for (int64_t t = 0; t < count; ++t, row += stride) {
+    for (int64_t d = 0; d < tensors.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
+  }
+}
+
+// Has what a range reads and writes brought, while the one before it is computed: the rows of one head lie
+// too far apart for the processor to guess which are next.
+template <class Element>
+[[gnu::always_inline]] inline void Prefetch(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                            const QueryRange& before) {
+  const int64_t first = range.query_begin + range.first;
+  PrefetchRows<Element>(tensors, tensors.query, range.head, first, range.count);
+  PrefetchRows<Element>(tensors, tensors.output, range.head, first, range.count);
+  const bool same_keys = range.sequence == before.sequence && range.head == before.head;
+  if (same_keys || range.sequence_length > kPrefetchedKeys) return;
+  PrefetchRows<Element>(tensors, tensors.key, range.head, range.sequence_begin, range.sequence_length);
+  PrefetchRows<Element>(tensors, tensors.value, range.head, range.sequence_begin, range.sequence_length);
+}
+
+// The range behind the i-th of a task; null behind the last of all.
+const QueryRange* Next(const std::vector<std::vector<QueryRange>>& tasks, size_t task, size_t i) {
+  if (i + 1 < tasks[task].size()) return &tasks[task][i + 1];
+  return task + 1 < tasks.size() ? &tasks[task + 1].front() : nullptr;
+}
+
+}  // namespace
+
+template <class Element>
+Borders::Borders(const AttentionInputs<Element>& inputs)
+    : queries(ReadBorders(inputs.op, inputs.query_borders, inputs.query)),
+      keys(ReadBorders(inputs.op, inputs.borders, inputs.key)) {}
+
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
+                                                int64_t query_block, int64_t task_work) {
+  std::vector<std::vector<QueryRange>> tasks;
+  int64_t room = 0;
+  for (const Stretch& stretch : stretches) {
+    const int64_t last = stretch.range.first + stretch.range.count;
+    for (int64_t head = 0; head < num_heads; head += stretch.range.heads) {
+      const int64_t heads = std::min(stretch.range.heads, num_heads - head);
+      const int64_t block_work = stretch.block_work * heads;
+      for (int64_t first = stretch.range.first; first < last;) {
+        if (room <= 0) {
+          tasks.emplace_back();
+          room = task_work;
+        }
+        const int64_t blocks = CeilDivide(last - first, query_block);
+        const int64_t fitting = std::min(CeilDivide(room, block_work), blocks);
+        QueryRange range = stretch.range;
+        range.head = head;
+        range.heads = heads;
+        range.first = first;
+        range.count = std::min(fitting * query_block, last - first);
+        tasks.back().push_back(range);
+        first += range.count;
+        room -= fitting * block_work;
+      }
+    }
+  }
+  return tasks;
+}
+
+template <class Element>
+void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& problem,
+                        AttentionKernel<Element> kernel, size_t (*scratch)(int64_t, int64_t)) {
+  const AttentionInputs<Element>& inputs = problem.inputs;
+  const PackedAttention<Element>& tensors = problem.tensors;
+  const Borders borders(inputs);
+  const int64_t query_block = ChosenKernels().query_block;
+  std::vector<Stretch> stretches;
+  int64_t longest = 0;
+  for (size_t b = 0; b + 1 < borders.keys.size(); ++b) {
+    const int64_t length = borders.keys[b + 1] - borders.keys[b];
+    const int64_t queries = borders.queries[b + 1] - borders.queries[b];
+    if (queries == 0) continue;
+    QueryRange range{};
+    range.sequence = static_cast<int64_t>(b);
+    range.sequence_begin = borders.keys[b];
+    range.sequence_length = length;
+    range.query_begin = borders.queries[b];
+    range.sequence_queries = range.count = queries;
+    range.heads = 1;
+    // A query without keys is work too: its output is written.
+    stretches.push_back({range, query_block * std::max<int64_t>(length, 1) * inputs.head_size});
+    longest = std::max(longest, length);
+  }
+  const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
+  context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
+    for (size_t i = 0; i < tasks[task].size(); ++i) {
+      const QueryRange& range = tasks[task][i];
+      if (const QueryRange* next = Next(tasks, task, i)) Prefetch(tensors, *next, range);
+      kernel(tensors, range, memory);
+    }
+  });
+}
+
+#define SPARSE_OPS_INSTANTIATE(Element)                                                                     \
+  template Borders::Borders(const AttentionInputs<Element>&);                                               \
+  template void RunPackedAttention(CpuContext&, const AttentionProblem<Element>&, AttentionKernel<Element>, \
+                                   size_t (*)(int64_t, int64_t));
+SPARSE_OPS_INSTANTIATE(float)
+SPARSE_OPS_INSTANTIATE(Half)
+SPARSE_OPS_INSTANTIATE(BFloat16)
+#undef SPARSE_OPS_INSTANTIATE
+
+}  // namespace sparse_ops

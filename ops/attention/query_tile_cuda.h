@@ -1,0 +1,101 @@
+// Which queries a block answers. The host knows neither the borders nor the lengths: it launches as many
+// blocks as any borders of so many sequences and rows can need, and each finds its own.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/execution.h"
+
+namespace sparse_ops {
+namespace cuda {
+
+constexpr int kTileQueries = 64;
+
+// cu_seqlens of queries and of keys, (sequences + 1) each, in device memory.
+struct AttentionBorders {
+  const int32_t* queries;
+  const int32_t* keys;
+  int64_t sequences;
+  int64_t query_rows;
+  int64_t key_rows;
+};
+
+// Sequence b has the tiles from QueryTileOf(where it begins, b) on, at least as many as its queries need.
+SPARSE_OPS_BOTH int64_t QueryTileOf(int64_t border, int64_t sequence) {
+  return border / kTileQueries + sequence;
+}
+
+inline int64_t QueryTileCount(const AttentionBorders& borders) {
+  if (borders.query_rows == 0) return 0;
+  return QueryTileOf(borders.query_rows, borders.sequences > 0 ? borders.sequences : 1);
+}
+
+// Rows of the whole tensors: `queries` of them from `query` on, of a sequence of `keys` from `key` on.
+struct QueryTile {
+  int64_t query;
+  int64_t queries;  // at most kTileQueries; 0: nothing to answer
+  int64_t key;
+  int64_t keys;
+  bool bad_borders;  // of the call: nothing may be read by them, and the outputs of these rows are NaN
+};
+
+// In shared memory.
+struct QueryTileSearch {
+  int64_t query, queries, key, keys;
+};
+
+SPARSE_OPS_BOTH bool AreBordersOf(int64_t begin, int64_t end, int64_t rows) {
+  return 0 <= begin && begin <= end && end <= rows;
+}
+
+// All borders are looked at by each block, a thread each: borders are bad where they do not begin with 0,
+// fall, or do not end with the number of rows. Then tile i is rows 64i to 64i + 63, so that no output is left
+// unwritten.
+template <class AnyBlock>
+SPARSE_OPS_BOTH QueryTile FindQueryTile(const AnyBlock& block, const AttentionBorders& borders, int64_t tile,
+                                        QueryTileSearch* search) {
+  const int64_t sequences = borders.sequences;
+  block.Threads([&](int thread) {
+    if (thread == 0) *search = {0, 0, 0, 0};
+  });
+  block.Sync();
+  PerWarp<bool, AnyBlock::kWarps> bad;
+  block.Warps([&](const Warp& warp) {
+    PerLane<bool> own;
+    warp.Each([&](int lane) {
+      const int thread = warp.index() * kWarpLanes + lane;
+      bool is_bad =
+          thread == 0 && (borders.queries[0] != 0 || borders.queries[sequences] != borders.query_rows ||
+                          borders.keys[0] != 0 || borders.keys[sequences] != borders.key_rows);
+      for (int64_t b = thread; b < sequences; b += AnyBlock::kThreads) {
+        const int64_t query = borders.queries[b];
+        const int64_t query_end = borders.queries[b + 1];
+        const int64_t key = borders.keys[b];
+        const int64_t key_end = borders.keys[b + 1];
+        if (!AreBordersOf(query, query_end, borders.query_rows) ||
+            !AreBordersOf(key, key_end, borders.key_rows)) {
+          is_bad = true;
+          continue;
+        }
+        const int64_t first = QueryTileOf(query, b);
+        if (tile < first || tile >= QueryTileOf(query_end, b + 1)) continue;
+        const int64_t begin = query + (tile - first) * kTileQueries;
+        *search = {begin, Min(kTileQueries, query_end - begin), key, key_end - key};
+      }
+      own[lane] = is_bad;
+    });
+    bad[warp.index()] = warp.Any(own);
+  });
+  QueryTile found;
+  found.bad_borders = block.Any(bad);
+  found.query = found.bad_borders ? tile * kTileQueries : search->query;
+  found.queries =
+      found.bad_borders ? Min(kTileQueries, borders.query_rows - tile * kTileQueries) : search->queries;
+  if (found.queries < 0) found.queries = 0;
+  found.key = found.bad_borders ? 0 : search->key;
+  found.keys = found.bad_borders ? 0 : search->keys;
+  return found;
+}
+
+}  // namespace cuda
+}  // namespace sparse_ops

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sparse_ops {
+
+// Which pairs the attributes of a node allow in every sequence.
+struct FixedPairs {
+  std::vector<int32_t> offsets;  // rising, each once
+  int64_t random_keys;
+  uint64_t seed;
+};
+
+}  // namespace sparse_ops

@@ -1,0 +1,228 @@
+// How a kernel is written once and run in two ways: by a GPU, and by a loop on the CPU that tests hold
+// against the reference where there is no GPU.
+//
+// A kernel's body is a function of a Block. What a thread does stands in a function that Block::Threads,
+// Block::Warps or Warp::Each call: on a GPU each thread calls it once, for itself; on the CPU one thread
+// calls it for one after the other. What a lane keeps from one such call to the next is a PerLane, what a
+// warp keeps a PerWarp. Nothing else may differ between threads. Between what one warp writes to shared
+// memory and another reads stands a Block::Sync; within a warp a Warp::Sync.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define SPARSE_OPS_BOTH __host__ __device__ __forceinline__
+#else
+#define SPARSE_OPS_BOTH inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define SPARSE_OPS_LANES _Pragma("unroll")
+#else
+#define SPARSE_OPS_LANES
+#endif
+
+namespace sparse_ops {
+namespace cuda {
+
+constexpr int kWarpLanes = 32;
+constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLargest = 3.4028234663852886e38f;
+
+SPARSE_OPS_BOTH float NotANumber() { return __builtin_nanf(""); }
+SPARSE_OPS_BOTH int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+// b where a is NaN.
+SPARSE_OPS_BOTH float Max(float a, float b) { return a > b ? a : b; }
+constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+#if defined(__CUDA_ARCH__)
+
+template <class T>
+struct PerLane {
+  T own;
+  __device__ __forceinline__ T& operator[](int) { return own; }
+  __device__ __forceinline__ const T& operator[](int) const { return own; }
+};
+
+template <class T, int kWarps>
+struct PerWarp {
+  T own;
+  __device__ __forceinline__ T& operator[](int) { return own; }
+};
+
+class Warp {
+ public:
+  __device__ __forceinline__ explicit Warp(int index) : index_(index) {}
+  __device__ __forceinline__ int index() const { return index_; }
+
+  template <class Function>
+  __device__ __forceinline__ void Each(const Function& function) const {
+    function(static_cast<int>(threadIdx.x) % kWarpLanes);
+  }
+  __device__ __forceinline__ void Sync() const { __syncwarp(); }
+
+  // Of all lanes, to all lanes.
+  __device__ __forceinline__ bool Any(const PerLane<bool>& truth) const {
+    return __any_sync(0xffffffffu, truth.own) != 0;
+  }
+  __device__ __forceinline__ float Sum(const PerLane<float>& each) const { return Reduce<Add>(each.own, 16); }
+  __device__ __forceinline__ int Sum(const PerLane<int>& each) const { return Reduce<Add>(each.own, 16); }
+  __device__ __forceinline__ float Max(const PerLane<float>& each) const {
+    return Reduce<Larger>(each.own, 16);
+  }
+
+  // Of the four lanes 4i to 4i + 3, to each of them.
+  __device__ __forceinline__ void QuadSum(PerLane<float>* each) const {
+    each->own = Reduce<Add>(each->own, 2);
+  }
+  __device__ __forceinline__ void QuadSum(PerLane<int>* each) const { each->own = Reduce<Add>(each->own, 2); }
+  __device__ __forceinline__ void QuadMax(PerLane<float>* each) const {
+    each->own = Reduce<Larger>(each->own, 2);
+  }
+  __device__ __forceinline__ void QuadAny(PerLane<bool>* each) const {
+    each->own = Reduce<Add>(each->own ? 1 : 0, 2) != 0;
+  }
+  // What lane 4i + from has.
+  __device__ __forceinline__ PerLane<float> QuadGet(const PerLane<float>& each, int from) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    return {__shfl_sync(0xffffffffu, each.own, lane / 4 * 4 + from)};
+  }
+
+ private:
+  struct Add {
+    template <class T>
+    static __device__ __forceinline__ T Of(T a, T b) {
+      return a + b;
+    }
+  };
+  struct Larger {
+    static __device__ __forceinline__ float Of(float a, float b) { return a > b ? a : b; }
+  };
+  template <class Operation, class T>
+  static __device__ __forceinline__ T Reduce(T own, int distance) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      if (d <= distance) own = Operation::Of(own, __shfl_xor_sync(0xffffffffu, own, d));
+    }
+    return own;
+  }
+
+  int index_;
+};
+
+template <int kBlockWarps>
+class Block {
+ public:
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kThreads = kBlockWarps * kWarpLanes;
+
+  __device__ __forceinline__ Block() {}
+
+  template <class Function>
+  __device__ __forceinline__ void Threads(const Function& function) const {
+    function(static_cast<int>(threadIdx.x));
+  }
+  template <class Function>
+  __device__ __forceinline__ void Warps(const Function& function) const {
+    function(Warp(static_cast<int>(threadIdx.x) / kWarpLanes));
+  }
+  __device__ __forceinline__ void Sync() const { __syncthreads(); }
+  // Whether it is true of any warp, to all of them; a Sync.
+  __device__ __forceinline__ bool Any(PerWarp<bool, kBlockWarps>& truth) const {
+    return __syncthreads_or(truth.own) != 0;
+  }
+};
+
+#else  // one thread of a CPU, lane after lane
+
+template <class T>
+struct PerLane {
+  T each[kWarpLanes];
+  T& operator[](int lane) { return each[lane]; }
+  const T& operator[](int lane) const { return each[lane]; }
+};
+
+template <class T, int kWarps>
+struct PerWarp {
+  T each[kWarps];
+  T& operator[](int warp) { return each[warp]; }
+};
+
+class Warp {
+ public:
+  SPARSE_OPS_BOTH explicit Warp(int index) : index_(index) {}
+  SPARSE_OPS_BOTH int index() const { return index_; }
+
+  template <class Function>
+  SPARSE_OPS_BOTH void Each(const Function& function) const {
+    for (int lane = 0; lane < kWarpLanes; ++lane) function(lane);
+  }
+  SPARSE_OPS_BOTH void Sync() const {}
+
+  SPARSE_OPS_BOTH bool Any(const PerLane<bool>& truth) const {
+    bool any = false;
+    for (int lane = 0; lane < kWarpLanes; ++lane) any = any || truth[lane];
+    return any;
+  }
+  SPARSE_OPS_BOTH float Sum(PerLane<float> each) const { return Reduce(&each, 16, Add<float>)[0]; }
+  SPARSE_OPS_BOTH int Sum(PerLane<int> each) const { return Reduce(&each, 16, Add<int>)[0]; }
+  SPARSE_OPS_BOTH float Max(PerLane<float> each) const { return Reduce(&each, 16, Larger)[0]; }
+
+  SPARSE_OPS_BOTH void QuadSum(PerLane<float>* each) const { Reduce(each, 2, Add<float>); }
+  SPARSE_OPS_BOTH void QuadSum(PerLane<int>* each) const { Reduce(each, 2, Add<int>); }
+  SPARSE_OPS_BOTH void QuadMax(PerLane<float>* each) const { Reduce(each, 2, Larger); }
+  SPARSE_OPS_BOTH void QuadAny(PerLane<bool>* each) const { Reduce(each, 2, Either); }
+  SPARSE_OPS_BOTH PerLane<float> QuadGet(const PerLane<float>& each, int from) const {
+    PerLane<float> got;
+    for (int lane = 0; lane < kWarpLanes; ++lane) got[lane] = each[lane / 4 * 4 + from];
+    return got;
+  }
+
+ private:
+  template <class T>
+  static SPARSE_OPS_BOTH T Add(T a, T b) {
+    return a + b;
+  }
+  static SPARSE_OPS_BOTH float Larger(float a, float b) { return a > b ? a : b; }
+  static SPARSE_OPS_BOTH bool Either(bool a, bool b) { return a || b; }
+  // As shuffles do it: the sums of a GPU have the same order.
+  template <class T>
+  static SPARSE_OPS_BOTH PerLane<T>& Reduce(PerLane<T>* each, int distance, T (*operation)(T, T)) {
+    for (; distance > 0; distance /= 2) {
+      const PerLane<T> before = *each;
+      for (int lane = 0; lane < kWarpLanes; ++lane) {
+        (*each)[lane] = operation(before[lane], before[lane ^ distance]);
+      }
+    }
+    return *each;
+  }
+
+  int index_;
+};
+
+template <int kBlockWarps>
+class Block {
+ public:
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kThreads = kBlockWarps * kWarpLanes;
+
+  template <class Function>
+  SPARSE_OPS_BOTH void Threads(const Function& function) const {
+    for (int thread = 0; thread < kThreads; ++thread) function(thread);
+  }
+  template <class Function>
+  SPARSE_OPS_BOTH void Warps(const Function& function) const {
+    for (int warp = 0; warp < kBlockWarps; ++warp) function(Warp(warp));
+  }
+  SPARSE_OPS_BOTH void Sync() const {}
+  SPARSE_OPS_BOTH bool Any(PerWarp<bool, kBlockWarps>& truth) const {
+    bool any = false;
+    for (int warp = 0; warp < kBlockWarps; ++warp) any = any || truth[warp];
+    return any;
+  }
+};
+
+#endif
+
+}  // namespace cuda
+}  // namespace sparse_ops

@@ -1,0 +1,30 @@
+// What a kernel on the CPU has besides: the thread pool, and scratch memory on the host.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "runtime/kernel_context.h"
+
+namespace sparse_ops {
+
+class CpuContext : public KernelContext {
+ public:
+  using KernelContext::KernelContext;
+
+  // Runs task(i, scratch) for i in [0, tasks) on the session's intra-op threads and rethrows the first error.
+  // scratch: scratch_floats floats, aligned to 64 bytes. Its first 64 bytes are 0 when a task is the first to
+  // get it, the rest is not cleared; what a task leaves there is found by the next that gets it.
+  //
+  // There are as many scratch buffers as tasks running at once. They come from the session's CPU allocator,
+  // so the session's memory settings hold for them, and all are given back before this returns.
+  void ParallelFor(size_t tasks, size_t scratch_floats, const std::function<void(size_t, float*)>& task);
+};
+
+struct CpuProvider {
+  using Context = CpuContext;
+  static constexpr const char* kName = "CPUExecutionProvider";
+  static constexpr OrtMemType kInputMemory = OrtMemTypeDefault;
+};
+
+}  // namespace sparse_ops
