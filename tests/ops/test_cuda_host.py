@@ -1,7 +1,7 @@
-"""The kernels for GPUs against float64, on the case table, where there is no GPU: run by a CPU, lane after lane.
+"""The kernels for GPUs against float64, on the case table, without a GPU: run by a CPU, lane after lane.
 
-What this cannot see is what only a GPU has: races between threads, the instructions behind `ops/cuda/matrix.h`, and
-how tensor cores round. `cu_seqlens` and every index a kernel computes are as there.
+What this cannot see is what only a GPU has: races between threads, the instructions behind
+`ops/cuda/matrix.h`, and how tensor cores round. `cu_seqlens` and every index a kernel computes are as there.
 """
 
 from dataclasses import replace
@@ -168,7 +168,7 @@ def test_non_finite_scores(length: int, way: Way, normalizer: str, element: Elem
     """Row 0 sees NaN, row 1 +inf, row 2 only −inf, the others −inf at key 0; the next sequence none."""
     case = AttentionCase("non_finite", (length, length), 1, 16, element=element)
     query, key, value = case.inputs()
-    query, key = np.abs(query) + np.float32(0.125), key
+    query = np.abs(query) + np.float32(0.125)
     key[1:length] = -np.abs(key[1:length]) - np.float32(0.125)
     key[0] = -np.inf
     query[0, 3] = np.nan
@@ -205,13 +205,13 @@ def test_non_finite_scores(length: int, way: Way, normalizer: str, element: Elem
     ids=str,
 )
 def test_bad_borders_answer_nan(borders: list[int], normalizer: str) -> None:
-    """No memory is read by them, and no output is left as it was; no keys, where those are bad alone, are none."""
+    """Of queries, of keys or of both: nothing is read by them, and no output is left as it was."""
     case = AttentionCase("bad", (70,), 2, 32)
-    for own in ((borders, borders), (case.cu_seqlens, borders), (borders, case.cu_seqlens)):
-        if len(own[0]) != len(own[1]):
-            own = tuple([*each[:-1], *[each[-1]] * (4 - len(each))] for each in own)
-        arrays = (np.array(own[0]), np.array(own[1]))
-        output, *support = attention(case.inputs(), arrays, heads_of(case, normalizer))
+    good = case.cu_seqlens.tolist()
+    for own in ((borders, borders), (good, borders), (borders, good)):
+        count = max(len(each) for each in own)
+        queries, keys = (np.array(each + [each[-1]] * (count - len(each))) for each in own)
+        output, *support = attention(case.inputs(), (queries, keys), heads_of(case, normalizer))
         assert np.isnan(output).all()
         assert all(not counts.any() for counts in support)
 

@@ -1,0 +1,146 @@
+"""The library with kernels for CPUs and GPUs, without a GPU: it loads, and answers as the other one does.
+
+It is built for one compute capability, which takes minutes the first time and is kept. Any test of the ops
+runs on it alone with `SPARSE_OPS_TEST_LIBRARY=build/cuda_test/ops/libsparse_ops_cuda.so`.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+TESTS = Path(__file__).parent
+PROJECT = TESTS.parents[1]
+CAPABILITY = 90
+REGISTERS = 65536  # of a multiprocessor
+BLOCK_THREADS = 128  # of every kernel
+
+FLOAT_OPS = {
+    "SparsegenLin",
+    "SparsegenAttention",
+    "SparsegenCrossAttention",
+    "SoftmaxAttention",
+    "SoftmaxCrossAttention",
+    "AxisMask",
+}
+FLOAT_TYPES = {1, 10, 16}
+# Each op, every way to a kernel, in seconds.
+CASES = "test_library or (test_errors and head) or (test_case_table and vector_borders) or test_every_width"
+FILES = ("library", "errors", "packed_attention", "cross_attention", "axis_mask")
+
+
+def cuda_compiler() -> str | None:
+    """Return nvcc: on PATH, in its usual folder, or of the extra `cuda`."""
+    packaged = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
+    return shutil.which("nvcc") or shutil.which("nvcc", path=f"/usr/local/cuda/bin{os.pathsep}{packaged}")
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """Build it, in a folder where what has not changed is not built again."""
+    nvcc = cuda_compiler()
+    if nvcc is None or shutil.which("cmake") is None:
+        pytest.skip("nvcc or cmake is not installed (extra cuda)")
+    folder = PROJECT / "build" / "cuda_test"
+    folder.mkdir(parents=True, exist_ok=True)
+    configured = ["cmake", "-S", str(PROJECT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
+    options = ["SPARSE_OPS_CUDA=ON", f"SPARSE_OPS_CUDA_ARCHITECTURES={CAPABILITY}", f"SPARSE_OPS_NVCC={nvcc}"]
+    with FileLock(folder / ".lock"):
+        for command in (
+            [*configured, *(f"-D{option}" for option in options)],
+            ["cmake", "--build", str(folder), "--target", "sparse_ops_cuda"],
+        ):
+            built = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert built.returncode == 0, (built.stdout + built.stderr)[-10_000:]
+    return folder / "ops"
+
+
+@pytest.fixture(scope="session")
+def library(build: Path) -> Path:
+    return build / "libsparse_ops_cuda.so"
+
+
+def registered_ops(library: Path) -> set[tuple[str, str, int]]:
+    """Return name, provider and type of the first input of each op that a library registers."""
+    no_arguments = ctypes.CFUNCTYPE(ctypes.c_void_p)
+    of_input = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+    text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
+    found = set()
+
+    def add(_domain: int, op: int) -> None:
+        words = (ctypes.c_void_p * 22).from_address(op)
+        name, provider = (text(words[i] or 0)(op).decode() for i in (2, 3))
+        found.add((name, provider, of_input(words[4] or 0)(op, 0)))
+
+    two = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    calls = {26: two(lambda _name, _out: None), 27: two(add), 28: two(lambda _options, _domain: None)}
+    table = (ctypes.c_void_p * 300)()
+    for slot, call in calls.items():
+        table[slot] = ctypes.cast(call, ctypes.c_void_p)
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda _version: ctypes.addressof(table))
+    base = (ctypes.c_void_p * 2)(
+        ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(no_arguments(lambda: None), ctypes.c_void_p)
+    )
+    register = ctypes.CDLL(str(library)).RegisterCustomOps
+    register.restype = ctypes.c_void_p
+    assert register(None, base) is None
+    return found
+
+
+def test_every_op_of_floats_is_registered_for_both_providers(library: Path) -> None:
+    ops = registered_ops(library)
+    providers = {
+        provider: {(name, kind) for name, own, kind in ops if own == provider} for _, provider, _ in ops
+    }
+    assert set(providers) == {"CPUExecutionProvider", "CUDAExecutionProvider"}
+    for_gpus = {(name, kind) for name in FLOAT_OPS for kind in FLOAT_TYPES}
+    assert providers["CUDAExecutionProvider"] == for_gpus
+    assert providers["CPUExecutionProvider"] > for_gpus
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf, of binutils, is not installed")
+def test_it_needs_no_library_of_cuda(library: Path) -> None:
+    listing = subprocess.run(
+        ["readelf", "-d", str(library)], check=True, capture_output=True, text=True
+    ).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", listing)
+    assert needed
+    assert not [name for name in needed if "cuda" in name or "nv" in name]
+
+
+def test_no_kernel_spills_registers(build: Path) -> None:
+    """Nor has a stack frame, and a block's registers are no more than there are."""
+    logs = sorted(build.glob("*_cuda.o.ptxas"))
+    assert len(logs) >= 4
+    for log in logs:
+        text = log.read_text()
+        kernels = text.count("Compiling entry function")
+        frames = re.findall(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text
+        )
+        registers = [int(count) for count in re.findall(r"Used (\d+) registers", text)]
+        assert kernels == len(frames) == len(registers) > 0
+        assert set(frames) == {("0", "0", "0")}, log.name
+        assert max(registers) * BLOCK_THREADS <= REGISTERS
+
+
+def test_it_answers_on_a_cpu_as_the_one_library_loaded(library: Path) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
+        + [str(TESTS / f"test_{name}.py") for name in FILES],
+        cwd=PROJECT,
+        env=inherited | {"SPARSE_OPS_TEST_LIBRARY": str(library)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
+    assert " passed" in answer.stdout
