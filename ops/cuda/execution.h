@@ -10,6 +10,10 @@
 
 #include <cstdint>
 
+#if defined(SPARSE_OPS_WARP_THREADS)
+#include <pthread.h>
+#endif
+
 #if defined(__CUDACC__)
 #define SPARSE_OPS_BOTH __host__ __device__ __forceinline__
 #else
@@ -133,19 +137,13 @@ class Block {
   }
 };
 
-#else  // one thread of a CPU, lane after lane
+#else  // a CPU, lane after lane
 
 template <class T>
 struct PerLane {
   T each[kWarpLanes];
   T& operator[](int lane) { return each[lane]; }
   const T& operator[](int lane) const { return each[lane]; }
-};
-
-template <class T, int kWarps>
-struct PerWarp {
-  T each[kWarps];
-  T& operator[](int warp) { return each[warp]; }
 };
 
 class Warp {
@@ -200,6 +198,55 @@ class Warp {
   int index_;
 };
 
+#if defined(SPARSE_OPS_WARP_THREADS)
+
+// What the threads of one block have in common, and which warp a thread is.
+struct BlockThreads {
+  pthread_barrier_t barrier;
+  bool votes[kWarpLanes];
+};
+inline BlockThreads* block_threads = nullptr;
+inline thread_local int own_warp = 0;
+
+template <class T, int kWarps>
+struct PerWarp {
+  T own;
+  T& operator[](int) { return own; }
+};
+
+template <int kBlockWarps>
+class Block {
+ public:
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kThreads = kBlockWarps * kWarpLanes;
+
+  template <class Function>
+  void Threads(const Function& function) const {
+    for (int lane = kWarpLanes - 1; lane >= 0; --lane) function(own_warp * kWarpLanes + lane);
+  }
+  template <class Function>
+  void Warps(const Function& function) const {
+    function(Warp(own_warp));
+  }
+  void Sync() const { pthread_barrier_wait(&block_threads->barrier); }
+  bool Any(PerWarp<bool, kBlockWarps>& truth) const {
+    block_threads->votes[own_warp] = truth.own;
+    Sync();
+    bool any = false;
+    for (int warp = 0; warp < kBlockWarps; ++warp) any = any || block_threads->votes[warp];
+    Sync();
+    return any;
+  }
+};
+
+#else  // one thread, warp after warp
+
+template <class T, int kWarps>
+struct PerWarp {
+  T each[kWarps];
+  T& operator[](int warp) { return each[warp]; }
+};
+
 template <int kBlockWarps>
 class Block {
  public:
@@ -222,7 +269,8 @@ class Block {
   }
 };
 
-#endif
+#endif  // SPARSE_OPS_WARP_THREADS
+#endif  // __CUDA_ARCH__
 
 }  // namespace cuda
 }  // namespace sparse_ops

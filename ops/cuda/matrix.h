@@ -9,8 +9,33 @@
 
 #include "cuda/conversion.h"
 
+#if defined(SPARSE_OPS_WARP_THREADS)
+#include <vector>
+#endif
+
 namespace sparse_ops {
 namespace cuda {
+
+#if defined(SPARSE_OPS_WARP_THREADS)
+// The copies of one warp that are not made yet, and where each group of each of its lanes ends.
+struct LateCopies {
+  struct Copy {
+    const void* from;
+    void* to;
+  };
+
+  void Make(size_t left) {
+    if (groups.size() <= left) return;
+    const size_t end = groups[groups.size() - 1 - left];
+    for (; made < end; ++made) __builtin_memcpy(copies[made].to, copies[made].from, 16);
+  }
+
+  std::vector<Copy> copies;
+  std::vector<size_t> groups;
+  size_t made = 0;
+};
+inline thread_local LateCopies late_copies;
+#endif
 
 // of[0], of[1]: row g, columns 2t and 2t + 1; of[2], of[3]: row g + 8.
 struct Four {
@@ -122,13 +147,16 @@ SPARSE_OPS_BOTH void MultiplyAdd(const Warp& warp, const PerLane<LeftFragment>& 
 #endif
 }
 
-// Sixteen bytes of a tensor to shared memory, aligned on both sides; on a GPU in the background, see Commit.
+// Sixteen bytes of a tensor to shared memory, aligned on both sides; on a GPU in the background, see
+// CommitCopies. Where warps are threads of a CPU a copy is made as late as it may be.
 SPARSE_OPS_BOTH void CopyInBackground(const void* from, void* to) {
 #if defined(__CUDA_ARCH__)
   asm volatile(
       "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
       "l"(from)
       : "memory");
+#elif defined(SPARSE_OPS_WARP_THREADS)
+  late_copies.copies.push_back({from, to});
 #else
   __builtin_memcpy(to, from, 16);
 #endif
@@ -137,6 +165,8 @@ SPARSE_OPS_BOTH void CopyInBackground(const void* from, void* to) {
 SPARSE_OPS_BOTH void CommitCopies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(SPARSE_OPS_WARP_THREADS)
+  late_copies.groups.push_back(late_copies.copies.size());
 #endif
 }
 // Waits for all of a thread's groups but the last kGroups.
@@ -144,6 +174,8 @@ template <int kGroups>
 SPARSE_OPS_BOTH void WaitForCopies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#elif defined(SPARSE_OPS_WARP_THREADS)
+  late_copies.Make(kGroups * kWarpLanes);
 #endif
 }
 
