@@ -123,27 +123,37 @@ struct TileProducts {
     }
   }
 
-  // sums += weights * values; the weights are rounded to Element.
-  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Scores& weights, const Element* values,
-                                        Products<kWidth / 8>* sums) {
+  // Weights as they are multiplied: the left side of a product, rounded to Element.
+  struct Weights {
+    PerLane<LeftFragment> of[kTileKeys / 16];
+  };
+
+  static SPARSE_OPS_BOTH void Round(const Warp& warp, const Scores& scores, Weights* weights) {
     SPARSE_OPS_LANES
     for (int s = 0; s < kTileKeys / 16; ++s) {
-      PerLane<LeftFragment> left;
       warp.Each([&](int lane) {
-        const Four& first = weights.of[2 * s][lane];
-        const Four& second = weights.of[2 * s + 1][lane];
-        left[lane] = {
+        const Four& first = scores.of[2 * s][lane];
+        const Four& second = scores.of[2 * s + 1][lane];
+        weights->of[s][lane] = {
             {PackPair<Element>(first.of[0], first.of[1]), PackPair<Element>(first.of[2], first.of[3]),
              PackPair<Element>(second.of[0], second.of[1]), PackPair<Element>(second.of[2], second.of[3])}};
       });
+    }
+  }
+
+  // sums += weights * values.
+  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Weights& weights, const Element* values,
+                                        Products<kWidth / 8>* sums) {
+    SPARSE_OPS_LANES
+    for (int s = 0; s < kTileKeys / 16; ++s) {
       SPARSE_OPS_LANES
       for (int n = 0; n < kWidth / 8; n += 2) {
         const PerLane<Matrices> right = LoadMatrices<true>(warp, [&](int lane) {
           const int row = 16 * s + lane / 8 % 2 * 8 + lane % 8;
           return values + row * Layout::kStride + 8 * n + lane / 16 * 8;
         });
-        MultiplyAdd<Element>(warp, left, right, 0, &sums->of[n]);
-        MultiplyAdd<Element>(warp, left, right, 2, &sums->of[n + 1]);
+        MultiplyAdd<Element>(warp, weights.of[s], right, 0, &sums->of[n]);
+        MultiplyAdd<Element>(warp, weights.of[s], right, 2, &sums->of[n + 1]);
       }
     }
   }
@@ -185,8 +195,14 @@ struct TileProducts<float, kWidth> {
     }
   }
 
+  using Weights = Scores;
+
+  static SPARSE_OPS_BOTH void Round(const Warp&, const Scores& scores, Weights* weights) {
+    *weights = scores;
+  }
+
   // Keys that weigh nothing for all of a warp's queries are passed over.
-  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Scores& weights, const float* values,
+  static SPARSE_OPS_BOTH void AddValues(const Warp& warp, const Weights& weights, const float* values,
                                         Products<kWidth / 8>* sums) {
     SPARSE_OPS_LANES
     for (int j = 0; j < kSlices; ++j) {

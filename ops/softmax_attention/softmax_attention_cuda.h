@@ -79,7 +79,7 @@ class SoftmaxTile {
     const HeadRows<Element> keys = RowsOf(launch_, launch_.tensors.key, head_, tile_.key, tile_.keys);
     const HeadRows<Element> values = RowsOf(launch_, launch_.tensors.value, head_, tile_.key, tile_.keys);
     const int64_t key_tiles = (tile_.keys + kTileKeys - 1) / kTileKeys;
-    Each<Scores> weights;
+    Each<typename Product::Weights> weights;
     stages_.ForEach(
         block_, 2 * key_tiles,
         [&](int64_t i, Element* tile) {
@@ -89,12 +89,13 @@ class SoftmaxTile {
         },
         [&](int64_t i, const Element* tile) {
           block_.Warps([&](const Warp& warp) {
-            Scores& own = weights[warp.index()];
             if (i % 2 == 0) {
-              Product::Multiply(warp, fragments_[warp.index()], queries_, tile, &own);
-              Weigh(warp, tile_.keys - i / 2 * kTileKeys, &own);
+              Scores scores;
+              Product::Multiply(warp, fragments_[warp.index()], queries_, tile, &scores);
+              Weigh(warp, tile_.keys - i / 2 * kTileKeys, &scores);
+              Product::Round(warp, scores, &weights[warp.index()]);
             } else {
-              Product::AddValues(warp, own, tile, &sums_[warp.index()]);
+              Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
             }
           });
         });

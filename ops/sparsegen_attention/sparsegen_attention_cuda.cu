@@ -7,7 +7,8 @@ namespace sparse_ops {
 namespace {
 
 template <class Element, int kWidth, bool kResident>
-__global__ void __launch_bounds__(cuda::AttentionBlock::kThreads)
+__global__ void __launch_bounds__(cuda::AttentionBlock::kThreads,
+                                  (cuda::kSparsegenBlocks<Element, kWidth, kResident>))
     SparsegenAttentionKernel(const cuda::AttentionLaunch<Element> launch,
                              const cuda::SparsegenLimits limits) {
   extern __shared__ uint4 memory[];

@@ -72,6 +72,10 @@ static_assert(SparsegenMemory<float, 64>::ResidentKeys(kSharedBytesOfA100) == 38
 static_assert(SparsegenMemory<float, 128>::ResidentKeys(kSharedBytesOfA100) == 384, "384 keys are resident");
 static_assert(SparsegenMemory<float, 128>::Slots(kSharedBytesOfA100) == kMostSlots, "lists are whole");
 
+// Blocks for which a multiprocessor is to have registers: as many as leave a kernel without spills.
+template <class Element, int kWidth, bool kResident>
+constexpr int kSparsegenBlocks = !kResident || sizeof(Element) == 4 ? 1 : kWidth > 64 ? 3 : 4;
+
 // kResident is limits.resident: a kernel of its own each, which is smaller.
 template <class Element, int kWidth, bool kResident>
 class SparsegenTile {
@@ -396,9 +400,11 @@ class SparsegenTile {
         [&](int64_t i, Element* tile) { LoadTile<kWidth>(block_, values_, i * kTileKeys, tile); },
         [&](int64_t i, const Element* values) {
           block_.Warps([&](const Warp& warp) {
-            Scores weights;
-            LoadResident(warp, i, &weights);
-            Weigh(warp, &weights);
+            Scores scores;
+            LoadResident(warp, i, &scores);
+            Weigh(warp, &scores);
+            typename Product::Weights weights;
+            Product::Round(warp, scores, &weights);
             Product::AddValues(warp, weights, values, &sums_[warp.index()]);
           });
         });
@@ -417,7 +423,7 @@ class SparsegenTile {
         }
       });
     });
-    Each<Scores> weights;
+    Each<typename Product::Weights> weights;
     stages_.ForEach(
         block_, 2 * key_tiles_,
         [&](int64_t i, Element* tile) {
@@ -427,12 +433,13 @@ class SparsegenTile {
         },
         [&](int64_t i, const Element* tile) {
           block_.Warps([&](const Warp& warp) {
-            Scores& own = weights[warp.index()];
             if (i % 2 == 0) {
-              Score(warp, i / 2, tile, &own);
-              Weigh(warp, &own);
+              Scores scores;
+              Score(warp, i / 2, tile, &scores);
+              Weigh(warp, &scores);
+              Product::Round(warp, scores, &weights[warp.index()]);
             } else {
-              Product::AddValues(warp, own, tile, &sums_[warp.index()]);
+              Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
             }
           });
         });

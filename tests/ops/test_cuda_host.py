@@ -104,7 +104,7 @@ def test_every_way_of_sparsegen(case: AttentionCase, way: Way) -> None:
 @pytest.mark.parametrize("kibibytes", [48, 99, 163])
 @pytest.mark.parametrize("head_size", [17, 64, 128])
 def test_less_shared_memory(head_size: int, kibibytes: int, element: Element) -> None:
-    case = AttentionCase("borders", (384, 385, 513, 448), 1, head_size, scores="trained", element=element)
+    case = AttentionCase("borders", (384, 450), 1, head_size, scores="trained", element=element)
     if (head_size, kibibytes, element) == (128, 48, "float32"):
         pytest.skip("two tiles of float32 are more than that")
     check(case, "sparsegen", shared_bytes=kibibytes * 1024)
@@ -237,7 +237,7 @@ def test_every_number_is_read_and_written(element: Element) -> None:
     ordered = np.sort(numbers[np.isfinite(numbers)])
     between = (ordered[:-1].astype(np.float64) + ordered[1:]) / 2
     draws = np.concatenate([numbers, between, between * 1.0001, between * 0.9999, [1e30, -7e4, 65519.9]])
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         floats = draws.astype(np.float32)
         expected = floats.astype(element)
     written = write_elements(floats, element).view(element)
