@@ -20,17 +20,12 @@ namespace {
 
 constexpr const char* kDomain = "ai.sparse_serve";
 
-// The kernels of one provider for tensors of one element type. ONNX Runtime takes several ops of one name as one
-// op of several types and providers.
+// The kernels of one provider for tensors of one element type. ONNX Runtime takes several ops of one name as
+// one op of several types and providers.
 template <class Element, class Provider>
 struct ElementOps {
   explicit ElementOps(const OrtApi& api)
-      : lin(api),
-        sparsegen(api),
-        sparsegen_cross(api),
-        softmax(api),
-        softmax_cross(api),
-        axis_mask(api) {}
+      : lin(api), sparsegen(api), sparsegen_cross(api), softmax(api), softmax_cross(api), axis_mask(api) {}
 
   void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &lin));
