@@ -37,8 +37,8 @@ struct LateCopies {
 inline thread_local LateCopies late_copies;
 #endif
 
-// of[0], of[1]: row g, columns 2t and 2t + 1; of[2], of[3]: row g + 8.
-struct Four {
+// of[0], of[1]: row g, columns 2t and 2t + 1; of[2], of[3]: row g + 8. Aligned, so that it is moved at once.
+struct alignas(16) Four {
   float of[4];
 };
 

@@ -117,6 +117,12 @@ def test_borders_of_tiles(length: int, normalizer: str, element: Element) -> Non
     check(AttentionCase("tiles", (length, 3, length), 1, 16, element=element), normalizer)
 
 
+@pytest.mark.parametrize("normalizer", OPS.values())
+def test_more_sequences_than_a_block_has_threads(normalizer: str) -> None:
+    lengths = np.random.default_rng(0).integers(0, 4, 300)
+    check(AttentionCase("many", tuple(int(length) for length in lengths), 1, 8), normalizer)
+
+
 def test_head_sizes() -> None:
     for head_size in (8, 9, 15, 23, 31, 33, 47, 63, 65, 72, 100, 127):
         for element in ELEMENTS:
