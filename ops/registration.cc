@@ -25,7 +25,14 @@ constexpr const char* kDomain = "ai.sparse_serve";
 template <class Element, class Provider>
 struct ElementOps {
   explicit ElementOps(const OrtApi& api)
-      : lin(api), sparsegen(api), sparsegen_cross(api), softmax(api), softmax_cross(api), axis_mask(api) {}
+      : lin(api),
+        sparsegen(api),
+        sparsegen_cross(api),
+        softmax(api),
+        softmax_cross(api),
+        axis_mask(api),
+        axis(api),
+        axis_cross(api) {}
 
   void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
     Check(api, api.CustomOpDomain_Add(domain, &lin));
@@ -34,6 +41,8 @@ struct ElementOps {
     Check(api, api.CustomOpDomain_Add(domain, &softmax));
     Check(api, api.CustomOpDomain_Add(domain, &softmax_cross));
     Check(api, api.CustomOpDomain_Add(domain, &axis_mask));
+    Check(api, api.CustomOpDomain_Add(domain, &axis));
+    Check(api, api.CustomOpDomain_Add(domain, &axis_cross));
   }
 
   template <class Op>
@@ -45,22 +54,11 @@ struct ElementOps {
   Custom<SoftmaxAttention<Element>> softmax;
   Custom<SoftmaxCrossAttention<Element>> softmax_cross;
   Custom<AxisMask<Element>> axis_mask;
+  Custom<AxisAttention<Element>> axis;
+  Custom<AxisCrossAttention<Element>> axis_cross;
 };
 
-template <class Element, class Provider>
-struct AxisOps {
-  explicit AxisOps(const OrtApi& api) : axis(api), axis_cross(api) {}
-
-  void AddTo(const OrtApi& api, OrtCustomOpDomain* domain) const {
-    Check(api, api.CustomOpDomain_Add(domain, &axis));
-    Check(api, api.CustomOpDomain_Add(domain, &axis_cross));
-  }
-
-  CustomOp<ProviderKernel<AxisAttention<Element>, Provider>> axis;
-  CustomOp<ProviderKernel<AxisCrossAttention<Element>, Provider>> axis_cross;
-};
-
-template <template <class, class> class Ops, class Provider>
+template <class Provider>
 struct EveryElement {
   explicit EveryElement(const OrtApi& api) : float32(api), float16(api), bfloat16(api) {}
 
@@ -70,16 +68,15 @@ struct EveryElement {
     bfloat16.AddTo(api, domain);
   }
 
-  Ops<float, Provider> float32;
-  Ops<Half, Provider> float16;
-  Ops<BFloat16, Provider> bfloat16;
+  ElementOps<float, Provider> float32;
+  ElementOps<Half, Provider> float16;
+  ElementOps<BFloat16, Provider> bfloat16;
 };
 
 // The ops of one ONNX Runtime. Sessions point into it for as long as they live, so it is never destroyed.
 struct Registration {
   explicit Registration(const OrtApi& api)
       : cpu(api),
-        cpu_axis(api),
 #if defined(SPARSE_OPS_CUDA)
         cuda(api),
 #endif
@@ -90,7 +87,6 @@ struct Registration {
         byte_level_bpe(api) {
     Check(api, api.CreateCustomOpDomain(kDomain, &domain));
     cpu.AddTo(api, domain);
-    cpu_axis.AddTo(api, domain);
 #if defined(SPARSE_OPS_CUDA)
     cuda.AddTo(api, domain);
 #endif
@@ -101,10 +97,9 @@ struct Registration {
     Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
   }
 
-  EveryElement<ElementOps, CpuProvider> cpu;
-  EveryElement<AxisOps, CpuProvider> cpu_axis;
+  EveryElement<CpuProvider> cpu;
 #if defined(SPARSE_OPS_CUDA)
-  EveryElement<ElementOps, CudaProvider> cuda;
+  EveryElement<CudaProvider> cuda;
 #endif
   CustomOp<QuantizeRows> quantize;
   CustomOp<DequantizeRows> dequantize;

@@ -29,6 +29,7 @@ endif()
 file(GLOB sparse_ops_headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*/*.h)
 set(sparse_ops_device_objects "")
 foreach(source
+    axis_attention/axis_attention_cuda.cu
     axis_mask/axis_mask_cuda.cu
     softmax_attention/softmax_attention_cuda.cu
     sparsegen_attention/sparsegen_attention_cuda.cu

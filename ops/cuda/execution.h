@@ -22,8 +22,10 @@
 
 #if defined(__CUDA_ARCH__)
 #define SPARSE_OPS_LANES _Pragma("unroll")
+#define SPARSE_OPS_ROLLED _Pragma("unroll 1")
 #else
 #define SPARSE_OPS_LANES
+#define SPARSE_OPS_ROLLED
 #endif
 
 namespace sparse_ops {
@@ -37,7 +39,35 @@ SPARSE_OPS_BOTH float NotANumber() { return __builtin_nanf(""); }
 SPARSE_OPS_BOTH int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 // b where a is NaN.
 SPARSE_OPS_BOTH float Max(float a, float b) { return a > b ? a : b; }
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Of memory that other threads write to as well.
+SPARSE_OPS_BOTH void AtomicOr(uint32_t* word, uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  atomicOr(word, bits);
+#else
+  *word |= bits;
+#endif
+}
+// What there was before.
+SPARSE_OPS_BOTH int AtomicAdd(int* number, int more) {
+#if defined(__CUDA_ARCH__)
+  return atomicAdd(number, more);
+#else
+  const int before = *number;
+  *number += more;
+  return before;
+#endif
+}
+
+SPARSE_OPS_BOTH int CountBits(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return __popc(word);
+#else
+  return __builtin_popcount(word);
+#endif
+}
 
 #if defined(__CUDA_ARCH__)
 
@@ -74,6 +104,7 @@ class Warp {
   __device__ __forceinline__ float Max(const PerLane<float>& each) const {
     return Reduce<Larger>(each.own, 16);
   }
+  __device__ __forceinline__ int Max(const PerLane<int>& each) const { return Reduce<Larger>(each.own, 16); }
 
   // Of the four lanes 4i to 4i + 3, to each of them.
   __device__ __forceinline__ void QuadSum(PerLane<float>* each) const {
@@ -87,9 +118,27 @@ class Warp {
     each->own = Reduce<Add>(each->own ? 1 : 0, 2) != 0;
   }
   // What lane 4i + from has.
-  __device__ __forceinline__ PerLane<float> QuadGet(const PerLane<float>& each, int from) const {
+  template <class T>
+  __device__ __forceinline__ PerLane<T> QuadGet(const PerLane<T>& each, int from) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
     return {__shfl_sync(0xffffffffu, each.own, lane / 4 * 4 + from)};
+  }
+
+  // Bit i: lane i.
+  __device__ __forceinline__ uint32_t Ballot(const PerLane<bool>& truth) const {
+    return __ballot_sync(0xffffffffu, truth.own);
+  }
+  // Each lane's own combined with all before it and, before these, `carry`, which becomes the last.
+  template <class Combine>
+  __device__ __forceinline__ void Scan(PerLane<int>* each, int* carry, const Combine& combine) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+#pragma unroll
+    for (int d = 1; d < kWarpLanes; d *= 2) {
+      const int before = __shfl_up_sync(0xffffffffu, each->own, d);
+      if (lane >= d) each->own = combine(before, each->own);
+    }
+    each->own = combine(*carry, each->own);
+    *carry = __shfl_sync(0xffffffffu, each->own, kWarpLanes - 1);
   }
 
  private:
@@ -100,7 +149,10 @@ class Warp {
     }
   };
   struct Larger {
-    static __device__ __forceinline__ float Of(float a, float b) { return a > b ? a : b; }
+    template <class T>
+    static __device__ __forceinline__ T Of(T a, T b) {
+      return a > b ? a : b;
+    }
   };
   template <class Operation, class T>
   static __device__ __forceinline__ T Reduce(T own, int distance) {
@@ -164,16 +216,28 @@ class Warp {
   }
   SPARSE_OPS_BOTH float Sum(PerLane<float> each) const { return Reduce(&each, 16, Add<float>)[0]; }
   SPARSE_OPS_BOTH int Sum(PerLane<int> each) const { return Reduce(&each, 16, Add<int>)[0]; }
-  SPARSE_OPS_BOTH float Max(PerLane<float> each) const { return Reduce(&each, 16, Larger)[0]; }
+  SPARSE_OPS_BOTH float Max(PerLane<float> each) const { return Reduce(&each, 16, Larger<float>)[0]; }
+  SPARSE_OPS_BOTH int Max(PerLane<int> each) const { return Reduce(&each, 16, Larger<int>)[0]; }
 
   SPARSE_OPS_BOTH void QuadSum(PerLane<float>* each) const { Reduce(each, 2, Add<float>); }
   SPARSE_OPS_BOTH void QuadSum(PerLane<int>* each) const { Reduce(each, 2, Add<int>); }
-  SPARSE_OPS_BOTH void QuadMax(PerLane<float>* each) const { Reduce(each, 2, Larger); }
+  SPARSE_OPS_BOTH void QuadMax(PerLane<float>* each) const { Reduce(each, 2, Larger<float>); }
   SPARSE_OPS_BOTH void QuadAny(PerLane<bool>* each) const { Reduce(each, 2, Either); }
-  SPARSE_OPS_BOTH PerLane<float> QuadGet(const PerLane<float>& each, int from) const {
-    PerLane<float> got;
+  template <class T>
+  SPARSE_OPS_BOTH PerLane<T> QuadGet(const PerLane<T>& each, int from) const {
+    PerLane<T> got;
     for (int lane = 0; lane < kWarpLanes; ++lane) got[lane] = each[lane / 4 * 4 + from];
     return got;
+  }
+
+  SPARSE_OPS_BOTH uint32_t Ballot(const PerLane<bool>& truth) const {
+    uint32_t bits = 0;
+    for (int lane = 0; lane < kWarpLanes; ++lane) bits |= uint32_t{truth[lane]} << lane;
+    return bits;
+  }
+  template <class Combine>
+  SPARSE_OPS_BOTH void Scan(PerLane<int>* each, int* carry, const Combine& combine) const {
+    for (int lane = 0; lane < kWarpLanes; ++lane) *carry = (*each)[lane] = combine(*carry, (*each)[lane]);
   }
 
  private:
@@ -181,7 +245,10 @@ class Warp {
   static SPARSE_OPS_BOTH T Add(T a, T b) {
     return a + b;
   }
-  static SPARSE_OPS_BOTH float Larger(float a, float b) { return a > b ? a : b; }
+  template <class T>
+  static SPARSE_OPS_BOTH T Larger(T a, T b) {
+    return a > b ? a : b;
+  }
   static SPARSE_OPS_BOTH bool Either(bool a, bool b) { return a || b; }
   // As shuffles do it: the sums of a GPU have the same order.
   template <class T>

@@ -46,16 +46,28 @@ class _Attention(ctypes.Structure):
     )
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """Compile it, once for this process."""
+def compiled(source: str, *flags: str) -> ctypes.CDLL:
+    """Compile a file of this folder and load it."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "libcuda_host.so"
         compiler = os.environ.get("CXX") or "g++"
-        source = TESTS / "cuda_host.cc"
-        command = [compiler, *FLAGS, f"-I{TESTS.parents[1] / 'ops'}", str(source), "-o", str(path)]
+        command = [
+            compiler,
+            *FLAGS,
+            *flags,
+            f"-I{TESTS.parents[1] / 'ops'}",
+            str(TESTS / source),
+            "-o",
+            str(path),
+        ]
         subprocess.run(command, check=True)
         return ctypes.CDLL(str(path))
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Compile it, once for this process."""
+    return compiled("cuda_host.cc")
 
 
 @dataclass(frozen=True)
