@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "axis_attention/axis_launch_cuda.h"
 #include "axis_mask/axis_mask_cuda.h"
 #include "softmax_attention/softmax_attention_cuda.h"
 #include "sparsegen_attention/sparsegen_attention_cuda.h"
@@ -123,10 +124,60 @@ void CheckWays(int32_t keys) {
   problem.Softmax();
 }
 
+// Full rows that the warps of a block share, and ordinary ones, with keys drawn for them.
+class AxisDevice {
+ public:
+  int32_t* Scratch(int64_t words) {
+    scratch_.resize(static_cast<size_t>(words));
+    return scratch_.data();
+  }
+  void PlanBorders(const cuda::AxisPairs& pairs, const cuda::Offsets& offsets) {
+    cuda::PlanBorders(cuda::Warp(0), pairs, offsets);
+  }
+  void AddOffsets(const cuda::AxisPairs&, const cuda::Offsets&) {}
+  void PlanSequences(const cuda::AxisPairs& pairs) {
+    for (int32_t s = 0; s < pairs.sizes.sequences; ++s) cuda::PlanSequence(cuda::Warp(0), pairs, s);
+  }
+  template <class Element, int kPadded, bool kVector, bool kSparsegen>
+  void Attend(const PackedAttention<Element>& tensors, const cuda::AxisPairs& pairs) {
+    if constexpr (kPadded == 32 && kVector) {
+      const int64_t bytes = cuda::AxisMemoryOf<kPadded, kSparsegen>(pairs.random_keys).Words() * int64_t{4};
+      RunBlocks(1 + pairs.sizes.Groups(), bytes, [&](int64_t index, void* memory) {
+        const cuda::AxisBlock<Element, kPadded, kVector, kSparsegen> block(tensors, pairs,
+                                                                           static_cast<float*>(memory));
+        if (index == 0) return block.AttendFull(0, 1);
+        block.AttendGroup(index - 1);
+      });
+    }
+  }
+
+ private:
+  std::vector<int32_t> scratch_;
+};
+
+void CheckAxis(bool sparsegen, int64_t random_keys) {
+  constexpr int64_t kRows = 300, kWidth = 32;
+  std::vector<BFloat16> tensor(kRows * kWidth), output(tensor.size());
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (BFloat16& element : tensor) cuda::FromFloat(normal(random), &element);
+  std::vector<int32_t> support(kRows);
+  std::vector<uint8_t> is_on(kRows);
+  for (size_t i = 0; i < kRows; i += 9) is_on[i] = 1;
+  const int32_t borders[] = {0, 200, kRows};
+  AxisDevice device;
+  const PackedAttention<BFloat16> tensors{
+      tensor.data(), tensor.data(), tensor.data(), output.data(), support.data(), 1, kWidth, 0.2f, 5.0f};
+  const cuda::AxisInputs inputs{2, kRows, kRows, borders, borders, nullptr, is_on.data(), is_on.data()};
+  cuda::AxisLaunch<AxisDevice, BFloat16>(device, tensors, inputs, {{0, 1, 90}, random_keys, 7}, sparsegen);
+}
+
 }  // namespace
 
 int main() {
   CheckWays<Half, 64>(200);
   CheckWays<float, 32>(200);
+  CheckAxis(false, 3);
+  CheckAxis(true, 40);
   return failed == 0 ? 0 : 1;
 }
