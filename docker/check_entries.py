@@ -1,5 +1,8 @@
 """Exits 0 when nothing that Triton would load or open for the model repository is foreign to this image.
 
+On stdout it says what computes the models, "cpu" or "cuda", and so which op library is to be loaded: where
+one of them computes on a GPU that with kernels for both. The image must have it then, and the machine a GPU.
+
     every model    names no op library but the image's own; no link of it leads out of the repository, and
                    nothing of it can be written by everybody
     every entry    was made for the version of the op library that the image has; its configurations, of one
@@ -43,6 +46,8 @@ from sparse_serve.repository.tunable import (
 )
 
 LIBRARY = Path(__file__).parent / "lib" / "libsparse_ops.so"
+CUDA_LIBRARY = LIBRARY.parent / "cuda" / LIBRARY.name
+DRIVER = "libcuda.so.1"
 LABELS = "labels.txt"
 
 # What a configuration of an entry has beside its tunable parts; of those with but one value, that.
@@ -83,6 +88,7 @@ def main() -> int:
     """Say on stderr, in one line, what keeps the repository from being served."""
     repository = Path(os.environ.get("MODEL_REPOSITORY", "/models"))
     version = ctypes.CDLL(str(LIBRARY)).SparseOpsVersion()
+    device = "cpu"
     try:
         verify, pins = asked(os.environ.get("VERIFY", "1"), os.environ.get("MANIFEST_DIGESTS", ""))
         require_no_fault(pin_faults(repository, pins), f"model repository {repository}")
@@ -92,11 +98,15 @@ def main() -> int:
                 raise UnfitError(f"Triton would load the hidden folder {path.parent} as a model: remove it")
             if verify:
                 require_no_fault(access_faults(path.parent), f"model repository {repository}")
+            if device == "cpu" and is_on_gpu(path):
+                require_gpu(path.parent.name)
+                device = "cuda"
         for path in sorted(repository.glob("*/manifest.json")):
             require_entry(path, version, verify=verify)
     except UnfitError as error:
         print("error:", error, file=sys.stderr)
         return 1
+    print(device)
     return 0
 
 
@@ -119,6 +129,36 @@ def require_own_library(path: Path) -> None:
         for name in operations.get("op_library_filename", []):
             if name != LIBRARY.name:
                 raise UnfitError(f"{path} names the op library {name!r:.80}: only {LIBRARY.name} is served")
+
+
+def is_on_gpu(path: Path) -> bool:
+    """Tell whether a model of this configuration is computed on a GPU."""
+    groups = messages(read_config(path), "instance_group")
+    return any("KIND_GPU" in group.get("kind", []) for group in groups)
+
+
+def require_gpu(model: str) -> None:
+    """Refuse a model that is computed on a GPU where there is none: Triton would say so in many lines."""
+    if not CUDA_LIBRARY.is_file():
+        raise UnfitError(
+            f"model '{model}' computes on a GPU, and the image was built without the op library for it: "
+            "build it with --build-arg CUDA=1"
+        )
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        count = ctypes.c_int(0)
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        raise UnfitError(
+            f"model '{model}' computes on a GPU, and no NVIDIA driver is in the container: start it with "
+            "--gpus all on a machine that has one"
+        ) from None
+    if failed or not count.value:
+        why = f"error {failed} of CUDA" if failed else "it sees no GPU"
+        raise UnfitError(
+            f"model '{model}' computes on a GPU, and NVIDIA's driver does not give one ({why}): start the "
+            "container with --gpus all, on a machine with a driver for the CUDA of this release of Triton"
+        )
 
 
 def require_entry(manifest: Path, version: int, *, verify: bool) -> None:

@@ -17,11 +17,20 @@
 set -eu
 
 home=$(dirname "$0")
-if ! (cd "$home/lib" && sha256sum --check --status libsparse_ops.so.sha256) 2>/dev/null; then
-  echo "error: $home/lib/libsparse_ops.so is not the op library this image was built with: build it again" >&2
-  exit 1
+require_built() { # FOLDER
+  if ! (cd "$1" && sha256sum --check --status libsparse_ops.so.sha256) 2>/dev/null; then
+    echo "error: $1/libsparse_ops.so is not the op library this image was built with: build it again" >&2
+    exit 1
+  fi
+}
+
+require_built "$home/lib"
+device=$(python3 -I -S "$home/check_entries.py")
+if [ "$device" = cuda ]; then
+  # One library is loaded, and this one has the kernels of the other too.
+  require_built "$home/lib/cuda"
+  export LD_LIBRARY_PATH="$home/lib/cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 fi
-python3 -I -S "$home/check_entries.py"
 
 if [ -n "${ADMIN_KEY:-}" ]; then
   echo "error: ADMIN_KEY is shown by docker inspect: put the key into a file, and its path into ADMIN_KEY_FILE" >&2

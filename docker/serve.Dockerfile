@@ -5,6 +5,11 @@
 #
 # which, with --dry-run, shows the docker run line for a machine without sparse-serve.
 #
+# For entries that compute on a GPU, with the op library for NVIDIA GPUs too; the entry point loads the one that
+# a repository needs:
+#
+#   docker build -f docker/serve.Dockerfile --build-arg CUDA=1 -t sparse-serve .
+#
 # The stock image carries every backend of Triton. For one of a fraction of its size, compose an image that
 # has only the two that are used, with compose.py of triton-inference-server/server (branch r26.07), and
 # build on it:
@@ -23,10 +28,22 @@ COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY ops ops
 COPY export export
 COPY serve serve
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+# The extra `cuda` is nvcc and what it needs.
+ARG CUDA=0
+RUN if [ "$CUDA" = 1 ]; then \
+        extra="import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['cuda'])"; \
+        python -c "$extra" | xargs pip install --no-cache-dir \
+        && set -- --config-settings=cmake.define.SPARSE_OPS_CUDA=ON \
+            --config-settings=cmake.define.SPARSE_OPS_NVCC="$(find / -name nvcc -path '*/bin/*' -print -quit)"; \
+    fi \
+    && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels "$@" . \
     && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel \
     && cd /wheel/sparse_serve/lib \
-    && sha256sum libsparse_ops.so > libsparse_ops.so.sha256
+    && sha256sum libsparse_ops.so > libsparse_ops.so.sha256 \
+    && if [ "$CUDA" = 1 ]; then \
+        mkdir cuda && mv libsparse_ops_cuda.so cuda/libsparse_ops.so && cd cuda \
+        && sha256sum libsparse_ops.so > libsparse_ops.so.sha256; \
+    fi
 # Of the package, what its text backend needs; `installation.TEXT_BACKEND_MODULES` is the list.
 RUN backend=/backend/sparse_serve_text \
     && mkdir -p $backend/sparse_serve/repository \

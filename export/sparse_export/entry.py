@@ -30,7 +30,7 @@ from sparse_export.encoders.tokenizer import (
 from sparse_export.entry_graphs import EntryGraphs, Progress, WantedGraphs, make_graphs
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphTarget
 from sparse_export.graph.int8 import DEFAULT_TARGET_CPU
-from sparse_export.graph.precision import FP32, Precision, precision_of
+from sparse_export.graph.precision import FP32, PRECISIONS, Precision, precision_of
 from sparse_export.graph.text import TextReading, obstacle
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.parity.examples import labelled_examples
@@ -98,7 +98,8 @@ class ExportOptions:
             without one for what the encoder has positions for.
         truncation: which side texts of more tokens lose, or "error" to refuse them; None for the right.
         max_batch_size: the most rows of one request.
-        computing: what the graph is computed with where it is served.
+        computing: what the graph is computed with where it is served; its device is what it is judged on,
+            where that is here.
         atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
         eval_file: labelled texts on which the task metrics are compared and recorded.
         columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
@@ -182,6 +183,7 @@ def export_checkpoint(
         CheckpointError: the checkpoint cannot be loaded or exported.
         DataError: the evaluation file is malformed.
         OpLibraryError: the op library is missing or is not the installed one.
+        DeviceError: what is for GPUs alone cannot be judged here.
         GateError: an ONNX graph differs from torch by more than `atol`.
         RepositoryError: the repository cannot be written or the entry exists.
     """
@@ -220,6 +222,7 @@ def export_checkpoint(
         atol=options.atol,
         labelled=labelled,
         reading=reading if isinstance(reading, TextReading) else None,
+        warn=warn,
     )
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
@@ -381,9 +384,11 @@ def _target(options: ExportOptions) -> GraphTarget:
     if options.atol is not None and not 0 < options.atol < math.inf:
         raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
     served = release(options.triton)
-    precision = precision_of(options.dtype)
+    precision = precision_of(options.dtype, options.computing.device)
     _refuse_of_integers(options, precision)
-    target = GraphTarget(options.opset, FP32 if precision.is_quantized else precision)
+    target = GraphTarget(
+        options.opset, FP32 if precision.is_quantized else precision, options.computing.device
+    )
     if not MIN_OPSET <= options.opset <= served.opset:
         raise OptionError(
             f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
@@ -400,7 +405,7 @@ def _target(options: ExportOptions) -> GraphTarget:
 
 def _target_cpu(options: ExportOptions) -> TargetCpu | None:
     """Return what a quantized graph is made for; None where none is asked for."""
-    return options.target_cpu or DEFAULT_TARGET_CPU if precision_of(options.dtype).is_quantized else None
+    return options.target_cpu or DEFAULT_TARGET_CPU if PRECISIONS[options.dtype].is_quantized else None
 
 
 def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
@@ -453,7 +458,8 @@ def _manifest(
         ),
         opset=target.opset,
         ir_version=target.ir_version,
-        dtype=precision_of(options.dtype).name,
+        dtype=PRECISIONS[options.dtype].name,
+        device=target.device,
         target_cpu=_target_cpu(options),
         triton_release=options.triton,
         attention=_attention(options, model),

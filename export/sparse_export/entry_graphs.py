@@ -20,6 +20,7 @@ from sparse_export.parity.texts import TextGate, TextParity
 from sparse_export.tasks import model_head
 from sparse_serve.errors import GateError
 from sparse_serve.repository.manifest import TargetCpu
+from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.tasks import Task
 
 Progress = Callable[[str], None]
@@ -116,7 +117,7 @@ class _Maker:
         else:
             traced = self._save(export_graph(self.model, "tokens", self.target), "tokens")
         progress(f"comparing torch and ONNX Runtime on {len(asked.texts.texts)} texts")
-        parity = check_parity(self.model, traced, asked.library, asked.texts, asked.atol)
+        parity = check_parity(self.model, traced, asked.library, asked.texts, asked.atol, asked.provider)
         parity.require()
         if asked.labelled is not None:
             progress(f"comparing the task metrics on {len(asked.labelled.texts)} labelled texts")
@@ -127,7 +128,9 @@ class _Maker:
             quantized = check_quality(self.model, core, asked.library, examples, self.wanted.max_loss)
             quantized.require()
         elif asked.labelled is not None:
-            quality = check_parity(self.model, core, asked.library, asked.labelled, asked.atol)
+            quality = check_parity(
+                self.model, core, asked.library, asked.labelled, asked.atol, asked.provider
+            )
             quality.require()
         of_ids = texts = None
         if asked.reader is None:
@@ -142,7 +145,8 @@ class _Maker:
     def _of_ids(self) -> Path:
         self.progress("tracing the graph of token ids")
         traced = self._save(self._taking_ids(self.model, "packed"), "ids")
-        check_parity(self.model, traced, self.asked.library, self.asked.padded, self.asked.atol).require()
+        asked = self.asked
+        check_parity(self.model, traced, asked.library, asked.padded, asked.atol, asked.provider).require()
         return self._in_runs(self.model, self._in_precision(traced))
 
     def _twins(self) -> dict[str, Twin]:
@@ -161,7 +165,7 @@ class _Maker:
             kind: GraphKind = "tokens_dense" if variant == "packed_dense" else variant
             twin = export_graph(dense, kind, self.target)
         graph = self._save(twin, f"twins/{variant}")
-        difference = twin_difference(dense, graph, asked.library, asked.texts)
+        difference = twin_difference(dense, graph, asked.library, asked.texts, asked.provider)
         if not difference <= asked.atol:
             raise GateError(
                 f"parity not met: the {variant} twin differs from torch with softmax by up to "
@@ -181,7 +185,8 @@ class _Maker:
 
     def _taking_text(self, model: PreTrainedModel, core: Path, reader: TextGate, name: str) -> Path:
         """Write a graph of tokens, or of a padded batch, once more: with the tokenizer in front of it."""
-        return self._save(text_graph(onnx.load(core), model_head(model), reader.reading), name)
+        proto = text_graph(onnx.load(core), model_head(model), reader.reading, self.target.run_tokens)
+        return self._save(proto, name)
 
     def _in_runs(self, model: PreTrainedModel, whole: Path) -> Path:
         """Write a graph of token ids once more: computing a few rows at a time.
@@ -189,15 +194,18 @@ class _Maker:
         Raises:
             GateError: that changes an answer.
         """
-        asked = self.asked
-        graph = self._save(in_runs(onnx.load(whole)), f"runs/{whole.parent.relative_to(self.folder)}")
-        difference = runs_difference(model, whole, graph, asked.library, asked.padded)
+        asked, name = self.asked, whole.parent.relative_to(self.folder)
+        graph = self._save(in_runs(onnx.load(whole)), f"runs/{name}")
+        difference = runs_difference(model, whole, graph, asked.library, asked.padded, asked.provider)
         if not difference <= asked.atol:
             raise GateError(
                 f"parity not met: the graph differs by up to {difference:.3g} from itself where it computes "
                 f"a few rows at a time, accepted is {asked.atol:g} (--atol); nothing was written"
             )
-        return graph
+        if self.target.run_tokens == RUN_TOKENS:
+            return graph
+        # Judged in short runs, of which the texts fill several, and written with longer ones.
+        return self._save(in_runs(onnx.load(whole), self.target.run_tokens), f"long_runs/{name}")
 
     def _in_precision(self, traced: Path) -> Path:
         """Return the graph that is served for one that was traced: it, or where it is asked for quantized."""

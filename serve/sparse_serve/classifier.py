@@ -17,8 +17,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sparse_serve.cuda import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    require_provider,
+    require_runtime,
+    session_providers,
+    telling_memory,
+)
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import (
+    DeviceError,
     OptionError,
     RefusedTextError,
     RepositoryError,
@@ -26,14 +35,14 @@ from sparse_serve.errors import (
     first_line,
 )
 from sparse_serve.extras import needing
-from sparse_serve.op_library import library_version, verify_library
+from sparse_serve.op_library import Device, library_version, verify_library
 from sparse_serve.processor import exact_sums
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME, TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
 
 _MOST_ROWS = 256
@@ -51,6 +60,7 @@ class Classifier:
     Attributes:
         entry: what is answered with.
         kind: of its replies: `Prediction`, or `Embedding`.
+        device: what computes.
     """
 
     def __init__(
@@ -59,7 +69,8 @@ class Classifier:
         *,
         version: int | None = None,
         threads: int | None = None,
-        run_tokens: int = RUN_TOKENS,
+        run_tokens: int | None = None,
+        device: Device | None = None,
     ) -> None:
         """Load an entry's graph.
 
@@ -67,12 +78,15 @@ class Classifier:
             entry: the public folder, such as `model_repository/NAME`.
             version: of the entry; None for the highest.
             threads: that compute; None for one on each available core.
-            run_tokens: the graph is given texts of about so many tokens at a time.
+            run_tokens: the graph is given texts of about so many tokens at a time; None for what suits the
+                device.
+            device: "cpu", or "cuda" for the first NVIDIA GPU; None for what the entry was exported for.
 
         Raises:
             RepositoryError: there is no such entry or version, or its graph takes token ids.
             OpLibraryError: the op library is missing, is not the installed one, or is of another version than
                 the entry was made for.
+            DeviceError: a GPU is to compute, and there is none, or something in front of it is missing.
             OptionError: a number is below 1.
             MissingPackageError: there is no ONNX Runtime.
         """
@@ -80,13 +94,14 @@ class Classifier:
             if number is not None and number < 1:
                 raise OptionError(f"{name} is {number}, at least 1 is needed")
         self.entry = read_entry(Path(entry))
-        self._session = _session(self.entry, version, threads or available_cores())
+        self.device: Device = device or self.entry.manifest.device
+        self._session = _session(self.entry, version, threads or available_cores(), self.device)
         outputs = [output.name for output in self._session.get_outputs()]
         kind = reply_of(outputs)
         if kind is None:
             raise RepositoryError(f"entry {entry} answers with {', '.join(outputs)}: upgrade sparse-serve")
         self.kind = kind
-        self._run_tokens = run_tokens
+        self._run_tokens = run_tokens or RUN_TOKENS_ON[self.device]
         self._characters_a_token = _CHARACTERS_A_TOKEN
 
     @property
@@ -113,6 +128,7 @@ class Classifier:
             RequestError: a text is none in Unicode, second texts or tasks are missing or not for this model,
                 or it is no classifier.
             RefusedTextError: a text has more tokens than are read, and the entry refuses those.
+            DeviceError: a GPU has no memory left.
             ValueError: there are not as many second texts or tasks as texts.
         """
         return self._ask(Prediction, self._columns(texts, text_pairs, task), progress)
@@ -203,7 +219,8 @@ class Classifier:
             rows = slice(start, start + self._rows(columns, start))
             batch = {name: values[rows] for name, values in columns.items()}
             feeds = {name: _strings(values, start) for name, values in batch.items()}
-            answer = dict(zip(names, self._session.run(names, feeds), strict=True))
+            with telling_memory(self.device, f"a run of {len(batch[TEXT_INPUT])} texts"):
+                answer = dict(zip(names, self._session.run(names, feeds), strict=True))
             self._learn(batch, answer)
             sent = {name: _as_sent(values) for name, values in answer.items()}
             tasks = batch.get(TASK_INPUT)
@@ -236,8 +253,11 @@ class Classifier:
             self._characters_a_token += (characters / tokens - self._characters_a_token) / 4
 
 
-def _session(entry: Entry, version: int | None, threads: int) -> Any:
+def _session(entry: Entry, version: int | None, threads: int, device: Device) -> Any:
     """Open the graph of an entry."""
+    provider = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}.get(device)
+    if provider is None:
+        raise OptionError(f"device is {device!r}: cpu and cuda are known")
     if not entry.takes_text:
         raise RepositoryError(
             f"entry {entry.path} has its tokenizer in the server: export it with --tokenizer graph, or ask a "
@@ -248,7 +268,14 @@ def _session(entry: Entry, version: int | None, threads: int) -> Any:
         raise RepositoryError(f"entry {entry.path} has no version {chosen}, but {[*entry.versions]}")
     with needing("Classifier", "cpu"):
         import onnxruntime  # noqa: PLC0415  not needed by who looks at entries
-    library = verify_library()
+    if device == "cuda":
+        require_runtime(f"entry {entry.path}")
+    elif entry.manifest.dtype == "bf16":
+        raise DeviceError(
+            f"entry {entry.path} is in bf16, which ONNX Runtime does not compute on processors: leave out "
+            "device='cpu', or export it with --dtype fp32"
+        )
+    library = verify_library(device)
     require_library_version([entry], library_version(library), "installed is", "export it again")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -257,9 +284,14 @@ def _session(entry: Entry, version: int | None, threads: int) -> Any:
     options.add_session_config_entry(EXACT_SUMS_PARAMETER, exact_sums(entry.manifest.target_cpu))
     path = entry.path / str(chosen) / GRAPH_NAME
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        with telling_memory(device, f"entry {entry.path}"):
+            session = onnxruntime.InferenceSession(str(path), options, providers=session_providers(provider))
+    except DeviceError:
+        raise
     except Exception as error:  # its exceptions share no base
         raise RepositoryError(f"ONNX Runtime does not load {path}: {first_line(error)}") from error
+    require_provider(session, provider)
+    return session
 
 
 def _strings(values: Sequence[str], first: int) -> npt.NDArray[np.object_]:

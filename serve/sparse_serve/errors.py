@@ -9,6 +9,7 @@
     │   └── UnsupportedTokenizerError   its tokenizer does what no op does
     ├── RepositoryError         1   a model repository or one of its entries
     ├── OpLibraryError          1   the op library: missing, foreign digest, wrong version
+    ├── DeviceError             1   what is to compute: a GPU that is not there, cannot be used, or is full
     ├── ServerError             1   Triton cannot be started, or stopped answering
     ├── RequestError            1   the server refused a request
     │   └── RefusedTextError    1   one of its texts
@@ -64,6 +65,10 @@ class RepositoryError(SparseServeError):
 
 class OpLibraryError(SparseServeError):
     """The op library is missing, has another digest than the installed one, or another version."""
+
+
+class DeviceError(SparseServeError):
+    """A GPU was asked for, and none is here, something in front of it is missing, or its memory is full."""
 
 
 class ServerError(SparseServeError):

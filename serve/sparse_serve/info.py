@@ -3,9 +3,10 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from sparse_serve.cuda import probe
 from sparse_serve.environment import read_cpu, read_gpus, read_op_library
 from sparse_serve.errors import OpLibraryError, ServerError
-from sparse_serve.op_library import DOMAIN, verify_library
+from sparse_serve.op_library import DOMAIN, Device, verify_library
 from sparse_serve.triton.installation import find_triton
 
 _PACKAGES = (
@@ -30,7 +31,8 @@ def read_info() -> dict[str, Any]:
             "cpu": read_cpu().model_dump(),
             "gpus": [gpu.model_dump() for gpu in read_gpus() or ()],
         },
-        "op_library": _op_library(),
+        "op_library": _op_library("cpu"),
+        "cuda": _cuda(),
         "triton": _triton(),
     }
 
@@ -42,12 +44,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _op_library() -> dict[str, Any]:
+def _op_library(device: Device) -> dict[str, Any]:
     try:
-        path = verify_library()
+        path = verify_library(device)
         return {"path": str(path), "domain": DOMAIN, **read_op_library(path).model_dump()}
     except OpLibraryError as error:
         return {"error": str(error)}
+
+
+def _cuda() -> dict[str, Any]:
+    """Return what there is for models on a GPU: for servers, and for the ONNX Runtime of this environment."""
+    machine, library = probe(), _op_library("cuda")
+    return {
+        "driver": machine.driver,
+        "servers": machine.gpu_obstacle or library.get("error") or "ready",
+        "here": machine.runtime_obstacle or library.get("error") or "ready",
+        "op_library": library,
+    }
 
 
 def _triton() -> dict[str, Any]:

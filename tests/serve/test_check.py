@@ -43,6 +43,7 @@ def test_a_fresh_entry_passes(entry: Path) -> None:
         (Level.ok, "public model"),
         (Level.ok, "op library"),
         (Level.ok, "processor"),
+        (Level.ok, "device"),
         (Level.ok, "tiny_model 1"),
         (Level.ok, "tiny_packed_dense 1"),
     ]
@@ -213,7 +214,7 @@ def test_the_installed_library_is_held_against_the_entry(
     library.write_bytes(b"as exported")
     made_for = OpLibrary(version=1, sha256=file_digest(library))
     public = write_entry(tmp_path / "models", make_spec(op_library=made_for))
-    monkeypatch.setattr(check, "verify_library", lambda: library)
+    monkeypatch.setattr(check, "verify_library", lambda device: library)
     monkeypatch.setattr(check, "library_version", lambda path: 1)
     assert not faults(public)
     library.write_bytes(b"of another build")
@@ -223,7 +224,7 @@ def test_the_installed_library_is_held_against_the_entry(
         "installed is version 2, the entry was made for 1"
     ]
 
-    def missing() -> Path:
+    def missing(device: str) -> Path:
         raise OpLibraryError("it is missing")
 
     monkeypatch.setattr(check, "verify_library", missing)

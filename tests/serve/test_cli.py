@@ -442,7 +442,7 @@ def test_check_as_table_and_as_json(command: Run, tmp_path: Path, make_spec: Mak
     status, output, errors = command("check", str(public))
     assert status == 1
     assert "labels.txt has been changed" in " ".join(output.split())
-    assert errors == f"error: entry {public} is not fit to serve: 2 of 7 findings are errors\n"
+    assert errors == f"error: entry {public} is not fit to serve: 2 of 8 findings are errors\n"
 
 
 def test_a_table_for_a_program_is_not_folded(classify: Run) -> None:

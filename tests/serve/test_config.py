@@ -57,6 +57,15 @@ SEVERAL_SIGNATURE = Signature(
             graph_config("reviews_model", SIGNATURE, computing=Computing.on(9, 4, queue_delay_us=500)),
         ),
         (
+            "graph_on_gpu.pbtxt",
+            graph_config(
+                "reviews_model",
+                SIGNATURE,
+                max_length=512,
+                computing=Computing.on(None, 2, device="cuda", gpu_mem_limit=8 << 30),
+            ),
+        ),
+        (
             "public.pbtxt",
             public_config(
                 "reviews",

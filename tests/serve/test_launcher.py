@@ -292,7 +292,7 @@ def test_a_library_with_another_digest_is_refused(
 ) -> None:
     other = tmp_path / "libsparse_ops.so"
     other.write_bytes(b"not the library")
-    monkeypatch.setattr(op_library, "library_path", lambda: other)
+    monkeypatch.setattr(op_library, "library_path", lambda device: other)
     with pytest.raises(OpLibraryError, match="it is not the file that was installed"):
         TritonServer(options(needing_library)).start()
 
@@ -300,7 +300,7 @@ def test_a_library_with_another_digest_is_refused(
 def test_an_entry_for_another_library_version_is_refused(
     needing_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "verify_library", lambda: Path("libsparse_ops.so"))
+    monkeypatch.setattr(preflight, "verify_library", lambda device: Path("libsparse_ops.so"))
     monkeypatch.setattr(preflight, "library_version", lambda path: 2)
     with pytest.raises(
         OpLibraryError, match=r"entry 'tiny' was made for version 1 .* installed is version 2"

@@ -7,6 +7,7 @@ from sparse_serve import op_library
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError
 from sparse_serve.op_library import (
+    CUDA_LIBRARY_NAME,
     OPSET_VERSION,
     instruction_set,
     library_path,
@@ -32,7 +33,7 @@ def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_file_in_its_place_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "libsparse_ops.so"
     other.write_bytes(library_path().read_bytes() + b"\0")
-    monkeypatch.setattr(op_library, "library_path", lambda: other)
+    monkeypatch.setattr(op_library, "library_path", lambda device: other)
     with pytest.raises(OpLibraryError, match="it is not the file that was installed"):
         verify_library()
 
@@ -55,3 +56,26 @@ def test_a_file_that_is_no_library_is_reported(tmp_path: Path) -> None:
     for ask in (library_version, instruction_set):
         with pytest.raises(OpLibraryError, match="cannot be used"):
             ask(path)
+
+
+def test_a_library_for_gpus_is_held_against_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tmp_path / CUDA_LIBRARY_NAME
+    built.write_bytes(library_path().read_bytes())
+    monkeypatch.setattr(op_library, "library_path", lambda device: built)
+    recorded = file_digest(built)
+    monkeypatch.setattr(op_library, "_recorded_digest", lambda path: recorded)
+    assert verify_library("cuda") == built
+    with built.open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(
+        OpLibraryError, match=r"it is not the file that was installed; build it with make cuda"
+    ):
+        verify_library("cuda")
+
+
+def test_a_library_for_gpus_that_was_not_built_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_library, "CUDA_LIBRARY_NAME", "libabsent_cuda.so")
+    with pytest.raises(OpLibraryError, match=r"libabsent_cuda\.so is missing .* build it with make cuda"):
+        verify_library("cuda")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
-from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, read_size
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.repository.config import Computing
 from sparse_serve.repository.manifest import MAX_VERSION
@@ -37,6 +37,13 @@ class TargetCpuOption(StrEnum):
 
     vnni = "vnni"
     any = "any"
+
+
+class DeviceOption(StrEnum):
+    """What computes."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 class TruncationOption(StrEnum):
@@ -163,12 +170,27 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     dtype: Annotated[
         str,
         typer.Option(
-            help="Weights and activations: fp32, fp16 or int8. int8 is two to three times as fast on a CPU, "
-            "in a quarter of the file; every token has a scale of its own, so that a text is answered the "
-            "same in any company. fp16 halves the file and is meant for GPUs: on a CPU, ONNX Runtime turns "
-            "the weights back into fp32 as it loads them."
+            help="Weights and activations: fp32, fp16, bf16 (cuda alone) or int8 (cpu alone). int8 is two to "
+            "three times as fast on a CPU, in a quarter of the file; every token has a scale of its own, so "
+            "that a text is answered the same in any company. fp16 halves the file and is meant for GPUs: on "
+            "a CPU, ONNX Runtime turns the weights back into fp32 as it loads them."
         ),
     ] = "fp32",
+    device: Annotated[
+        DeviceOption,
+        typer.Option(
+            help="What computes the model where it is served: cpu, or cuda for an NVIDIA GPU (A100 or "
+            "newer), where the gate runs too; without a GPU it runs on the CPU, which it says."
+        ),
+    ] = DeviceOption.cpu,
+    gpu_mem_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="cuda: most memory that each instance takes for what it computes; m or g behind a number.",
+            show_default="all of the GPU's",
+        ),
+    ] = None,
     target_cpu: Annotated[
         TargetCpuOption | None,
         typer.Option(
@@ -248,7 +270,8 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         ),
     ] = None,
     instances: Annotated[
-        int, typer.Option(min=1, help="Copies of the model that divide --cores among them.")
+        int,
+        typer.Option(min=1, help="Copies of the model that divide --cores among them; cuda: on each GPU."),
     ] = 1,
     queue_delay: Annotated[
         int, typer.Option(min=0, help="Microseconds that a request may wait for others to share its run.")
@@ -306,7 +329,13 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         max_length=max_length,
         truncation=None if truncation is None else truncation.value,
         max_batch_size=max_batch_size,
-        computing=Computing.on(cores, instances, queue_delay),
+        computing=Computing.on(
+            cores,
+            instances,
+            queue_delay,
+            device=device.value,
+            gpu_mem_limit=None if gpu_mem_limit is None else read_size("gpu-mem-limit", gpu_mem_limit),
+        ),
         atol=atol,
         eval_file=evaluation,
         columns={name: column for name, column in columns.items() if column is not None},

@@ -29,6 +29,8 @@ from sparse_export.graph.packed import PackedModel, PackedTokensModel, PaddedTok
 from sparse_export.graph.padded import PaddedModel
 from sparse_export.graph.precision import FP32, Precision
 from sparse_export.tasks import model_head
+from sparse_serve.op_library import Device
+from sparse_serve.stub.runs import RUN_TOKENS_ON
 
 GraphKind = Literal[
     "tokens", "tokens_dense", "packed", "packed_dense", "padded_fused", "padded_eager", "unfused"
@@ -45,10 +47,17 @@ class GraphTarget:
     Attributes:
         opset: version of the standard ONNX operators.
         precision: of the weights and of what is computed on.
+        device: what computes it.
     """
 
     opset: int = DEFAULT_OPSET
     precision: Precision = FP32
+    device: Device = "cpu"
+
+    @property
+    def run_tokens(self) -> int:
+        """How many tokens are computed at a time."""
+        return RUN_TOKENS_ON[self.device]
 
     @property
     def ir_version(self) -> int:

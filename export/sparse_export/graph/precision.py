@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sparse_serve.errors import OptionError
+from sparse_serve.op_library import Device
 from sparse_serve.repository.manifest import Dtype
 
 
@@ -24,12 +25,14 @@ class Precision:
         torch_dtype: of the model that is traced.
         atol: the difference of an answer from torch's in float32 that is accepted of the graph as it is
             traced, unless told otherwise.
+        devices: what computes it.
         is_quantized: whether linear layers and embeddings become integers once it is traced (see `int8`).
     """
 
     name: Dtype
     torch_dtype: torch.dtype
     atol: float
+    devices: tuple[Device, ...] = ("cpu", "cuda")
     is_quantized: bool = False
 
     def copy_of(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -46,18 +49,27 @@ class Precision:
 FP32 = Precision("fp32", torch.float32, atol=1e-4)
 # Float16 rounds every tensor between two operators to 11 bits: measured up to 0.003 on fine-tuned encoders.
 FP16 = Precision("fp16", torch.float16, atol=1e-2)
-INT8 = Precision("int8", torch.float32, atol=FP32.atol, is_quantized=True)
+# Bfloat16 to 8: as many times as much.
+BF16 = Precision("bf16", torch.bfloat16, atol=8e-2, devices=("cuda",))
+INT8 = Precision("int8", torch.float32, atol=FP32.atol, devices=("cpu",), is_quantized=True)
 
-PRECISIONS: Mapping[str, Precision] = {each.name: each for each in (FP32, FP16, INT8)}
+PRECISIONS: Mapping[str, Precision] = {each.name: each for each in (FP32, FP16, BF16, INT8)}
+_ELSEWHERE = {
+    "bf16": "ONNX Runtime has no bfloat16 MatMul on CPUs, bf16 models need a GPU (--device cuda); ",
+    "int8": "its integers are those of processors (--device cpu); ",
+}
 
 
-def precision_of(name: str) -> Precision:
-    """Return the precision that a command line names.
+def precision_of(name: str, device: Device = "cpu") -> Precision:
+    """Return the precision that a command line names for a device.
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: there is none of this name, or it is not for this device.
     """
-    if name in PRECISIONS:
-        return PRECISIONS[name]
-    why = "ONNX Runtime has no bfloat16 MatMul on CPUs, bf16 models need a GPU; " if name == "bf16" else ""
-    raise OptionError(f"--dtype {name} is not supported: {why}choose one of {', '.join(PRECISIONS)}")
+    precision = PRECISIONS.get(name)
+    if precision is not None and device in precision.devices:
+        return precision
+    why = "" if precision is None else _ELSEWHERE[name]
+    names = ", ".join(each.name for each in PRECISIONS.values() if device in each.devices)
+    on = " on GPUs" if device == "cuda" else ""
+    raise OptionError(f"--dtype {name} is not supported{on}: {why}choose one of {names}")

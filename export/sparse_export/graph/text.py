@@ -23,6 +23,7 @@ from sparse_export.tasks.head import Head
 from sparse_export.tasks.several import SeveralHeads
 from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
 from sparse_serve.repository.measures import MEASURES
+from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import Truncation
 
@@ -64,7 +65,9 @@ def obstacle(head: Head, opset: int) -> str | None:
     return None
 
 
-def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto:
+def text_graph(
+    core: ModelProto, head: Head, reading: TextReading, run_tokens: int = RUN_TOKENS
+) -> ModelProto:
     """Return a graph from text to answers.
 
     Args:
@@ -72,6 +75,7 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
             part of what is returned.
         head: what reads its answer; `obstacle` has nothing against it.
         reading: how texts become its tokens.
+        run_tokens: how many tokens are computed at a time, where a row has not more.
 
     Returns:
         Inputs `TEXT`, for tasks that read pairs `TEXT_PAIR`, for several tasks `TASK`, `(B, 1)` strings each;
@@ -80,7 +84,7 @@ def text_graph(core: ModelProto, head: Head, reading: TextReading) -> ModelProto
     """
     if "attention_mask" in (each.name for each in core.graph.input):
         core = _taking_tokens(core, reading.pad_id)
-    graph = Middle(in_runs(core))
+    graph = Middle(in_runs(core, run_tokens))
     heads = head.heads if isinstance(head, SeveralHeads) else {}
     several = heads if len(heads) > 1 else {}
     before = Nodes("before")

@@ -26,14 +26,19 @@ from sparse_export.encoders.patterned import forced, recorded
 from sparse_export.graph.packing import PaddedPacking
 from sparse_export.parity.examples import Batch
 from sparse_export.tasks import model_head
+from sparse_serve.cuda import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    require_provider,
+    session_providers,
+    telling_memory,
+)
 from sparse_serve.errors import CheckpointError, first_line
-from sparse_serve.op_library import DOMAIN
+from sparse_serve.op_library import DOMAIN, Device
 from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.tasks import TASK_IDS
 
 Array = npt.NDArray[Any]
-
-CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -44,20 +49,18 @@ class Execution:
         name: what reports and manifests call it.
         words: what messages call it, behind "ONNX Runtime".
         has_library: whether the op library is loaded; without it the model-local functions are inlined.
-        provider: ONNX Runtime's name of what computes.
     """
 
     name: str
     words: str
     has_library: bool
-    provider: str = CPU_PROVIDER
 
 
 EXECUTIONS = (
     Execution("library", "with the op library", has_library=True),
     Execution("portable", "without it", has_library=False),
 )
-"""What the gate runs a graph by. Another provider is a line here."""
+"""What the gate runs a graph by, each on the provider that it is given."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +142,18 @@ def run_graph(
 
     Raises:
         CheckpointError: ONNX Runtime does not load it, or not on this provider.
+        DeviceError: the provider is a GPU's that does not load, or is out of memory.
     """
     model, indicators = _telling_indicators(graph)
     session = open_session(model, graph.parent, op_library, provider)
     names = [output.name for output in session.get_outputs()]
+    device: Device = "cuda" if provider == CUDA_PROVIDER else "cpu"
     takes_packed = "cu_seqlens" in (each.name for each in session.get_inputs())
     answers = []
     for batch in batches:
         feeds = _packed_tokens(batch) if takes_packed else batch
-        outputs = dict(zip(names, session.run(names, feeds), strict=True))
+        with telling_memory(device, f"a batch of {len(batch['input_ids'])} texts of the gate"):
+            outputs = dict(zip(names, session.run(names, feeds), strict=True))
         layers = [torch.from_numpy(np.stack([outputs.pop(each) for each in pair], 1)) for pair in indicators]
         for layer in layers:
             layer[np.count_nonzero(batch["attention_mask"]) :, 1] = False
@@ -162,6 +168,7 @@ def open_session(
 
     Raises:
         CheckpointError: ONNX Runtime does not load it, or not on this provider.
+        DeviceError: the provider is a GPU's, and does not load.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -177,11 +184,13 @@ def open_session(
             f"ONNX Runtime has no {provider} here: it has {', '.join(onnxruntime.get_available_providers())}"
         )
     try:
-        return onnxruntime.InferenceSession(model, options, providers=[provider])
+        session = onnxruntime.InferenceSession(model, options, providers=session_providers(provider))
     except Exception as error:  # its exceptions share no base
         raise CheckpointError(
             f"ONNX Runtime does not load the exported graph: {first_line(error)}"
         ) from error
+    require_provider(session, provider)
+    return session
 
 
 def _packed_tokens(batch: Batch) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from sparse_export.parity.answers import answers_of, largest_difference, metrics
 from sparse_export.parity.examples import Batch, Examples, batches
 from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run_graph, run_torch
 from sparse_export.tasks import model_head
+from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
 from sparse_serve.repository.measures import AXES
 from sparse_serve.stub.runs import RUN_TOKENS
@@ -92,6 +93,7 @@ class ParityReport:
         axes_torch: with a pattern `rows_on` and `columns_on`, the shares of tokens whose rows and columns are
             on per layer in torch, mean over rows.
         axes: the same as the graph answers it by the first execution.
+        provider: ONNX Runtime's name of what computed the graph.
     """
 
     rows: int
@@ -105,6 +107,7 @@ class ParityReport:
     rho: list[float]
     axes_torch: dict[str, list[float]]
     axes: dict[str, list[float]]
+    provider: str = CPU_PROVIDER
 
     @property
     def library(self) -> Agreement:
@@ -168,6 +171,7 @@ def check_parity(
     op_library: Path,
     examples: Examples,
     atol: float = FP32.atol,
+    provider: str = CPU_PROVIDER,
 ) -> ParityReport:
     """Run torch, and ONNX Runtime in every way of `executions.EXECUTIONS`, on the same examples.
 
@@ -177,6 +181,7 @@ def check_parity(
         op_library: path of `libsparse_ops.so`.
         examples: tokenised texts.
         atol: accepted difference, recorded in the report.
+        provider: ONNX Runtime's name of what computes the graph, recorded in the report; torch is on the CPU.
     """
     head = model_head(model)
     rows, order = examples.rows, examples.order
@@ -187,7 +192,7 @@ def check_parity(
             model,
             run,
             own,
-            run_graph(graph, op_library if each.has_library else None, run, each.provider),
+            run_graph(graph, op_library if each.has_library else None, run, provider),
         )
         for each in EXECUTIONS
     }
@@ -219,24 +224,40 @@ def check_parity(
         rho=_mean(first.served, "rho"),
         axes_torch={name: _mean(first.expected, name) for name in axes},
         axes={name: _mean(first.served, name) for name in axes},
+        provider=provider,
     )
 
 
-def twin_difference(model: PreTrainedModel, graph: Path, op_library: Path, examples: Examples) -> float:
+def twin_difference(
+    model: PreTrainedModel,
+    graph: Path,
+    op_library: Path,
+    examples: Examples,
+    provider: str = CPU_PROVIDER,
+) -> float:
     """Return the largest difference between the output of a softmax twin's graph and the softmax model's."""
     run = list(batches(examples.rows, model.config))
-    return largest_difference(run_graph(graph, op_library, run), [run_torch(model, batch) for batch in run])
+    return largest_difference(
+        run_graph(graph, op_library, run, provider), [run_torch(model, batch) for batch in run]
+    )
 
 
 def runs_difference(
-    model: PreTrainedModel, whole: Path, divided: Path, op_library: Path, examples: Examples
+    model: PreTrainedModel,
+    whole: Path,
+    divided: Path,
+    op_library: Path,
+    examples: Examples,
+    provider: str = CPU_PROVIDER,
 ) -> float:
     """Return the largest difference between the outputs of a graph and of itself in runs.
 
     It is asked batches of several runs each.
     """
     run = list(batches(examples.rows, model.config, most_tokens=_RUNS * RUN_TOKENS))
-    return largest_difference(run_graph(divided, op_library, run), run_graph(whole, op_library, run))
+    return largest_difference(
+        run_graph(divided, op_library, run, provider), run_graph(whole, op_library, run, provider)
+    )
 
 
 @dataclass(frozen=True)

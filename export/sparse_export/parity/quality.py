@@ -142,9 +142,7 @@ def check_quality(
         accepted_loss=default if accepted_loss is None else accepted_loss,
         torch_metrics=metrics_of(head, examples, torch_answers),
         executions={
-            each.name: fidelity(
-                run_graph(graph, op_library if each.has_library else None, run, each.provider)
-            )
+            each.name: fidelity(run_graph(graph, op_library if each.has_library else None, run))
             for each in EXECUTIONS
         },
     )

@@ -23,6 +23,7 @@ from sparse_export.parity.examples import batches, reading_examples
 from sparse_export.parity.executions import open_session, run_graph
 from sparse_export.parity.hostile import hostile_texts
 from sparse_export.tasks import model_head
+from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
 from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import encode_cut
@@ -65,6 +66,7 @@ class TextGate:
         target: what the files are written for.
         texts: friendly ones.
         atol: accepted difference of a number.
+        provider: ONNX Runtime's name of what computes them.
     """
 
     library: Path
@@ -73,6 +75,7 @@ class TextGate:
     target: GraphTarget
     texts: Sequence[str]
     atol: float
+    provider: str = CPU_PROVIDER
 
     def check(self, model: PreTrainedModel, graph: Path, core: Path) -> TextParity:
         """Hold a graph against the tokenizer, and against its core on the tokenizer's tokens.
@@ -134,9 +137,9 @@ class TextGate:
         if examples.tasks:
             columns[TASK_INPUT] = [text.task or "" for text in examples.texts]
         run = list(batches(examples.rows, model.config))
-        theirs = np.concatenate([each.output for each in run_graph(core, self.library, run)])
+        theirs = np.concatenate([each.output for each in run_graph(core, self.library, run, self.provider)])
         # In equal batches every number is rounded alike, and no row or column of attention flips.
-        session = open_session(str(graph), graph.parent, self.library)
+        session = open_session(str(graph), graph.parent, self.library, self.provider)
         ours = _answers(session, columns, [len(batch["input_ids"]) for batch in run])
         said = task.answer(examples.texts, ours[output])
         if self.reading.truncation == "error":

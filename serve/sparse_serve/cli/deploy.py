@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sparse_serve import __version__
-from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, given
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, given, read_size
 from sparse_serve.deploy.cluster import Cluster
 from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
@@ -32,7 +32,6 @@ from sparse_serve.repository.entries import Entry, read_entry, repository_path, 
 from sparse_serve.triton.container import DEFAULT_IMAGE
 from sparse_serve.triton.preflight import ipv4_address
 
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # A gRPC message says its length in four bytes.
 _MOST_BODY = 1 << 31
 _IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?"
@@ -96,7 +95,15 @@ def deploy(  # noqa: PLR0913  one parameter per option
         Path | None,
         typer.Option(help="report.json of profile: memory as measured.", show_default="estimated from files"),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, max=64, help="NVIDIA GPUs of each server.")] = 0,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="NVIDIA GPUs of each server.",
+            show_default="1 for an entry that computes on one",
+        ),
+    ] = None,
     max_body: Annotated[
         str, typer.Option(metavar="SIZE", help="Most bytes of a request; k, m or g behind a number.")
     ] = f"{DEFAULT_MAX_BODY >> 20}m",
@@ -212,9 +219,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
     _refuse_options_of_others(context, target)
     entry = read_entry(repository_path(model_repository) / validate_name(name))
     require_sound(entry)
-    limits = _limits(
-        entry, _size(max_body), max_requests, max_pending_requests, request_timeout, queue_timeout
-    )
+    body = read_size("max-body", max_body, _MOST_BODY)
+    limits = _limits(entry, body, max_requests, max_pending_requests, request_timeout, queue_timeout)
     deployment = Deployment(
         entry=entry,
         limits=limits,
@@ -323,14 +329,3 @@ def _name(option: str, pattern: str, name: str) -> str:
             f"--{option} '{name}' is no name in Kubernetes: give lower case letters, digits and hyphens"
         )
     return name
-
-
-def _size(text: str) -> int:
-    """Return the bytes that `--max-body` says."""
-    match = re.fullmatch(r"([1-9][0-9]{0,11})([bkmg]?)", text.lower())
-    size = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < size <= _MOST_BODY:
-        raise OptionError(
-            f"--max-body '{text}' is no size up to 2g: give a number with b, k, m or g behind it, such as 4m"
-        )
-    return size

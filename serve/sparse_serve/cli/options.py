@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from sparse_serve import __version__
-from sparse_serve.errors import MissingPackageError, SparseServeError
+from sparse_serve.errors import MissingPackageError, OptionError, SparseServeError
 from sparse_serve.extras import needing
 
 # Every option of every command is also read from SPARSE_SERVE_<OPTION>.
@@ -22,6 +23,8 @@ CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
 
 # Whatever the options are.
 _ANYTHING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _logger = logging.getLogger("sparse_serve")
 
@@ -106,6 +109,22 @@ def given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             yield name
+
+
+def read_size(option: str, text: str, most: int = 1 << 40) -> int:
+    """Return the bytes that an option says: a number with b, k, m or g behind it.
+
+    Raises:
+        OptionError: it is none, or above `most`.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,11})([bkmg]?)", text.lower())
+    size = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < size <= most:
+        raise OptionError(
+            f"--{option} '{text}' is no size up to {most >> 30}g: give a number with b, k, m or g behind it, "
+            "such as 4m"
+        )
+    return size
 
 
 def make_output_folder(path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sparse_serve.deploy.limits import Limits, full_batches, instances
-from sparse_serve.errors import SparseServeError
+from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.report import Measurement, Report
-from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
+from sparse_serve.repository.config import CONFIG_NAME, device_of, parameters, read_config
 from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.tunable import THREADS_PARAMETER
 
@@ -17,6 +17,8 @@ SHARED_MEMORY = 256 << 20
 
 # What Triton and the backends take beside the model, rounded up, where nothing was measured.
 _SERVER_MEMORY = 512 << 20
+# What CUDA and its libraries take of the host's memory besides, where a GPU computes.
+_CUDA_MEMORY = 2 << 30
 # A session has packed copies of the weights that the file has once.
 _COPIES_OF_WEIGHTS = 2
 # What a token takes while it is computed, in an encoder of BERT-large's width: a dozen rows of 1,024 numbers.
@@ -45,10 +47,13 @@ class Resources:
     basis: str
 
 
-def needed_resources(entry: Entry, limits: Limits, report: Path | None, gpus: int = 0) -> Resources:
+def needed_resources(entry: Entry, limits: Limits, report: Path | None, gpus: int | None = None) -> Resources:
     """Return what a server of the entry needs within these limits, from its report where there is one.
 
+    Without `gpus` it is given one where the entry's graph computes on one.
+
     Raises:
+        OptionError: the graph computes on a GPU, and is to have none.
         SparseServeError: the report is none, or has no measurement of this entry.
         RepositoryError: a configuration of the entry cannot be read.
     """
@@ -60,9 +65,22 @@ def needed_resources(entry: Entry, limits: Limits, report: Path | None, gpus: in
         memory=memory,
         memory_limit=round(_HEADROOM * memory) + bodies,
         cpu=_cores(entry),
-        gpus=gpus,
+        gpus=_gpus(entry, gpus),
         basis=basis,
     )
+
+
+def _gpus(entry: Entry, asked: int | None) -> int:
+    is_on_gpu = _is_on_gpu(entry)
+    if is_on_gpu and asked == 0:
+        raise OptionError(
+            f"--gpus 0 leaves '{entry.name}' without the GPU that it computes on: give 1 or more"
+        )
+    return int(is_on_gpu) if asked is None else asked
+
+
+def _is_on_gpu(entry: Entry) -> bool:
+    return device_of(read_config(entry.graph_path / CONFIG_NAME)) == "cuda"
 
 
 def _cores(entry: Entry) -> int | None:
@@ -79,6 +97,8 @@ def _estimated(entry: Entry) -> tuple[int, str]:
         f"estimated from files and batches: measure it with sparse-serve profile {entry.name}, and give "
         "deploy --report"
     )
+    if _is_on_gpu(entry):  # whose memory has what is computed
+        return _SERVER_MEMORY + _CUDA_MEMORY + copies * weights, basis
     return _SERVER_MEMORY + copies * weights + _arena_growth(entry) * computed, basis
 
 

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import onnx
 
+from sparse_serve.cuda import probe
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, RepositoryError, TaskError, in_brief
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS, library_version, verify_library
+from sparse_serve.op_library import (
+    DOMAIN,
+    OPSET_VERSION,
+    TOKENIZERS,
+    Device,
+    library_version,
+    verify_library,
+)
 from sparse_serve.processor import vnni_warning
 from sparse_serve.repository import contents
 from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
@@ -18,6 +26,7 @@ from sparse_serve.repository.config import (
     GRAPH_NAME,
     LABELS_NAME,
     Signature,
+    device_of,
     graph_dtype,
     graph_signature,
     load_graph,
@@ -72,6 +81,7 @@ def check_entry(path: Path, release_name: str | None = None) -> list[Finding]:
         *_findings("public model", _public_faults(entry)),
         *_findings("op library", _library_faults(entry)),
         *_findings("processor", processor_faults(entry)),
+        *_findings("device", _device_faults(entry)),
     ]
     graphs = dict.fromkeys(path for path in (entry.graph_path, entry.token_path) if path is not None)
     baselines = [entry.path / BASELINES_NAME / name for name in entry.manifest.baselines.values()]
@@ -245,10 +255,12 @@ def _library_faults(entry: Entry) -> Iterator[Fault]:
     wanted = entry.manifest.op_library
     if wanted is None:
         return
+    device = served_on(entry)
     try:
-        library = verify_library()
+        library = verify_library(device)
     except OpLibraryError as error:
-        yield Level.error, str(error)
+        # A processor's comes with the package; a GPU's need not be where an entry is looked at.
+        yield Level.error if device == "cpu" else Level.warning, str(error)
         return
     if library_version(library) != wanted.version:
         yield (
@@ -260,6 +272,20 @@ def _library_faults(entry: Entry) -> Iterator[Fault]:
             Level.warning,
             "the installed library is another build than the one that passed the export's gates",
         )
+
+
+def served_on(entry: Entry) -> Device:
+    """Return what computes an entry, as the configuration of its graph has it."""
+    return device_of(read_config(entry.graph_path / CONFIG_NAME))
+
+
+def _device_faults(entry: Entry) -> Iterator[Fault]:
+    """Warn of an entry that is not computed on what it was made for, or not on this machine."""
+    made_for, device = entry.manifest.device, served_on(entry)
+    if device != made_for:
+        yield Level.warning, f"it was exported for {made_for}, and {CONFIG_NAME} has it computed on {device}"
+    if device == "cuda" and (obstacle := probe().gpu_obstacle) is not None:
+        yield Level.warning, f"it needs a GPU, but {obstacle}"
 
 
 def processor_faults(entry: Entry) -> Iterator[Fault]:

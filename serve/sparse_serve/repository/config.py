@@ -1,6 +1,7 @@
 """Triton model configurations, built as `ModelConfig` messages and written as protobuf text."""
 
 import json
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
 from sparse_serve.errors import OptionError, RepositoryError, in_brief
-from sparse_serve.op_library import LIBRARY_NAME
+from sparse_serve.op_library import LIBRARY_NAME, Device
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
 from sparse_serve.repository.tunable import (
+    ACCELERATOR,
     DEFAULT_REQUEST_BYTES,
     DEFAULT_TEXT_BYTES,
     DEFAULT_WINDOWED_BYTES,
@@ -32,6 +34,11 @@ LABELS_NAME = "labels.txt"
 GRAPH_NAME = "model.onnx"
 WARMUP_TOKENS = 16
 WARMUP_MASK = "attention_mask"
+CUDA_OPTIONS = {"use_tf32": "0"}
+"""Of the accelerator: float32 is computed as such, or it is not within the gate's error."""
+CUDA_PARAMETERS = {"arena_extend_strategy": "1", "cudnn_conv_algo_search": "1"}
+"""The arena grows by what is asked for (1) where it would double (0), and no convolutions are searched for.
+As the accelerator's parameters Triton 26.06 would overwrite them by its defaults."""
 METRICS_PARAMETER = "metrics"
 TRUNCATION_PARAMETER = "truncation"
 """What becomes of long texts, where they are not cut from the right."""
@@ -41,6 +48,8 @@ TASK_INPUT = "TASK"
 """The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
 TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
 
+# Of a row, at most.
+_SPECIAL_TOKENS = 8
 _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
     onnx.TensorProto.FLOAT16: DataType.TYPE_FP16,
@@ -62,31 +71,53 @@ class Computing:
     """What a graph is computed with; how the defaults were found is in `docs/serving_defaults.md`.
 
     Attributes:
-        instances: copies of the model that compute at the same time, each with weights of its own.
+        instances: copies of the model that compute at the same time, each with weights of its own; on GPUs
+            those of each.
         threads: of each instance; None for one on each core that the server sees.
         queue_delay_us: microseconds that a request may wait for others to share its run.
+        device: what computes.
+        gpu_mem_limit: bytes of device memory that the arena of each instance may take; None for all.
     """
 
     instances: int = 1
     threads: int | None = None
     queue_delay_us: int = 0
+    device: Device = "cpu"
+    gpu_mem_limit: int | None = None
 
     @classmethod
-    def on(cls, cores: int | None, instances: int = 1, queue_delay_us: int = 0) -> "Computing":
+    def on(
+        cls,
+        cores: int | None,
+        instances: int = 1,
+        queue_delay_us: int = 0,
+        *,
+        device: Device = "cpu",
+        gpu_mem_limit: int | None = None,
+    ) -> "Computing":
         """Return what makes use of so many cores; of those that the server sees, where they are None.
 
         Raises:
-            OptionError: there are fewer cores than instances, or a number is out of range.
+            OptionError: there are fewer cores than instances, a number is out of range, or memory of a GPU is
+                limited where none computes.
         """
+        if gpu_mem_limit is not None and device != "cuda":
+            raise OptionError("--gpu-mem-limit is for --device cuda: leave it out")
         if instances < 1 or queue_delay_us < 0 or (cores is not None and cores < instances):
             raise OptionError(
                 f"{instances} instances on {cores or 'all'} cores, waiting {queue_delay_us} µs: at least one "
                 "instance is needed, a core for each, and no wait below 0"
             )
-        if cores is None and instances > 1:
+        if cores is None and instances > 1 and device == "cpu":
             raise OptionError(f"{instances} instances share the cores: say with --cores how many there are")
         threads = None if cores is None else cores // instances
-        return cls(instances=instances, threads=threads, queue_delay_us=queue_delay_us)
+        return cls(
+            instances=instances,
+            threads=threads,
+            queue_delay_us=queue_delay_us,
+            device=device,
+            gpu_mem_limit=gpu_mem_limit,
+        )
 
 
 ALL_CORES = Computing()
@@ -95,6 +126,43 @@ ALL_CORES = Computing()
 
 FRONT = Computing(instances=2)
 """What a server-side tokenizer is served with: one tokenizes while the other waits for the graph."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What an instance computes before its model is called ready.
+
+    Attributes:
+        name: what the configuration calls it.
+        rows: of the batch, all alike.
+        tokens: of each row.
+    """
+
+    name: str
+    rows: int
+    tokens: int
+
+    @property
+    def mask_file(self) -> str:
+        """The file with a row's mask, ones alone, for a graph of token ids."""
+        return WARMUP_MASK if self.tokens == WARMUP_TOKENS else f"{WARMUP_MASK}_{self.tokens}"
+
+    @property
+    def text_file(self) -> str:
+        """The file with a row's text, for a graph that takes text."""
+        return f"text_{self.tokens}"
+
+
+def warmups(device: Device, max_batch_size: int, max_length: int) -> list[Warmup]:
+    """Return what instances on a device warm up with.
+
+    On a GPU the longest row and the fullest batch too: kernels are loaded for them, and the arena takes the
+    memory that they need, before a request does, or the model does not load.
+    """
+    short = Warmup("one_short_row", 1, WARMUP_TOKENS)
+    if device == "cpu":
+        return [short]
+    return [short, Warmup("one_long_row", 1, max_length), Warmup("full_batch", max_batch_size, max_length)]
 
 
 @dataclass(frozen=True)
@@ -254,11 +322,20 @@ def text_inputs(task: Task) -> list[str]:
 
 
 def graph_dtype(model: onnx.ModelProto) -> Dtype:
-    """Return the type of a graph's weights: "int8" or "fp16" where any of them is."""
+    """Return the type of a graph's weights: "int8", "bf16" or "fp16" where any of them is."""
     types = {tensor.data_type for tensor in model.graph.initializer}
-    if onnx.TensorProto.INT8 in types:
-        return "int8"
-    return "fp16" if onnx.TensorProto.FLOAT16 in types else "fp32"
+    kinds: dict[int, Dtype] = {
+        onnx.TensorProto.INT8: "int8",
+        onnx.TensorProto.BFLOAT16: "bf16",
+        onnx.TensorProto.FLOAT16: "fp16",
+    }
+    return next((name for kind, name in kinds.items() if kind in types), "fp32")
+
+
+def device_of(config: ModelConfig) -> Device:
+    """Return what a model is computed on: "cuda" where any of its instances are."""
+    on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    return "cuda" if on_gpu else "cpu"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
@@ -278,6 +355,7 @@ def graph_config(
     name: str,
     signature: Signature,
     *,
+    max_length: int = WARMUP_TOKENS,
     max_batch_size: int = 64,
     op_library: bool = True,
     computing: Computing = ALL_CORES,
@@ -285,7 +363,8 @@ def graph_config(
     """Return the configuration of an ONNX graph on the `onnxruntime` backend.
 
     With `op_library` the bare name of the op library is registered: whoever starts Triton puts its folder
-    on `LD_LIBRARY_PATH`, so that one repository serves everywhere.
+    on `LD_LIBRARY_PATH`, so that one repository serves everywhere. `max_length` is the tokens of the longest
+    row that a GPU warms up with.
     """
     config = ModelConfig(name=name, backend=GRAPH_BACKEND, default_model_filename=GRAPH_NAME)
     _add_tensors(config.input, signature.inputs)
@@ -295,8 +374,11 @@ def graph_config(
         config.parameters[THREADS_PARAMETER].string_value = str(computing.threads)
     if op_library:
         config.model_operations.op_library_filename.append(LIBRARY_NAME)
+    if computing.device == "cuda":
+        _add_cuda(config, computing)
     if signature.takes_text or any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
-        _add_warmup(config, signature)
+        for warmup in warmups(computing.device, max_batch_size, max_length):
+            _add_warmup(config, signature, warmup, computing.device)
     return config
 
 
@@ -360,7 +442,9 @@ def text_graph_config(
     What its parameters tell is read by clients alone; the limits of texts are kept where the backend is this
     package's. A twin has no labels for Triton's classification extension.
     """
-    config = graph_config(name, signature, max_batch_size=max_batch_size, computing=computing)
+    config = graph_config(
+        name, signature, max_length=max_length, max_batch_size=max_batch_size, computing=computing
+    )
     task = answered(tasks)
     outputs = [] if is_twin else task.outputs
     labelled = {output.name for output in outputs if output.is_labelled}
@@ -398,7 +482,8 @@ def _add_tensors(target: Any, tensors: Sequence[Tensor]) -> None:
 def _add_scheduling(config: ModelConfig, max_batch_size: int, computing: Computing = ALL_CORES) -> None:
     config.max_batch_size = max_batch_size
     config.version_policy.all.SetInParent()
-    config.instance_group.add(count=computing.instances, kind=ModelInstanceGroup.KIND_CPU)
+    kinds = {"cpu": ModelInstanceGroup.KIND_CPU, "cuda": ModelInstanceGroup.KIND_GPU}
+    config.instance_group.add(count=computing.instances, kind=kinds[computing.device])
     # No max_queue_size: with one, Triton stops preparing batches ahead, and a request that comes right after
     # an answer can wait out a timer of 500 ms.
     config.dynamic_batching.SetInParent()
@@ -406,17 +491,55 @@ def _add_scheduling(config: ModelConfig, max_batch_size: int, computing: Computi
         config.dynamic_batching.max_queue_delay_microseconds = computing.queue_delay_us
 
 
-def _add_warmup(config: ModelConfig, signature: Signature) -> None:
-    """One short row, or text: a mask of zeros would warm nothing up, so its ones come from a file."""
-    warmup = config.model_warmup.add(name="one_short_row", batch_size=1)
+def _add_cuda(config: ModelConfig, computing: Computing) -> None:
+    """Say how ONNX Runtime uses a GPU.
+
+    No CUDA graphs: the shapes within a graph hang on how many of a batch's tokens are padding, and its runs
+    are a loop, neither of which can be captured.
+    """
+    for key, value in CUDA_PARAMETERS.items():
+        config.parameters[key].string_value = value
+    if computing.gpu_mem_limit is not None:
+        config.parameters["gpu_mem_limit"].string_value = str(computing.gpu_mem_limit)
+    accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=ACCELERATOR)
+    for key, value in CUDA_OPTIONS.items():
+        accelerator.parameters[key] = value
+
+
+def _add_warmup(config: ModelConfig, signature: Signature, warmup: Warmup, device: Device) -> None:
+    """Rows of tokens, or texts: a mask of zeros would warm nothing up, so its ones come from a file.
+
+    On a processor the text is empty; on a GPU it comes from a file too.
+    """
+    added = config.model_warmup.add(name=warmup.name, batch_size=warmup.rows)
     for tensor in signature.inputs:
-        sample = warmup.inputs[tensor.name]
+        sample = added.inputs[tensor.name]
         sample.data_type = tensor.data_type
-        sample.dims.extend(WARMUP_TOKENS if dim == -1 else dim for dim in tensor.dims)
+        sample.dims.extend(warmup.tokens if dim == -1 else dim for dim in tensor.dims)
         if tensor.name == WARMUP_MASK:
-            sample.input_data_file = WARMUP_MASK
+            sample.input_data_file = warmup.mask_file
+        elif tensor.name == TEXT_INPUT and device == "cuda":
+            sample.input_data_file = warmup.text_file
         else:
             sample.zero_data = True
+
+
+def warmup_files(config: ModelConfig, signature: Signature, warming: Iterable[Warmup]) -> dict[str, bytes]:
+    """Return the files, by name, that a model's configuration warms up with, as Triton reads them."""
+    named = {
+        sample.input_data_file for warmup in config.model_warmup for sample in warmup.inputs.values()
+    } - {""}
+    if signature.takes_text:
+        found = {each.text_file: _text_of(each.tokens) for each in warming}
+    else:
+        found = {each.mask_file: struct.pack(f"<{each.tokens}q", *[1] * each.tokens) for each in warming}
+    return {name: content for name, content in found.items() if name in named}
+
+
+def _text_of(tokens: int) -> bytes:
+    """Return a text of about so many tokens, and not more, behind its length in four bytes."""
+    text = b"a " * max(1, tokens - _SPECIAL_TOKENS)
+    return struct.pack("<I", len(text)) + text
 
 
 def to_text(config: ModelConfig) -> str:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -28,8 +27,6 @@ from sparse_serve.repository.config import (
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
-    WARMUP_MASK,
-    WARMUP_TOKENS,
     Computing,
     Signature,
     fixed_parameters,
@@ -42,6 +39,8 @@ from sparse_serve.repository.config import (
     read_config,
     text_graph_config,
     to_text,
+    warmup_files,
+    warmups,
 )
 from sparse_serve.repository.contents import MANIFEST_NAME, MODEL_NAME, Contents
 from sparse_serve.repository.manifest import Manifest, read_manifest
@@ -309,7 +308,12 @@ def config_of_graph(
         )
     else:
         config = graph_config(
-            name, signature, max_batch_size=max_batch_size, op_library=op_library, computing=computing
+            name,
+            signature,
+            max_length=manifest.max_length,
+            max_batch_size=max_batch_size,
+            op_library=op_library,
+            computing=computing,
         )
     if manifest.target_cpu is not None:
         config.parameters[EXACT_SUMS_PARAMETER].string_value = exact_sums(manifest.target_cpu)
@@ -477,9 +481,11 @@ def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: b
         computing=spec.computing,
     )
     _write_config(folder, config, keep_settings=keep_settings)
-    if config.model_warmup and not signature.takes_text and not keep_settings:
+    warming = warmups(spec.computing.device, spec.max_batch_size, spec.manifest.max_length)
+    if (files := warmup_files(config, signature, warming)) and not keep_settings:
         (folder / "warmup").mkdir()
-        (folder / "warmup" / WARMUP_MASK).write_bytes(np.ones(WARMUP_TOKENS, dtype=np.int64).tobytes())
+        for name, content in files.items():
+            (folder / "warmup" / name).write_bytes(content)
 
 
 def _write_config(folder: Path, config: ModelConfig, *, keep_settings: bool) -> None:

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from sparse_serve.errors import RepositoryError, TaskError, in_brief
+from sparse_serve.op_library import Device
 from sparse_serve.repository import legacy
 from sparse_serve.repository.contents import MODEL_NAME
 from sparse_serve.tasks import Task, answered, read_tasks
@@ -31,7 +32,7 @@ MAX_VERSION = 2**31 - 1
 TokenizerPlace = Literal["graph", "server"]
 
 # Types of a graph's weights and of what it computes on; its logits are FP32 in any case.
-Dtype = Literal["fp32", "fp16", "int8"]
+Dtype = Literal["fp32", "fp16", "bf16", "int8"]
 
 # What the processors that run an int8 graph have: instructions that add products of 8 bits in 32, or not
 # necessarily.
@@ -117,11 +118,12 @@ class Manifest(_Record):
 
     `tasks` are what it answers, by name, in the order of the graph's `task_ids` where they are several; of
     texts of more than `max_length` tokens `truncation` says which of them are read, by a `tokenizer` in the
-    graph or in the server; `target_cpu` is what int8 weights were made for, None for others. `files` maps
-    paths relative to the repository (`NAME/labels.txt`) to sha256 and is filled in by `write_entry`; `parity`
-    and `quality` hold the figures of the export gates, `quantized` those of an int8 graph; `baselines` maps a
-    variant to the model of that name under `NAME/baselines/`. One of schema 1 has been read as `legacy` says;
-    until schema 3 all tokenizers were in the server.
+    graph or in the server; `device` is what it was made to be computed on, `target_cpu` what int8 weights
+    were made for, None for others. `files` maps paths relative to the repository (`NAME/labels.txt`) to
+    sha256 and is filled in by `write_entry`; `parity` and `quality` hold the figures of the export gates,
+    `quantized` those of an int8 graph; `baselines` maps a variant to the model of that name under
+    `NAME/baselines/`. One of schema 1 has been read as `legacy` says; until schema 3 all tokenizers were in
+    the server.
     """
 
     schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
@@ -131,6 +133,7 @@ class Manifest(_Record):
     opset: int
     ir_version: int
     dtype: Dtype = "fp32"
+    device: Device = "cpu"
     target_cpu: TargetCpu | None = None
     triton_release: str
     attention: Attention

@@ -26,10 +26,14 @@ EXACT_SUMS_PARAMETER = "session.x64quantprecision"
 
 SESSION_PARAMETERS = frozenset(
     {
+        "arena_extend_strategy",
+        "cudnn_conv_algo_search",
+        "do_copy_in_default_stream",
         "enable_mem_arena",
         "enable_mem_pattern",
         "execution_mode",
         EXACT_SUMS_PARAMETER,
+        "gpu_mem_limit",
         "inter_op_thread_count",
         THREADS_PARAMETER,
         "memory.enable_memory_arena_shrinkage",
@@ -61,7 +65,6 @@ ACCELERATOR_PARAMETERS = frozenset(
         "cudnn_conv_algo_search",
         "cudnn_conv_use_max_workspace",
         "do_copy_in_default_stream",
-        "enable_cuda_graph",
         "enable_skip_layer_norm_strict_mode",
         "gpu_mem_limit",
         "prefer_nhwc",
@@ -70,7 +73,9 @@ ACCELERATOR_PARAMETERS = frozenset(
         "use_tf32",
     }
 )
-"""The accelerator's parameters that are numbers and names; others, as gpu_external_alloc, are addresses."""
+"""The accelerator's parameters that are numbers and names; others, as gpu_external_alloc, are addresses. No
+enable_cuda_graph: the shapes within our graphs hang on the tokens of a batch, and their runs are a loop,
+neither of which can be captured."""
 
 WARMUP_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What names a file of `model_warmup` inside the model's folder `warmup`, where Triton looks for it."""

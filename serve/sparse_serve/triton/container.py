@@ -19,6 +19,7 @@ from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.entries import find_entries, find_models
 from sparse_serve.triton import guard, probe
 from sparse_serve.triton.preflight import (
+    check_device,
     ipv4_address,
     refuse_listening_arguments,
     servable_models,
@@ -43,7 +44,10 @@ _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What is the container's own: `gpus` and `memory` as `docker run` takes them, None for neither."""
+    """What is the container's own: `gpus` and `memory` as `docker run` takes them.
+
+    Without `gpus` it has all of them where a model computes on one, else none; without `memory` no limit.
+    """
 
     image: str = DEFAULT_IMAGE
     gpus: str | None = None
@@ -73,6 +77,7 @@ class ContainerServer(Server):
             OptionError: `portable` is set, an option is malformed, or `extra_args` says where to listen.
             RepositoryError: the repository or an entry cannot be served, or not be read in the container.
             OpLibraryError: two entries need different versions of the op library.
+            DeviceError: a model computes on a GPU, and there is none that can be used.
             ServerError: a port is taken.
         """
         options = self.options
@@ -81,6 +86,7 @@ class ContainerServer(Server):
         refuse_listening_arguments(options.extra_args)
         self._refuse_options_in_values()
         self.models = servable_models(self.repository, verify=options.verify, pins=options.pins)
+        self.device = check_device(self.repository, self.models)
         _require_one_library(self.repository)
         _require_readable(self.repository)
         if claim_ports:
@@ -120,8 +126,9 @@ class ContainerServer(Server):
         if container.memory is not None:
             # Without a limit of its own, as much again may be swapped out, and latency with it.
             flags += ["--memory", container.memory, "--memory-swap", container.memory]
-        if container.gpus is not None:
-            flags += ["--gpus", container.gpus]
+        gpus = "all" if container.gpus is None and self.device == "cuda" else container.gpus
+        if gpus is not None:
+            flags += ["--gpus", gpus]
         for name, value in {**self._checks(), **self.options.environment}.items():
             flags += ["--env", f"{name}={value}"]
         return flags

@@ -80,9 +80,26 @@ class TritonInstallation:
                 f"{needing[0]} of a model needs: install a Triton with it, or use --mode bundled"
             )
 
-    def variables(self) -> dict[str, str]:
-        """Return the variables the server needs set, the op library's folder on its library path."""
-        folders = [*map(str, self.library_folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    def require_cuda_backend(self, model: str) -> None:
+        """See that a model that is to compute on a GPU can: ours, in onnxruntime's place, runs on processors.
+
+        Raises:
+            ServerError: the server has no onnxruntime backend of its own.
+        """
+        if not self.has_onnxruntime:
+            raise ServerError(
+                f"model '{model}' computes on a GPU, and Triton at {self.executable} has no onnxruntime "
+                "backend but this package's, which computes on processors: serve it with --mode docker, or "
+                "with a tritonserver on PATH that has one"
+            )
+
+    def variables(self, first: Iterable[Path] = ()) -> dict[str, str]:
+        """Return the variables the server needs set, the op library's folder on its library path.
+
+        `first` are folders before those of the installation.
+        """
+        own = map(str, (*first, *self.library_folders))
+        folders = [*own, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         variables = {
             "LD_LIBRARY_PATH": os.pathsep.join(folders),
             "ORT_DISABLE_TELEMETRY": os.environ.get("ORT_DISABLE_TELEMETRY", "1"),

@@ -14,6 +14,7 @@ import psutil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.errors import ServerError
+from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
 from sparse_serve.repository.entries import overlay_repository
 from sparse_serve.triton.connections import end_receiving, listens
@@ -25,7 +26,9 @@ from sparse_serve.triton.installation import (
     find_triton,
 )
 from sparse_serve.triton.preflight import (
+    check_device,
     check_op_library,
+    cuda_models,
     ipv4_address,
     refuse_blank_path,
     refuse_listening_arguments,
@@ -66,6 +69,7 @@ class TritonServer(Server):
         super().__init__(options)
         self.view = view or RepositoryView()
         self.installation: TritonInstallation | None = None
+        self._op_library: Path | None = None
         self._family: dict[psutil.Process, str] = {}
 
     def launch_line(self, *, claim_ports: bool = False) -> LaunchLine:
@@ -76,7 +80,8 @@ class TritonServer(Server):
                 to be served without the op library needs it.
             RepositoryError: the repository or an entry cannot be served.
             OpLibraryError: an entry needs the op library and it is missing or not the installed one.
-            ServerError: Triton was not found, or a port is taken.
+            DeviceError: a model computes on a GPU, and there is none that can be used.
+            ServerError: Triton was not found, computes on no GPU where a model does, or a port is taken.
         """
         options = self.options
         refuse_listening_arguments(options.extra_args)
@@ -84,11 +89,15 @@ class TritonServer(Server):
         self.models = servable_models(
             self.repository, self.view.models, verify=options.verify, pins=options.pins
         )
+        self.device = device = check_device(self.repository, self.models)
+        self._op_library = None
         if options.portable:
             require_fallback(self.repository, self.models)
         else:
-            check_op_library(self.repository, self.models)
+            self._op_library = check_op_library(self.repository, self.models, device)
         self.installation = installation = find_triton(options.mode)
+        if device == "cuda":
+            installation.require_cuda_backend(cuda_models(self.repository, self.models)[0])
         if installation.kind == "bundled":
             require_loopback(options.address, installation.version)
         installation.require_backends(self._backends_of_models())
@@ -98,11 +107,14 @@ class TritonServer(Server):
         arguments = self._arguments(installation, flags)
         return LaunchLine(
             (str(installation.executable), *arguments, *options.extra_args),
-            {**installation.variables(), **options.environment},
-            tuple(
-                folder
-                for folder in (self._overlay, self._backends)
-                if any(argument.endswith(f"={folder}") for argument in arguments)
+            {**installation.variables(self._library_folders), **options.environment},
+            (
+                *self._library_folders,
+                *(
+                    folder
+                    for folder in (self._overlay, self._backends)
+                    if any(argument.endswith(f"={folder}") for argument in arguments)
+                ),
             ),
         )
 
@@ -148,7 +160,17 @@ class TritonServer(Server):
     def _backends(self) -> Path:
         return self._folder / "backends"
 
+    @property
+    def _library_folders(self) -> tuple[Path, ...]:
+        """Where the op library has the name that entries call it by; before all others, if it has another."""
+        has_name = self._op_library is None or self._op_library.name == LIBRARY_NAME
+        return () if has_name else (self._folder / "lib",)
+
     def _prepare(self) -> None:
+        for folder in self._library_folders:
+            assert self._op_library is not None
+            folder.mkdir()
+            (folder / LIBRARY_NAME).symlink_to(self._op_library)
         if self.installation is not None:
             backend_directory(self.installation, self._backends, self._backends_of_models())
         if self._is_changed:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sparse_serve.cuda import require_gpu
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
-from sparse_serve.op_library import LIBRARY_NAME, library_version, verify_library
+from sparse_serve.op_library import LIBRARY_NAME, Device, library_version, verify_library
 from sparse_serve.repository import staging
 from sparse_serve.repository.agreement import entry_faults, library_faults
 from sparse_serve.repository.check import (
@@ -21,7 +22,7 @@ from sparse_serve.repository.check import (
     require_no_error,
     require_none,
 )
-from sparse_serve.repository.config import CONFIG_NAME, read_config
+from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.contents import MANIFEST_NAME, access_faults, code_faults, pin_faults
 from sparse_serve.repository.entries import Entry, find_entries, find_models, repository_path
 
@@ -144,10 +145,29 @@ def refuse_blank_path(repository: Path) -> None:
         )
 
 
-def check_op_library(repository: Path, models: Sequence[str]) -> None:
-    """Verify the op library if one of the models needs it.
+def cuda_models(repository: Path, models: Sequence[str]) -> list[str]:
+    """Return those of the models that are computed on a GPU."""
+    return [model for model in models if device_of(read_config(repository / model / CONFIG_NAME)) == "cuda"]
 
-    Its digest is held against the installed package's record, its version against the manifests.
+
+def check_device(repository: Path, models: Sequence[str]) -> Device:
+    """Return what the models need for their instances: "cuda" where those of one are on a GPU.
+
+    Raises:
+        DeviceError: that is so, and this machine has no GPU that can be used.
+    """
+    on_gpu = cuda_models(repository, models)
+    if not on_gpu:
+        return "cpu"
+    require_gpu(f"model '{on_gpu[0]}'")
+    return "cuda"
+
+
+def check_op_library(repository: Path, models: Sequence[str], device: Device = "cpu") -> Path | None:
+    """Verify the op library if one of the models needs it, and return its path; None where none does.
+
+    Its digest is held against the installed package's record, its version against the manifests. One library
+    is loaded: where models compute on a GPU, that which has kernels for both.
 
     Raises:
         OpLibraryError: the op library is missing, not the installed one, or of another version.
@@ -158,9 +178,9 @@ def check_op_library(repository: Path, models: Sequence[str]) -> None:
         if LIBRARY_NAME in read_config(repository / model / CONFIG_NAME).model_operations.op_library_filename
     ]
     if not needing:
-        return
+        return None
     try:
-        library = verify_library()
+        library = verify_library(device)
     except OpLibraryError as error:
         raise OpLibraryError(
             f"model '{needing[0]}' needs the op library, but {error}; --portable serves without it, slower"
@@ -169,6 +189,7 @@ def check_op_library(repository: Path, models: Sequence[str]) -> None:
         # Nothing takes the place of a tokenizer in the graph.
         remedy = "export it again" + ("" if entry.takes_text else ", or serve with --portable")
         require_library_version([entry], library_version(library), "installed is", remedy)
+    return library
 
 
 def require_fallback(repository: Path, models: Sequence[str]) -> None:

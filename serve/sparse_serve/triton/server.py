@@ -16,7 +16,9 @@ from typing import Self
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sparse_serve.cuda import MEMORY_REMEDY, is_out_of_memory
 from sparse_serve.errors import ServerError
+from sparse_serve.op_library import Device
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import entry_models
 from sparse_serve.triton import guard, probe
@@ -95,6 +97,7 @@ class Server(ABC):
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.models: tuple[str, ...] = ()
+        self.device: Device = "cpu"
         # As they were at the start: the repository may change under a server, which goes on as it is.
         self._entry_configs: dict[str, ModelConfig] = {}
         self.http_port, self.grpc_port, self.metrics_port = (
@@ -161,6 +164,7 @@ class Server(ABC):
             OptionError: an option is not for this way of serving.
             RepositoryError: the repository or an entry cannot be served.
             OpLibraryError: an entry needs the op library and it is missing or not the right one.
+            DeviceError: a model computes on a GPU, and there is none that can be used.
             ServerError: Triton was not found, or a port is taken.
         """
 
@@ -260,7 +264,9 @@ class Server(ABC):
             raise ServerError(f"Triton could not start: {self._log_reason()}")
 
     def _log_reason(self) -> str:
-        return reason_in_log(self.log_path.read_text(encoding="utf-8", errors="replace"))
+        reason = reason_in_log(self.log_path.read_text(encoding="utf-8", errors="replace"))
+        is_full = self.device == "cuda" and is_out_of_memory(reason)
+        return f"{reason}; {MEMORY_REMEDY}" if is_full else reason
 
     def poll(self) -> int | None:
         """Look whether the server's process has ended and return its exit status, None while it runs."""
