@@ -40,7 +40,17 @@ WAITING = (
 # Files that compute for 10 seconds and more, the longest first.
 COMPUTING = (
     *("before", "heads", "axis_graph", "half", "served_heads", "served_data", "served_families"),
-    *("cli_export", "tokenizer", "served_tasks", "embeddings", "axis_attention", "element_types"),
+    *(
+        "gpu_benchmarks",
+        "gpu_models",
+        "cuda_export",
+        "cli_export",
+        "tokenizer",
+        "served_tasks",
+        "embeddings",
+        "axis_attention",
+        "element_types",
+    ),
     *("pretraining", "served_corpora", "tokenizer_derivation", "served_several", "resume", "finetune_tasks"),
     *("finetune", "served_axis", "sanitizers", "packed", "served_text", "training_options"),
 )

@@ -1,29 +1,176 @@
 #!/usr/bin/env bash
-# Runs the checks that need a GPU, one after another; RESULTS.md says which have run and what came out.
+# Proves on a machine with an NVIDIA GPU, and without a network, what waits for one, in the order of its value;
+# RESULTS.md is filled in from what came out.
 #
-#   benchmarks/gpu/run.sh [CHECK …]        all checks, or those named
+#   benchmarks/gpu/run.sh [STEP …]         all steps, or those named
+#   benchmarks/gpu/run.sh --dry-run        each step at toy size on the CPU, and what its inputs lack
+#   benchmarks/gpu/run.sh --list           the steps, and the minutes that each is given
 #
-# A check is a script of this folder. What it prints goes to the terminal and to OUT/CHECK.log; a check that
-# fails does not keep the others from running, and is named at the end. A check that was interrupted goes on
-# where it stopped when it is started again.
+# A step that has ended well is not run again (rm OUT/STEP.done does away with that); one that was interrupted
+# goes on where its script can. A step that fails does not keep the others from running, and is named at the end.
+# What a step prints goes to the terminal and to OUT/STEP.log, its minutes to OUT/steps.csv.
 #
-#   OUT       where results are written (results/ of this folder)
-#   PYTHON    the interpreter with sparse-serve installed (.venv/bin/python)
+#   PARTS     folder of the wheels in parts (wheels.py pack); without it nothing is unpacked or installed
+#   OUT       where results are written (results/ of this folder; of a dry run build/gpu_dry_run)
+#   PYTHON    the interpreter with sparse-serve installed (.venv/bin/python; with PARTS that of a new OUT/venv)
+#   DATA, ENCODER, ENCODER_CASED           of the paper-size runs: see their scripts
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-export OUT=${OUT:-benchmarks/gpu/results} PYTHON=${PYTHON:-.venv/bin/python}
+here=benchmarks/gpu
+
+# Name and minutes of each step, in the order in which they are worth most. Those of the paper-size runs are
+# estimates for an H200 from their steps; DATA and weights must be on the machine.
+steps=(
+    "unpack 3" "build 4" "correctness 6" "sanitizer 15" "op_speed 12" "model_speed 12" "profiles 6"
+    "ssaf_bert_base_np 240" "ssaf_bert_base 240" "aaa_bert_base 480" "pal_bert_base 300"
+)
+
+dry_run=false
+chosen=()
+for argument in "$@"; do
+    case $argument in
+        --dry-run) dry_run=true ;;
+        --list) printf '%s\n' "${steps[@]}"; exit ;;
+        -*) echo "error: $argument is not known: give --dry-run, --list or steps" >&2; exit 2 ;;
+        *) chosen+=("$argument") ;;
+    esac
+done
+for name in "${chosen[@]}"; do
+    [[ " ${steps[*]} " == *" $name "* ]] || { echo "error: there is no step $name: see --list" >&2; exit 2; }
+done
+
+if $dry_run; then
+    OUT=${OUT:-build/gpu_dry_run} device=cpu size=(--toy)
+else
+    OUT=${OUT:-$here/results} device=cuda size=()
+fi
 mkdir -p "$OUT"
+[[ -z ${PARTS:-} ]] || $dry_run || PYTHON=${PYTHON:-$OUT/venv/bin/python}
+export OUT PYTHON=${PYTHON:-.venv/bin/python}
 
-command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv \
-    || { echo "error: no NVIDIA GPU on this machine (nvidia-smi was not found)" >&2; exit 1; }
-"$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
-    || { echo "error: $PYTHON has a torch without CUDA, or none: install a CUDA build and sparse-serve" >&2; exit 1; }
+if ! $dry_run; then
+    command -v nvidia-smi >/dev/null \
+        && nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,power.limit --format=csv | tee "$OUT/gpu.csv" \
+        || { echo "error: no NVIDIA GPU on this machine (nvidia-smi was not found, or does not answer)" >&2; exit 1; }
+fi
 
-checks=("$@")
-(($#)) || checks=(ssaf_bert_base_np ssaf_bert_base aaa_bert_base pal_bert_base)
+unpack() {
+    if $dry_run; then # a wheel that is none goes all the way
+        local work=$OUT/unpack wheel=toy-1-py3-none-any.whl
+        rm -rf "$work" && mkdir -p "$work/wheels" && head -c 5000 /dev/zero >"$work/wheels/$wheel"
+        python3 $here/wheels.py pack "$work/parts" --wheels "$work/wheels" --part-bytes 2048 \
+            && python3 $here/wheels.py unpack "$work/parts" "$work/joined" \
+            && cmp "$work/wheels/$wheel" "$work/joined/$wheel"
+        return
+    fi
+    [[ -n ${PARTS:-} ]] || { echo "PARTS is not set: what is installed is used"; return 0; }
+    python3 $here/wheels.py unpack "$PARTS" "$OUT/wheels" && python3 -m venv "$OUT/venv" \
+        && "$PYTHON" -m pip install --quiet --no-index --find-links "$OUT/wheels" --requirement $here/requirements.txt
+}
+
+build() {
+    if $dry_run; then
+        make --dry-run cuda >/dev/null 2>&1 || echo "waits: this clone has no make cuda"
+        "$PYTHON" -c 'from sparse_serve.info import read_info; print(read_info()["cuda"])'
+        return
+    fi
+    local options=() nvcc
+    nvcc=$(command -v nvcc || ls "$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/nvidia/cu*/bin/nvcc | head -1)
+    [[ -z ${PARTS:-} ]] || options=(--no-index --find-links "$OUT/wheels")
+    "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation "${options[@]}" \
+        --config-settings=cmake.define.SPARSE_OPS_CUDA=ON \
+        --config-settings=cmake.define.SPARSE_OPS_NVCC="$nvcc" --editable . \
+        && "$PYTHON" -c 'from sparse_serve.cuda import require_runtime; from sparse_serve.op_library import verify_library
+require_runtime("the benchmark"); print(verify_library("cuda"))'
+}
+
+correctness() { "$PYTHON" $here/correctness.py --device $device "${size[@]}" --output "$OUT/correctness.csv"; }
+
+sanitizer() {
+    local tool status=0
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "waits: compute-sanitizer is not on PATH (it comes with the CUDA toolkit)"
+        $dry_run
+        return
+    fi
+    for tool in memcheck racecheck initcheck synccheck; do
+        echo "-- $tool"
+        compute-sanitizer --tool $tool --error-exitcode 9 --log-file "$OUT/sanitizer_$tool.log" \
+            "$PYTHON" $here/correctness.py --device $device --short "${size[@]}" --output "$OUT/sanitizer_$tool.csv" \
+            || status=1
+    done
+    return $status
+}
+
+op_speed() { "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --output "$OUT/op_speed.csv"; }
+
+model_speed() {
+    local kinds=() kind
+    for kind in ${MODELS:-}; do kinds+=(--kind "$kind"); done
+    "$PYTHON" $here/model_speed.py --device $device "${size[@]}" "${kinds[@]}" --work "$OUT/models" \
+        --output "$OUT/model_speed.csv"
+}
+
+profiles() {
+    if ! command -v ncu >/dev/null; then
+        echo "waits: ncu is not on PATH (it comes with the CUDA toolkit); its counters may need rights"
+        $dry_run
+        return
+    fi
+    local op
+    for op in SparsegenAttention AxisAttention SoftmaxAttention; do
+        ncu --set full --launch-skip 3 --launch-count 3 --force-overwrite --export "$OUT/$op" \
+            "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --only $op --length 512 --length 4096 \
+            --dtype bfloat16 --output "$OUT/profile_$op.csv" || return 1
+    done
+}
+
+quality() { # STEP
+    if $dry_run; then
+        bash -n "$here/$1.sh" || return 1
+        local name
+        for name in $(grep -o '"\${[A-Z_]*:?' "$here/$1.sh" | tr -dc 'A-Z_\n'); do
+            [[ -n ${!name:-} ]] || echo "waits: $name is not set ($(grep -m1 "^#   $name " "$here/$1.sh" | tr -s ' #' ' '))"
+        done
+        "$PYTHON" -m py_compile $(grep -o 'benchmarks/[a-z_/]*\.py' "$here/$1.sh" | sort -u)
+        return
+    fi
+    bash "$here/$1.sh"
+}
+
+run() { # STEP
+    case $1 in
+        *_bert_base*) quality "$1" ;;
+        *) "$1" ;;
+    esac
+}
+
+[[ -e $OUT/steps.csv ]] || echo step,ended,minutes,result >"$OUT/steps.csv"
 failed=()
-for check in "${checks[@]}"; do
-    echo "== $check"
-    bash "benchmarks/gpu/$check.sh" 2>&1 | tee "$OUT/$check.log" || failed+=("$check")
+for step in "${steps[@]}"; do
+    read -r name minutes <<<"$step"
+    ((${#chosen[@]} == 0)) || [[ " ${chosen[*]} " == *" $name "* ]] || continue
+    if [[ -e $OUT/$name.done ]] && ! $dry_run; then
+        echo "== $name has been done"
+        continue
+    fi
+    echo "== $name, about $minutes minutes"
+    begun=$SECONDS
+    if run "$name" > >(tee "$OUT/$name.log") 2>&1; then
+        result="ended well"
+        touch "$OUT/$name.done"
+    else
+        result="failed"
+        failed+=("$name")
+    fi
+    ended=$(date -u +%Y-%m-%dT%H:%MZ)
+    echo "$name,$ended,$(((SECONDS - begun + 30) / 60)),$result" >>"$OUT/steps.csv"
+    # After each step, as the machine may be gone before the next.
+    page=$here/RESULTS.md
+    if $dry_run; then
+        page=$OUT/RESULTS.md
+        [[ -e $page ]] || cp $here/RESULTS.md "$page"
+    fi
+    "$PYTHON" $here/ledger.py "$OUT" --page "$page" || failed+=(ledger)
 done
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -1,0 +1,339 @@
+"""What attention takes on a GPU by arithmetic alone, beside what was published and, after a run, measured.
+
+    python benchmarks/gpu/roofline.py                     # prints the tables of docs/gpu.md
+    python benchmarks/gpu/roofline.py --write             # puts them into docs/gpu.md
+    python benchmarks/gpu/roofline.py --measured OUT/op_speed.csv --write
+
+32 sequences of one length, 12 heads of 64, bfloat16, forward. Of each kernel the script counts bytes,
+products on tensor cores, instructions of the other cores and reads of shared memory, and divides each by what
+an H200 does of it in a second. The largest quotient is the `bound`: nothing can be faster. The sum of what an
+SM does is what it takes where nothing overlaps. `expected` lies between, as far on as FlashAttention-2 was
+measured to be, which has the same instructions.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+BEGIN, END = "<!-- begin {} -->", "<!-- end {} -->"
+
+BATCH, HEADS, HEAD_SIZE, ELEMENT_BYTES = 32, 12, 64, 2
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+TILE = 64  # queries of a block of ours, keys of a tile
+PEERS_TILE = 128  # queries of a block of FlashAttention's
+THREADS = 128  # of a block
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU does in a second, and has."""
+
+    sms: int
+    clock: float  # Hz, boost
+    tensor: float  # FLOP/s, 16 bits, dense
+    mma_share: float  # of it that mma.sync reaches: the rest needs wgmma
+    memory: float  # bytes/s
+    l2: float  # bytes/s
+    shared_per_sm: int  # bytes
+    registers_per_sm: int
+    lanes: int = 128  # float32 instructions of an SM at a clock
+    specials: int = 16  # exponentials of an SM at a clock
+    shared_bytes: int = 128  # of an SM at a clock
+
+
+# NVIDIA H200 SXM, data sheet; H100 architecture white paper. What mma.sync reaches of the peak is measured in
+# arXiv:2402.13499. NVIDIA publishes no bandwidth of L2: this is about what others measured on an H100
+# (chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth").
+H200 = Gpu(
+    sms=132,
+    clock=1.83e9,
+    tensor=989e12,
+    mma_share=0.62,
+    memory=4.8e12,
+    l2=5.5e12,
+    shared_per_sm=227 << 10,
+    registers_per_sm=65536,
+)
+
+# TFLOPs/s forward without a causal mask, head size 64, on an H100 SXM: FlashAttention-3 (arXiv:2407.08608),
+# figure 5a. 16,384 tokens in a batch, hidden size 2,048. An H200 has the same cores.
+PUBLISHED: Mapping[str, Mapping[int, float]] = {
+    "FlashAttention-2": {512: 282, 1024: 306, 2048: 318, 4096: 321, 8192: 322},
+    "cuDNN": {512: 335, 1024: 373, 2048: 395, 4096: 408, 8192: 412},
+    "FlashAttention-3": {512: 333, 1024: 392, 2048: 460, 4096: 476, 8192: 496},
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does for all heads of a batch."""
+
+    memory: float  # bytes of device memory
+    l2: float  # bytes
+    tensor: float  # FLOP
+    instructions: float  # float32 and integer, of lanes
+    exponentials: float = 0.0
+    shared: float = 0.0  # bytes
+    shared_per_block: int = 0
+    registers: int = 128  # of a thread: what the launch bound leaves room for
+
+    def seconds(self, gpu: Gpu = H200) -> dict[str, float]:
+        """Return what each part takes by itself."""
+        return {
+            "memory": self.memory / gpu.memory,
+            "L2": self.l2 / gpu.l2,
+            "tensor": self.tensor / (gpu.tensor * gpu.mma_share),
+            "lanes": self.instructions / (gpu.sms * gpu.lanes * gpu.clock),
+            "exp": self.exponentials / (gpu.sms * gpu.specials * gpu.clock),
+            "shared": self.shared / (gpu.sms * gpu.shared_bytes * gpu.clock),
+        }
+
+    def bound(self, gpu: Gpu = H200) -> float:
+        """Return the least seconds."""
+        return max(self.seconds(gpu).values())
+
+    def serial(self, gpu: Gpu = H200) -> float:
+        """Return the seconds if nothing overlaps but device memory and L2 with what is computed."""
+        parts = self.seconds(gpu)
+        computed = sum(seconds for name, seconds in parts.items() if name not in ("memory", "L2"))
+        return max(computed, parts["memory"], parts["L2"])
+
+    def limited_by(self, gpu: Gpu = H200) -> str:
+        """Return the name of the part that takes longest."""
+        parts = self.seconds(gpu)
+        return max(parts, key=lambda name: parts[name])
+
+    def blocks_per_sm(self, gpu: Gpu = H200) -> int:
+        """Return how many blocks an SM holds, by shared memory and registers."""
+        by_registers = gpu.registers_per_sm // (self.registers * THREADS)
+        return (
+            min(by_registers, gpu.shared_per_sm // self.shared_per_block)
+            if self.shared_per_block
+            else by_registers
+        )
+
+
+def tensors(length: int) -> float:
+    """Return the bytes of queries, keys, values and outputs."""
+    return 4.0 * BATCH * length * HEADS * HEAD_SIZE * ELEMENT_BYTES
+
+
+def reread(length: int, keys: float, tile: int = TILE) -> float:
+    """Return the bytes of keys and values that all tiles of queries read."""
+    return BATCH * HEADS * -(-length // tile) * 2.0 * keys * HEAD_SIZE * ELEMENT_BYTES + tensors(length)
+
+
+def scores(length: int) -> float:
+    """Return how many there are."""
+    return float(BATCH * HEADS) * length * length
+
+
+STAGES = 2 * TILE * (HEAD_SIZE + 8) * ELEMENT_BYTES  # of keys and values, padded against bank conflicts
+RESIDENT = 512  # keys whose scores a block keeps
+STEPS = 4  # of Newton's method, from the bound that lane maxima give
+STEP_INSTRUCTIONS = 4  # of a score: subtract, compare, two sums
+SUPPORT = 12.0  # keys of a row of trained models, which grows by little with the length
+
+
+def fragments(tile: int = TILE) -> float:
+    """Return bytes of a score: keys and values that each of four warps takes from shared memory."""
+    return 2.0 * HEAD_SIZE * ELEMENT_BYTES / (tile / 4)
+
+
+def dense(length: int, tile: int = TILE) -> Work:
+    """Softmax attention in one pass: scale, maximum, subtract, sum and rounding of a score, and exp."""
+    all_scores = scores(length)
+    return Work(
+        memory=tensors(length),
+        l2=reread(length, length, tile),
+        tensor=4.0 * HEAD_SIZE * all_scores,
+        instructions=5 * all_scores,
+        exponentials=all_scores,
+        shared=fragments(tile) * all_scores,
+        shared_per_block=STAGES,
+    )
+
+
+def sparsegen(length: int) -> Work:
+    """SparsegenAttention: scores that stay in shared memory up to 512 keys, lists of candidates above."""
+    all_scores = scores(length)
+    rows = all_scores / length
+    if length <= RESIDENT:
+        return Work(
+            memory=tensors(length),
+            l2=reread(length, length),
+            tensor=4.0 * HEAD_SIZE * all_scores,
+            instructions=(2 + STEPS * STEP_INSTRUCTIONS) * all_scores,
+            # Written once, read by each step and by the product with values.
+            shared=(fragments() + 4.0 * (2 + STEPS)) * all_scores,
+            shared_per_block=STAGES + TILE * length * 4,
+        )
+    slots = 32
+    gathered = rows * SUPPORT * HEAD_SIZE
+    return Work(
+        memory=tensors(length),
+        # Keys by every tile of queries, of the values those of candidates.
+        l2=reread(length, length) / 2 + gathered * ELEMENT_BYTES,
+        tensor=2.0 * HEAD_SIZE * all_scores,
+        instructions=2 * all_scores + 2 * gathered + rows * 8 * slots * STEPS * STEP_INSTRUCTIONS,
+        shared=fragments() / 2 * all_scores,
+        shared_per_block=STAGES + 2 * THREADS * (4 + 8 * slots),
+    )
+
+
+def axis(length: int, rows: float = 0.01, columns: float = 0.02, band: int = 5) -> Work:
+    """AxisAttention as its paper's models have it: 1 % of rows, 2 % of columns, a local pattern of 2."""
+    keys = columns * length + band
+    pairs = BATCH * HEADS * length * (keys + rows * length)
+    padded = -(-keys // 8) * 8  # columns are gathered by eights for the tensor cores
+    full = BATCH * HEADS * rows * length * length
+    products = BATCH * HEADS * length * padded + full
+    return Work(
+        memory=tensors(length),
+        l2=reread(length, keys)
+        + BATCH * HEADS * -(-rows * length // TILE) * 2.0 * length * HEAD_SIZE * ELEMENT_BYTES,
+        tensor=4.0 * HEAD_SIZE * products,
+        instructions=5 * pairs + BATCH * length,
+        exponentials=pairs,
+        shared=fragments() * products,
+        shared_per_block=STAGES,
+    )
+
+
+KERNELS: Mapping[str, Callable[[int], Work]] = {
+    "SoftmaxAttention": dense,
+    "SparsegenAttention": sparsegen,
+    "AxisAttention": axis,
+}
+
+
+def published_seconds(peer: str, length: int) -> float | None:
+    """Return what a dense kernel takes by its published speed; None without a figure for the length."""
+    speed = PUBLISHED[peer].get(length)
+    return None if speed is None else 4.0 * HEAD_SIZE * scores(length) / (speed * 1e12)
+
+
+def share_of_the_way(length: int) -> float:
+    """Return where FlashAttention-2 lies between a dense kernel's bound (0) and nothing overlapping (1)."""
+    nearest = min(PUBLISHED["FlashAttention-2"], key=lambda known: abs(known - length))
+    seconds = published_seconds("FlashAttention-2", nearest)
+    assert seconds is not None
+    work = dense(nearest, PEERS_TILE)
+    return (seconds - work.bound()) / (work.serial() - work.bound())
+
+
+def expected(work: Work, length: int) -> float:
+    """Return the seconds that a kernel is expected to take."""
+    return work.bound() + share_of_the_way(length) * (work.serial() - work.bound())
+
+
+def best_dense(length: int) -> float | None:
+    """Return what the fastest published dense kernel takes."""
+    found = [seconds for peer in PUBLISHED if (seconds := published_seconds(peer, length)) is not None]
+    return min(found, default=None)
+
+
+def budgets() -> Iterator[list[str]]:
+    """Yield what kernels move, compute and hold, by length."""
+    yield [
+        "L",
+        "kernel",
+        "GB memory",
+        "GB L2",
+        "TFLOP",
+        "G exp",
+        "KiB shared a block",
+        "blocks an SM",
+        "bound by",
+    ]
+    for length in LENGTHS:
+        for name, count in KERNELS.items():
+            work = count(length)
+            yield [
+                f"{length:,}",
+                name,
+                f"{work.memory / 1e9:.3f}",
+                f"{work.l2 / 1e9:.2f}",
+                f"{work.tensor / 1e12:.4f}",
+                f"{work.exponentials / 1e9:.2f}",
+                f"{work.shared_per_block / 1024:.0f}",
+                str(work.blocks_per_sm()),
+                work.limited_by(),
+            ]
+
+
+def times(measured: Mapping[tuple[str, int], float]) -> Iterator[list[str]]:
+    """Yield milliseconds: bound, expected and measured of ours, published of dense kernels."""
+    yield ["L", "kernel", "bound", "expected", "measured", *PUBLISHED, "expected: best dense over it"]
+    for length in LENGTHS:
+        for name, count in KERNELS.items():
+            work = count(length)
+            best = best_dense(length)
+            own = measured.get((name, length))
+            yield [
+                f"{length:,}",
+                name,
+                _ms(work.bound()),
+                _ms(expected(work, length)),
+                _ms(own),
+                *(_ms(published_seconds(peer, length)) for peer in PUBLISHED),
+                "–" if best is None else f"{best / expected(work, length):.1f}x",
+            ]
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def table(rows: Iterator[list[str]]) -> str:
+    """Return rows, the first of them headings, as a table."""
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def tables(measured: Mapping[tuple[str, int], float]) -> dict[str, str]:
+    """Return the page's tables by name."""
+    return {"budgets": table(budgets()), "times": table(times(measured))}
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """Return a page with what lies between its marks of a name replaced."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"the page has no {begin} with {end} behind it")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def read_measured(path: Path) -> dict[tuple[str, int], float]:
+    """Return the best seconds by kernel and length of what `op_speed.py` measured in bfloat16."""
+    with path.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["dtype"] == "bfloat16" and not line["error"]]
+    return {(line["variant"], int(line["length"])): float(line["best_ms"]) / 1e3 for line in lines}
+
+
+def main(
+    measured: Annotated[Path | None, typer.Option(help="CSV of op_speed.py.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the tables into docs/gpu.md.")] = False,
+    page: Annotated[Path, typer.Option(help="The page.")] = PAGE,
+) -> None:
+    """Print the tables, or put them into the page."""
+    found = tables({} if measured is None else read_measured(measured))
+    if not write:
+        print("\n\n".join(found.values()))
+        return
+    text = page.read_text(encoding="utf-8")
+    for name, each in found.items():
+        text = replaced(text, name, each)
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
