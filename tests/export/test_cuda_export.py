@@ -8,6 +8,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from graphs import GraphTable
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import BF16, FP16
@@ -17,9 +19,16 @@ from sparse_serve.cuda import CPU_PROVIDER, CUDA_PROVIDER, CudaDevice, Machine
 from sparse_serve.errors import CheckpointError, DeviceError, OpLibraryError, OptionError
 from sparse_serve.op_library import verify_library
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME, Computing, device_of, read_config
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    Computing,
+    device_of,
+    graph_dtype,
+    read_config,
+)
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
+from tiny_models import make_model
 
 ABSENT = Machine(fault="NVML Shared Library Not Found")
 PRESENT = Machine(devices=(CudaDevice("NVIDIA H200", 141 * 10**9, (9, 0)),), driver="580.65")
@@ -138,3 +147,30 @@ def test_memory_is_limited_where_a_gpu_computes() -> None:
 def test_targets_differ_in_what_they_compute_at_a_time() -> None:
     assert GraphTarget(precision=FP16).run_tokens == RUN_TOKENS
     assert GraphTarget(precision=BF16, device="cuda").run_tokens == RUN_TOKENS_ON["cuda"]
+
+
+# What ONNX Runtime's CUDA provider computes in bfloat16, by its docs/OperatorKernels.md, up to opset 20.
+ON_GPUS_IN_BF16 = {
+    *("Add", "Cast", "Concat", "Div", "Expand", "Gather", "Gelu", "Gemm", "Identity", "LayerNormalization"),
+    *("MatMul", "Mul", "Pow", "Reshape", "Slice", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose"),
+    *("Unsqueeze", "Where"),
+}
+
+
+def test_in_bf16_a_graph_has_operators_that_a_gpu_computes(graphs: GraphTable) -> None:
+    """No GPU is needed to see it, and none is there to load the graph."""
+    target = GraphTarget(precision=BF16, device="cuda")
+    proto = graphs.trace(make_model(AttentionSpec(-1.0)), "tokens", target)
+    assert graph_dtype(proto) == "bf16"
+    typed = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    values = (*typed.graph.value_info, *typed.graph.input, *typed.graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {tensor.name: tensor.data_type for tensor in typed.graph.initializer}
+    assert {types[each.name] for each in typed.graph.output} == {onnx.TensorProto.FLOAT}
+    own = {
+        node.op_type
+        for node in typed.graph.node
+        if node.domain == "" and onnx.TensorProto.BFLOAT16 in map(types.get, (*node.input, *node.output))
+    }
+    assert "MatMul" in own
+    assert own <= ON_GPUS_IN_BF16
