@@ -1,14 +1,28 @@
 """Every option of every command is also an environment variable."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import typer
 
 from sparse_export.cli import app
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def walked(commands: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every command, those of groups too."""
+    for name, command in commands.items():
+        if hasattr(command, "commands"):
+            yield from walked(command.commands)
+        else:
+            yield name, command
+
+
 OPTIONS = [
     pytest.param(command, option, id=f"{name} {option.opts[-1]}")
-    for name, command in COMMANDS.items()
+    for name, command in walked(COMMANDS)
     for option in command.params
     if option.param_type_name == "option"
 ]
@@ -27,4 +41,13 @@ def test_an_option_reads_the_variable_of_its_name(
 
 def test_all_commands_were_walked() -> None:
     own = {"finetune", "export", "inspect"}
-    assert set(COMMANDS) == own | {"serve", "classify", "score", "profile", "deploy", "check", "info"}
+    assert set(COMMANDS) == own | {
+        "serve",
+        "classify",
+        "score",
+        "profile",
+        "report",
+        "deploy",
+        "check",
+        "info",
+    }

@@ -1,30 +1,46 @@
 """A report as `profile` makes it, with chosen numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from sparse_serve.environment import Cpu, OpLibrary
+from sparse_serve.profiling.estimates import Estimate, estimate
 from sparse_serve.profiling.report import (
     VARIANTS,
     Absent,
     Axes,
     Breakdown,
+    Cost,
     Environment,
+    Failure,
     Growth,
     Inputs,
     Latency,
     Measurement,
     Memory,
+    ProcessMemory,
     Quality,
     Report,
     Served,
     Settings,
     Sparsity,
+    Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import growth, savings, splits
+from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
+from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.profiling.trade import trade_points
 
 HEADS = 12
+SHAPE = GraphShape(HEADS, 384, 1536)
+MIB = 2**20
+IDLE = 200 * MIB
+# How far servers of one round lie from the mean: no variant's servers are alike.
+JITTER = (-0.01, 0.0, 0.01)
+
+
+def servers(value: float, jitter: Sequence[float] = JITTER) -> Estimate:
+    return estimate([value * (1 + each) for each in jitter])
 
 
 def measurement(
@@ -32,12 +48,17 @@ def measurement(
     length: int = 128,
     *,
     p50: float = 10.0,
-    peak: int = 2**20,
+    peak: int = MIB,
     model: str = "reviews",
     batch: int = 1,
-    concurrency: int = 1,
+    concurrency: int | None = 1,
+    request_rate: float | None = None,
     spread: float = 0.02,
+    jitter: Sequence[float] = JITTER,
 ) -> Measurement:
+    in_flight = concurrency or 1
+    rounds = tuple(range(1, len(jitter) + 1))
+    texts_per_second = request_rate or batch * in_flight * 1000 / p50
     return Measurement(
         model=model,
         variant=variant,
@@ -45,15 +66,24 @@ def measurement(
         length=length,
         batch=batch,
         concurrency=concurrency,
+        request_rate=request_rate,
+        rounds=rounds,
         tokens_per_request=batch * length,
         requests=300,
         windows=3,
         stable=spread <= 0.1,
         spread=spread,
-        texts_per_second=batch * concurrency * 1000 / p50,
-        tokens_per_second=batch * concurrency * length * 1000 / p50,
-        latency_ms=Latency(mean=p50, p50=p50, p90=1.1 * p50, p95=1.2 * p50, p99=1.5 * p50),
+        texts_per_second=servers(texts_per_second, jitter),
+        tokens_per_second=texts_per_second * length,
+        latency_ms=Latency(
+            mean=servers(p50, jitter),
+            p50=servers(p50, jitter),
+            p90=servers(1.1 * p50, jitter),
+            p95=servers(1.2 * p50, jitter),
+            p99=servers(1.5 * p50, jitter),
+        ),
         client_cores=0.1,
+        late_share=None if request_rate is None else 0.0,
         breakdown_us=Breakdown(
             client_send=50,
             network=400,
@@ -63,8 +93,35 @@ def measurement(
             server_compute_output=60,
             client_receive=40,
         ),
-        memory_bytes=Memory(idle=200 * 2**20, peak_above_idle=peak, rounds=(peak, peak, peak)),
+        memory_bytes=Memory(
+            rounds=rounds,
+            at_rest=servers(IDLE, [0.0] * len(jitter)),
+            above_idle=servers(peak, jitter),
+            total=estimate([IDLE + peak * (1 + each) for each in jitter]),
+            rest_pss=servers(IDLE / 2, jitter),
+        )
+        if request_rate is None
+        else None,
+        cost=Cost(core_seconds=2 * p50, mebibyte_seconds=200 * p50, joules=None),
         sparsity=Sparsity(rho=(0.9, 0.95), keys_kept=(12.8, 6.4)) if variant == "model" else None,
+    )
+
+
+def steady(variant: Variant = "model", model: str = "reviews") -> Steady:
+    return Steady(
+        model=model,
+        variant=variant,
+        rounds=(1, 2, 3),
+        before=servers(180 * MIB),
+        rss=servers(320 * MIB),
+        pss=servers(300 * MIB),
+        peak=servers(330 * MIB),
+        cgroup_peak=servers(420 * MIB),
+        gpu=None,
+        processes=(
+            ProcessMemory(name="tritonserver", pss=40 * MIB, rss=60 * MIB, peak=70 * MIB),
+            ProcessMemory(name="triton_python_b", pss=260 * MIB, rss=260 * MIB, peak=260 * MIB),
+        ),
     )
 
 
@@ -82,6 +139,8 @@ SSAF = Served(
     normalizer="sparsegen",
     pattern=None,
     lambd=-4.0,
+    takes_text=True,
+    command="sparse-serve export checkpoints/reviews --name reviews",
 )
 AAA = SSAF.model_copy(update={"normalizer": "softmax", "pattern": "axis+local2", "lambd": None})
 
@@ -100,11 +159,41 @@ def with_axes(measured: Measurement) -> Measurement:
 
 
 def report_of(
-    measurements: Iterable[Measurement], absent: Iterable[Absent] = (), served: Served = SSAF
+    measurements: Iterable[Measurement],
+    absent: Iterable[Absent] = (),
+    served: Served = SSAF,
+    *,
+    failures: Iterable[Failure] = (),
+    quality: Iterable[Quality] | None = None,
+    partial: str | None = None,
 ) -> Report:
     measured = tuple(measurements)
     lengths = tuple(sorted({each.length for each in measured}))
+    models = list(dict.fromkeys(each.model for each in measured))
+    records = tuple(
+        served if name == served.model else served.model_copy(update={"model": name}) for name in models
+    )
+    found = tuple(noise(measured))
+    concurrencies = tuple(sorted({each.concurrency for each in measured if each.concurrency is not None}))
+    rates = tuple(sorted({each.request_rate for each in measured if each.request_rate is not None}))
+    qualities = tuple(
+        quality
+        if quality is not None
+        else (
+            Quality(
+                model=measured[0].model,
+                variant=measured[0].variant,
+                file="dev.tsv",
+                rows=100,
+                metric="accuracy",
+                metrics={"accuracy": 0.9, "f1": 0.8},
+            ),
+        )
+    )
+    lightest = (concurrencies[0], None) if concurrencies else (None, rates[0])
+    points = trade_points(measured, records, qualities, found, lightest)
     return Report(
+        partial=partial,
         environment=Environment(
             created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
             cpu=Cpu(model="A processor", architecture="x86_64", cores=2, memory_bytes=8 * 2**30),
@@ -121,7 +210,11 @@ def report_of(
             lengths=lengths,
             variants=VARIANTS,
             batch_size=measured[0].batch,
-            concurrencies=tuple(sorted({each.concurrency for each in measured})),
+            concurrencies=concurrencies,
+            request_rates=rates,
+            request_distribution="poisson",
+            rounds=len(measured[0].rounds),
+            client_has_own_cores=False,
             measurement_interval_ms=1000,
             stability_percentage=10,
             percentile=None,
@@ -132,10 +225,10 @@ def report_of(
             memory="How memory was measured.",
             latency="How latency was measured.",
         ),
-        served=(served,),
+        served=records,
         inputs=tuple(
             Inputs(
-                model="reviews",
+                model=model,
                 length=length,
                 batch=1,
                 source="built-in texts",
@@ -146,23 +239,26 @@ def report_of(
                 padding_share=0,
                 tasks={},
             )
+            for model in models
             for length in lengths
         ),
         measurements=measured,
-        absent=tuple(absent),
-        quality=(
-            Quality(
-                model=measured[0].model,
-                variant=measured[0].variant,
-                file="dev.tsv",
-                rows=100,
-                metric="accuracy",
-                metrics={"accuracy": 0.9, "f1": 0.8},
-            ),
+        steady=tuple(steady(each.variant, each.model) for each in measured if each.length == lengths[-1]),
+        expected=tuple(
+            theory
+            for each in measured
+            if each.concurrency == 1 and (theory := expected(each, SHAPE, 90 * MIB)) is not None
         ),
-        savings=tuple(savings(measured)),
-        splits=tuple(splits(measured)),
+        capacity=(),
+        absent=tuple(absent),
+        failures=tuple(failures),
+        quality=qualities,
+        noise=found,
+        savings=tuple(savings(measured, limits(found))),
+        splits=tuple(splits(measured, records, limits(found))),
         growth=eager_growth(measured),
+        trade=tuple(points) if len(points) > 1 else (),
+        pick=None,
     )
 
 
@@ -170,6 +266,7 @@ def full_report() -> Report:
     """Every variant at four lengths; eager memory is quadratic, the rest linear."""
     factors: dict[Variant, float] = {
         "model": 0.9,
+        "control": 0.903,
         "packed_dense": 1.0,
         "padded_fused": 1.2,
         "padded_eager": 2.0,

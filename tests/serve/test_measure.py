@@ -1,32 +1,41 @@
 """Percentiles, the stability rule, windows in turn, and the memory of real processes."""
 
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Barrier, BrokenBarrierError, get_ident
+from itertools import pairwise
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Lock, get_ident
 
 import pytest
 
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling import measure, memory
 from sparse_serve.profiling.measure import (
+    Arrivals,
     LatencyReading,
     ServerTimes,
     StabilityRule,
     Stretch,
     Timing,
     Window,
+    WindowRule,
+    arrival_times_ns,
     measure_latencies,
+    measure_open_window,
     measure_window,
 )
 from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD
 
 MS = 1_000_000
+ONE = Arrivals(concurrency=1)
 MIB = 2**20
 
 
@@ -117,7 +126,7 @@ def test_a_window_holds_one_request_at_least(clock: Clock) -> None:
 def test_windows_are_taken_in_turn(clock: Clock) -> None:
     order: list[str] = []
     loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "ab"}
-    readings = measure_latencies(loads, 100, StabilityRule())
+    readings = measure_latencies(loads, ONE, WindowRule(100, StabilityRule()))
     turns = [name for index, name in enumerate(order) if index == 0 or order[index - 1] != name]
     assert turns == ["a", "b"] * 3
     assert order.count("a") == measure.WARM_UP_REQUESTS + 2 + 6
@@ -133,7 +142,7 @@ def test_a_stable_load_waits_for_no_other(clock: Clock) -> None:
     steady = FakeLoad(clock, "steady", [50.0])
     wild = FakeLoad(clock, "wild", [50.0 + 30 * (number % 7) for number in range(1000)])
     loads = {"steady": [steady], "wild": [wild]}
-    readings = measure_latencies(loads, 100, StabilityRule(max_trials=5), done.append)
+    readings = measure_latencies(loads, ONE, WindowRule(100, StabilityRule(max_trials=5)), done.append)
     assert done == ["steady", "wild"]
     assert (readings["steady"].trials, readings["wild"].trials) == (3, 5)
     assert not readings["wild"].stable
@@ -143,7 +152,7 @@ def test_a_stable_load_waits_for_no_other(clock: Clock) -> None:
 
 def test_requests_longer_than_a_window_are_not_spent_on_settling(clock: Clock) -> None:
     slow = FakeLoad(clock, "slow", [500.0])
-    measure_latencies({"slow": [slow]}, 100, StabilityRule())
+    measure_latencies({"slow": [slow]}, ONE, WindowRule(100, StabilityRule()))
     assert slow.sent == 1 + 3
 
 
@@ -211,6 +220,74 @@ def test_a_failing_sender_ends_the_others(clock: Clock) -> None:
         measure_window(senders, 1e9)
 
 
+def test_a_load_that_fails_is_left_out_and_the_others_go_on(clock: Clock) -> None:
+    class Dying(FakeLoad):
+        def request(self) -> Timing:
+            if self.sent > 6:
+                raise ServerError("gone")
+            return super().request()
+
+    failures: list[tuple[str, str]] = []
+    loads: dict[str, list[FakeLoad]] = {
+        "dying": [Dying(clock, "dying", [50.0])],
+        "steady": [FakeLoad(clock, "steady", [50.0])],
+    }
+    readings = measure_latencies(
+        loads,
+        ONE,
+        WindowRule(100, StabilityRule()),
+        on_failure=lambda key, error: failures.append((key, str(error))),
+    )
+    assert list(readings) == ["steady"]
+    assert failures == [("dying", "gone")]
+
+
+def test_requests_of_an_open_loop_arrive_at_their_rate() -> None:
+    even = arrival_times_ns(20, 500, "constant", 0)
+    assert even == pytest.approx([50 * MS * number for number in range(1, 11)])
+    drawn = [arrival_times_ns(200, 5000, "poisson", seed) for seed in (1, 2)]
+    gaps = [b - a for a, b in pairwise(drawn[0])]
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == arrival_times_ns(200, 5000, "poisson", 1)
+    # Of exponential gaps mean and deviation are alike.
+    assert statistics.fmean(gaps) == pytest.approx(5 * MS, rel=0.15)
+    assert statistics.stdev(gaps) == pytest.approx(5 * MS, rel=0.15)
+
+
+class Slow:
+    """Answers one request at a time, each after 20 ms."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def request(self) -> Timing:
+        start = time.perf_counter_ns()
+        with self._lock:
+            time.sleep(0.02)
+        return Timing(0, time.perf_counter_ns() - start, 0)
+
+    def server_times(self) -> ServerTimes:
+        return ServerTimes()
+
+
+@pytest.mark.parametrize("senders", [1, 8])
+def test_a_server_that_falls_behind_cannot_hide_it(senders: int) -> None:
+    """Eight requests that are due together take up to eight times as long as one, whoever sends them."""
+    measured = measure_open_window([Slow()] * senders, [0] * 8)
+    latencies = sorted(measured.latencies_ms())
+    assert len(latencies) == 8
+    assert latencies[-1] >= 8 * 20
+    assert latencies[0] < latencies[-1] / 2
+    reading = LatencyReading((measured,), 1, stable=True)
+    assert (reading.late_share > 0.5) == (senders == 1)
+
+
+def test_an_open_loop_is_measured_until_stable(clock: Clock) -> None:
+    loads = {"a": [FakeLoad(clock, "a", [0.5])]}
+    readings = measure_latencies(loads, Arrivals(request_rate=1e6), WindowRule(0.01, StabilityRule(1e9)))
+    assert [len(window.timings) for window in readings["a"].windows] == [10] * 3
+
+
 HOLDER = """
 import sys
 for line in sys.stdin:
@@ -254,7 +331,7 @@ def test_memory_is_the_peak_of_the_request(holder: Holder) -> None:
     holder[1](256 * MIB)  # an earlier and greater peak, as loading a model is
     (reading,) = measured_memory(holder, 1, 64 * MIB)
     assert reading.peak_above_idle_bytes == pytest.approx(64 * MIB, abs=2 * MIB)
-    assert len(reading.rounds) == memory.MEMORY_ROUNDS
+    assert len(reading.repeats) == memory.MEMORY_REPEATS
     assert 0 < reading.idle_bytes < 64 * MIB
 
 
@@ -278,3 +355,34 @@ def test_a_process_that_is_gone_is_an_error() -> None:
         reset_peaks([ended.pid])
     with pytest.raises(ServerError, match="ended while its memory"):
         memory.resident_bytes([ended.pid])
+
+
+def test_shared_pages_are_counted_once_in_proportional_memory(holder: Holder) -> None:
+    pid, _ = holder
+    pss, resident = memory.proportional_bytes([pid]), memory.resident_bytes([pid])
+    assert pss is not None
+    assert 0 < pss < resident
+    (process,) = memory.read_processes([pid])
+    assert process.name.startswith("python")
+    assert process.peak_bytes >= process.rss_bytes > 0
+    assert memory.proportional_bytes([pid, 2**22 + 1]) is None
+
+
+def test_a_control_group_counts_what_its_processes_take(holder: Holder) -> None:
+    pid, hold = holder
+    with memory.control_group(f"sparse-serve-test-{os.getpid()}") as group:
+        if group is None:
+            pytest.skip("no control group may be made here")
+        (group / "cgroup.procs").write_text(str(pid))
+        hold(32 * MIB)
+        peak = memory.group_peak_bytes(group)
+        assert peak is not None
+        assert 32 * MIB <= peak < 200 * MIB
+        (group.parent / "cgroup.procs").write_text(str(pid))
+    assert not group.exists()
+
+
+def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "missing")
+    with memory.control_group("x") as group:
+        assert group is None

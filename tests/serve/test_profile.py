@@ -18,7 +18,7 @@ import jsonschema
 import numpy as np
 import psutil
 import pytest
-from attention_graph import HEADS, LAYERS, MAX_LENGTH, attention_graph
+from attention_graph import HEADS, LAYERS, MAX_LENGTH, WIDTH, attention_graph
 from serving import alive
 from tiny_entry import CLASSES, SEVERAL, SPANS, WORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -34,7 +34,7 @@ from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
 from sparse_serve.profiling.load import Answer, TritonLoad
 from sparse_serve.profiling.measure import Timing
 from sparse_serve.profiling.report import Axes, Measurement, Report, Variant, report_schema
-from sparse_serve.profiling.subjects import attention_heads, find_subjects
+from sparse_serve.profiling.subjects import find_subjects, graph_shape
 from sparse_serve.profiling.workload import BUILT_IN, REQUESTS, Batch, Tokens, make_workload, row_lengths
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import Attention
@@ -102,8 +102,12 @@ def profiled(
         f"--lengths={','.join(map(str, LENGTHS))}",
         "--variants=text,model,packed_dense,padded_eager",
         "--concurrency-range=1:3:2",
+        "--request-rate-range=40",
+        "--rounds=1",
         "--measurement-interval=20",
         "--max-trials=3",
+        "--memory-limit=150m",
+        "--memory-budget=1g",
         f"--inputs={texts_file}",
         f"--eval={evaluation_file}",
         "--text-column=sentence",
@@ -121,10 +125,12 @@ def points(report: Report, variant: Variant) -> list[Measurement]:
 
 def test_every_variant_is_measured_at_every_length(profiled: Profiled) -> None:
     _, report = profiled
-    measured = [(m.variant, m.length, m.concurrency) for m in report.measurements]
+    measured = [(m.variant, m.length, m.load) for m in report.measurements]
     variants = ("model", "padded_eager", "text")
-    assert measured == list(product(variants, LENGTHS, (1, 3)))
-    assert report.settings.concurrencies == (1, 3)
+    loads = [(1, None), (3, None), (None, 40.0)]
+    assert measured == list(product(variants, LENGTHS, loads))
+    assert (report.settings.concurrencies, report.settings.request_rates) == ((1, 3), (40.0,))
+    assert (report.partial, report.failures) == (None, ())
     (absent,) = report.absent
     assert absent.variant == "packed_dense"
     assert "--with-baselines" in absent.reason
@@ -136,25 +142,64 @@ def test_memory_of_eager_attention_grows_as_theory_says(profiled: Profiled) -> N
     assert found.theory == 2 * HEADS * 4
     assert 0.7 < found.ratio < 1.3
     # With a mask, ONNX Runtime's MultiHeadAttention forms the scores as well, but once.
-    fused, eager = points(report, "model")[-1], points(report, "padded_eager")[-1]
+    fused, eager = (points(report, variant)[-1].memory_bytes for variant in ("model", "padded_eager"))
+    assert fused is not None
+    assert eager is not None
     once = HEADS * 4 * 512**2
-    assert eager.memory_bytes.peak_above_idle - fused.memory_bytes.peak_above_idle == pytest.approx(
-        once, rel=0.3
+    assert eager.peak_above_idle - fused.peak_above_idle == pytest.approx(once, rel=0.3)
+
+
+def test_what_fits_a_limit_was_sent(profiled: Profiled) -> None:
+    _, report = profiled
+    assert {found.variant for found in report.capacity} == {"model", "padded_eager", "text"}
+    for found in report.capacity:
+        if found.variant == "text":  # two processes with ONNX Runtime are more than the limit at rest
+            assert (found.longest_text, found.largest_batch) == (None, None)
+            continue
+        assert found.longest_text == MAX_LENGTH
+        assert found.largest_batch is not None
+        assert found.batch_total is not None
+        assert found.batch_total <= found.limit
+    ours, eager = (
+        next(found.largest_batch for found in report.capacity if found.variant == variant)
+        for variant in ("model", "padded_eager")
     )
+    assert ours is not None
+    assert eager is not None
+    assert ours > eager
+
+
+def test_servers_are_seen_as_deployed(profiled: Profiled) -> None:
+    _, report = profiled
+    for held in report.steady:
+        assert held.pss is not None
+        assert 30 * 2**20 < held.pss.value < held.rss.value <= held.peak.value
+        assert "tritonserver" in {each.name for each in held.processes}
+        assert held.gpu is None
+        assert held.cgroup_peak is None or held.cgroup_peak.value > held.pss.value / 2
+    for measured in report.measurements:
+        assert measured.cost.core_seconds is not None
+        assert measured.cost.mebibyte_seconds is not None
+        assert (measured.late_share is not None) == (measured.request_rate is not None)
+    assert report.pick is not None
+    assert report.pick.model == "attending"
 
 
 def test_figures_agree_with_each_other(profiled: Profiled) -> None:
     _, report = profiled
     for measured in report.measurements:
         latency, breakdown = measured.latency_ms, measured.breakdown_us
-        assert 0 < latency.p50 <= latency.p90 <= latency.p95 <= latency.p99
-        assert measured.tokens_per_second == pytest.approx(measured.length * measured.texts_per_second)
-        assert measured.memory_bytes.idle > 50 * 2**20
-        assert len(measured.memory_bytes.rounds) == 3
+        percentiles = [each for each in (latency.p50, latency.p90, latency.p95, latency.p99) if each]
+        assert [each.value for each in percentiles] == sorted(each.value for each in percentiles)
+        assert (latency.p99 is None) == (measured.requests < 100)
+        assert measured.tokens_per_second == pytest.approx(measured.length * measured.texts_per_second.value)
+        assert (measured.memory_bytes is None) == (measured.concurrency is None)
+        if measured.memory_bytes is not None:
+            assert measured.memory_bytes.idle > 50 * 2**20
         assert breakdown is not None
         assert breakdown.server_compute_infer > 0
         assert measured.client_cores > 0
-        assert measured.requests >= 3 * measured.concurrency
+        assert measured.requests >= 3 * (measured.concurrency or 1)
         assert (measured.sparsity is not None) == (measured.variant == "model")
     for measured in points(report, "model"):
         assert measured.sparsity is not None
@@ -550,7 +595,8 @@ def test_variants_are_found_where_they_are_served(repository: Path) -> None:
         "text": ("attending", ("attending", "attending_model")),
     }
     assert [each.variant for each in absent] == ["padded_fused"]
-    assert attention_heads(entry) == HEADS
+    shape = graph_shape(entry)
+    assert (shape.heads, shape.hidden) == (HEADS, WIDTH)
 
 
 def bert_like(path: Path, task: Task = CLASSES) -> Tokens:

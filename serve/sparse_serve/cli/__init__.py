@@ -8,10 +8,18 @@ from sparse_serve.scoring import EXTRAS
 __all__ = ["app", "run"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+reports = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="What changed between two reports of profile, or one again.",
+)
 
 add_command(app, "serve", "sparse_serve.cli.serve:serve", extras="serve")
 add_command(app, "classify", "sparse_serve.cli.classify:classify")
 add_command(app, "profile", "sparse_serve.cli.profile:profile_command", extras="serve,report")
+add_command(reports, "diff", "sparse_serve.cli.report:diff", extras="serve,report")
+add_command(reports, "show", "sparse_serve.cli.report:show", extras="serve,report")
+app.add_typer(reports, name="report")
 add_command(app, "score", "sparse_serve.cli.score:score", extras=EXTRAS)
 add_command(app, "deploy", "sparse_serve.cli.deploy:deploy", extras="serve")
 add_command(app, "check", "sparse_serve.cli.check:check", extras="serve")

@@ -1,9 +1,11 @@
 """The command `profile`: latency, throughput and memory of models and their dense twins, as a report."""
 
+import math
+import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, get_args
@@ -14,11 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
 from sparse_serve.data import TEXT_PAIR
+from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError
-from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
-from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ProfileOptions, profile
-from sparse_serve.profiling.report import VARIANTS, Variant, write_text_reports
-from sparse_serve.profiling.report_page import write_page
+from sparse_serve.profiling.measure import STABLE_WINDOWS, Distribution, StabilityRule
+from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions, profile
+from sparse_serve.profiling.report import VARIANTS, Report, Variant
+from sparse_serve.profiling.report_files import write_report
+from sparse_serve.profiling.terminal import show_report
+from sparse_serve.profiling.trade import Budget
+
+# What memory is given in, on the command line.
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmg])(i?b)?", re.IGNORECASE)
+_MOST_RATES = 64
 
 # Requests are made until each task has had its share.
 _MOST_SHARES = 20
@@ -33,15 +43,35 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     ] = Path("report"),
     batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Texts per request.")] = 1,
     concurrency_range: Annotated[
-        str, typer.Option(metavar="START[:END[:STEP]]", help="Requests in flight.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            metavar="START[:END[:STEP]]",
+            help="Requests in flight.",
+            show_default="1, without --request-rate-range",
+        ),
+    ] = None,
+    request_rate_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START[:END[:STEP]]",
+            help="Requests that arrive in a second, whatever is in flight: an open loop, beside the "
+            "closed one "
+            "or in its place.",
+        ),
+    ] = None,
+    request_distribution: Annotated[
+        Distribution, typer.Option(help="When requests arrive: at random, or evenly.")
+    ] = "poisson",
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="Fresh servers of each variant, which the intervals are over.")
+    ] = ROUNDS,
     lengths: Annotated[
         str, typer.Option(metavar="N,...", help="Longest text of a request, in tokens.")
     ] = ",".join(map(str, LENGTHS)),
     variants: Annotated[str, typer.Option(metavar="NAME,...", help="What is measured.")] = ",".join(VARIANTS),
     measurement_interval: Annotated[
         int, typer.Option("-p", "--measurement-interval", min=1, help="Length of a window in ms.")
-    ] = 5000,
+    ] = 1000,
     stability_percentage: Annotated[
         float,
         typer.Option(
@@ -58,8 +88,26 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of every session.", show_default="one per core")
     ] = None,
+    client_cores: Annotated[
+        int, typer.Option(min=0, help="Cores that the measuring client has to itself.")
+    ] = 0,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "-u",
+            "--url",
+            help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
+        ),
+    ] = None,
     inputs: Annotated[
-        Path | None, typer.Option(help="Texts, one a line.", show_default="built-in texts")
+        Path | None,
+        typer.Option(help="Texts, one a line, that are cut to the lengths.", show_default="built-in texts"),
+    ] = None,
+    input_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts that are sent as they are, in the place of --lengths: TSV, CSV, JSONL, lines."
+        ),
     ] = None,
     evaluation: Annotated[
         Path | None,
@@ -98,6 +146,20 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             show_default="all alike",
         ),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Find the longest text and largest batch within it, such as 512m."),
+    ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Pick the best model whose peak in total is within it."),
+    ] = None,
+    latency_budget: Annotated[
+        float | None, typer.Option(min=0.001, help="Pick the best model with a p50 within so many ms.")
+    ] = None,
+    min_throughput: Annotated[
+        float | None, typer.Option(min=0.001, help="Pick the best model with so many texts a second.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
     ] = False,
@@ -105,34 +167,57 @@ def profile_command(  # noqa: PLR0913  one parameter per option
 ) -> None:
     """Measure memory, latency and throughput of models and their dense twins.
 
-    Starts servers of its own on free loopback ports and stops them.
+    Starts servers of its own on free loopback ports and stops them. Ctrl-C leaves a report of what was
+    measured, marked as a part.
     """
+    if concurrency_range is None and request_rate_range is None:
+        concurrency_range = "1"
+    if client_cores >= available_cores():
+        raise OptionError(
+            f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
+            "give fewer"
+        )
+    if url is not None and variants != ",".join(VARIANTS):
+        raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     options = ProfileOptions(
         repository=model_repository,
         names=list(dict.fromkeys(names)),
         lengths=_lengths(lengths),
-        concurrencies=_concurrencies(concurrency_range),
-        variants=_variants(variants),
+        concurrencies=_concurrencies(concurrency_range) if concurrency_range is not None else (),
+        request_rates=_rates(request_rate_range) if request_rate_range is not None else (),
+        request_distribution=request_distribution,
+        variants=variants_named(variants),
+        rounds=rounds,
         batch_size=batch_size,
         measurement_interval_ms=measurement_interval,
         rule=StabilityRule(stability_percentage, percentile, max_trials),
         threads=threads,
+        client_cores=client_cores,
         inputs=inputs,
+        input_data=input_data,
         evaluation=evaluation,
         text_column=text_column,
         text_pair_column=text_pair_column,
         label_column=label_column,
         task_mix=_task_mix(task, task_mix),
+        url=url,
+        memory_limit=_memory("--memory-limit", memory_limit),
+        budget=Budget(_memory("--memory-budget", memory_budget), latency_budget, min_throughput),
     )
     make_output_folder(output_dir)
+
+    def keep(report: Report) -> None:
+        write_report(report, output_dir)
+
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
-        report = profile(options, progress)
-    write_text_reports(report, output_dir)
-    write_page(report, output_dir)
-    for name in ("report.json", "report.csv", "report.html"):
-        print(f"wrote {output_dir / name}", file=sys.stderr)
+        report = profile(options, progress, keep)
+    for path in write_report(report, output_dir):
+        print(f"wrote {path}", file=sys.stderr)
+    show_report(report, Console(stderr=True))
     if as_json:
         print(report.to_json(), end="")
+    if report.partial is not None:
+        raise typer.Exit(130)
 
 
 class ConsoleProgress:
@@ -209,6 +294,31 @@ def _concurrencies(text: str) -> tuple[int, ...]:
     )
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    parts = text.split(":")
+    with suppress(ValueError):
+        start = float(parts[0])
+        end = float(parts[1]) if len(parts) > 1 else start
+        step = float(parts[2]) if len(parts) > 2 else 1.0
+        number = (end - start) / step + 1 if step > 0 else 0.0
+        if len(parts) <= 3 and start > 0 and 1 <= number <= _MOST_RATES and math.isfinite(number):
+            return tuple(start + place * step for place in range(int(number + 1e-9)))
+    raise OptionError(
+        f"--request-rate-range '{text}' is not START[:END[:STEP]] in requests a second, with START above 0, "
+        f"END from START, STEP above 0 and {_MOST_RATES} rates at most: give for example 20, or 10:40:10"
+    )
+
+
+def _memory(option: str, text: str | None) -> int | None:
+    """Return a size in bytes."""
+    if text is None:
+        return None
+    found = _MEMORY.fullmatch(text.strip())
+    if found is None:
+        raise OptionError(f"{option} '{text}' is no size: give for example 512m or 1.5g")
+    return round(float(found["number"]) * _UNITS[found["unit"].lower()])
+
+
 def _lengths(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -234,7 +344,12 @@ def _task_mix(task: str | None, mix: str | None) -> dict[str, int]:
     return shares
 
 
-def _variants(text: str) -> tuple[Variant, ...]:
+def variants_named(text: str) -> tuple[Variant, ...]:
+    """Return the variants of a list of their names.
+
+    Raises:
+        OptionError: one is unknown.
+    """
     wanted = [part.strip() for part in text.split(",")]
     for name in wanted:
         if name not in get_args(Variant):

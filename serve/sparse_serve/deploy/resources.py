@@ -107,16 +107,16 @@ def _measured(entry: Entry, path: Path) -> tuple[int, str]:
 
     The peak is that of the most of the longest texts that were measured, taken to grow with their number.
     """
-    measured = _measurements(entry, path)
     texts = full_batches(entry)
-
-    def at_once(measurement: Measurement) -> int:
-        return min(measurement.batch * measurement.concurrency, texts)
-
-    greatest = max(measured, key=lambda each: (each.length, at_once(each), each.memory_bytes.peak_above_idle))
-    peak = greatest.memory_bytes.peak_above_idle * texts / at_once(greatest)
-    idle = max(each.memory_bytes.idle for each in measured)
-    basis = f"measured: {at_once(greatest)} texts of {greatest.length} tokens at once, taken for {texts}"
+    measured = [
+        (each.length, min(each.batch * (each.concurrency or 1), texts), memory.peak_above_idle, memory.idle)
+        for each in _measurements(entry, path)
+        if (memory := each.memory_bytes) is not None
+    ]
+    length, at_once, greatest, _ = max(measured)
+    peak = greatest * texts / at_once
+    idle = max(rest for *_, rest in measured)
+    basis = f"measured: {at_once} texts of {length} tokens at once, taken for {texts}"
     return idle + round(_arena_growth(entry) * peak), basis
 
 
@@ -133,7 +133,9 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
     """
     report = _read_report(path)
     measured = [
-        each for each in report.measurements if each.model == entry.name and each.variant in ("model", "text")
+        each
+        for each in report.measurements
+        if each.model == entry.name and each.variant in ("model", "text") and each.memory_bytes is not None
     ]
     if not measured:
         raise SparseServeError(

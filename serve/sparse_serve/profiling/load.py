@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from sparse_serve.errors import ServerError
-from sparse_serve.profiling.measure import ServerTimes, Timing
+from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 
@@ -31,6 +31,19 @@ class Answer:
     timing: Timing
 
 
+class Gauges(Protocol):
+    """What can be seen of a server's processes and its machine from beside it."""
+
+    def processor_ns(self) -> int:
+        """Return the processor time of the server so far, in ns."""
+
+    def energy_mj(self) -> int:
+        """Return the energy that the machine has taken so far, in mJ; 0 where it does not tell."""
+
+    def gpu_sample(self) -> GpuSample | None:
+        """Return what the GPU does now; None where there is none."""
+
+
 class TritonLoad:
     """One client of one model; sends batches as the model takes them, as text or as token ids.
 
@@ -38,9 +51,11 @@ class TritonLoad:
     connection, as perf_analyzer's do: what arrives together is batched together.
     """
 
-    def __init__(self, grpc_url: str, model: str, output: str) -> None:
+    def __init__(self, grpc_url: str, model: str, output: str, gauges: Gauges | None = None) -> None:
         self.model = model
         self.output = output
+        self._gauges = gauges
+        self._has_statistics = True
         self._client = InferenceServerClient(grpc_url)
         self._batches: Iterator[Batch] = iter(())
         try:
@@ -93,16 +108,23 @@ class TritonLoad:
         return Answer(tensors, Timing(sent - start, answered - sent, received - answered))
 
     def server_times(self) -> ServerTimes:
-        """Return Triton's statistics of the model since it was loaded.
+        """Return Triton's statistics of the model since it was loaded, and what the gauges show.
+
+        A running server that keeps its statistics closed is taken to have none.
 
         Raises:
-            ServerError: the server does not give statistics, or is gone.
+            ServerError: the server is gone.
         """
+        total = self._gauged()
+        if not self._has_statistics:
+            return total
         try:
             answer = self._client.get_inference_statistics(self.model, client_timeout=_TIMEOUT_S)
         except InferenceServerException as error:
-            raise self._failure(error) from error
-        total = ServerTimes()
+            if self._gauges is not None or "UNAVAILABLE" in str(error.status()):
+                raise self._failure(error) from error
+            self._has_statistics = False
+            return total
         for version in answer.model_stats:
             stats = version.inference_stats
             total += ServerTimes(
@@ -113,6 +135,15 @@ class TritonLoad:
                 compute_output_ns=stats.compute_output.ns,
             )
         return total
+
+    def gpu_sample(self) -> GpuSample | None:
+        """Return what the GPU does now; None where there is none, or it is another machine's."""
+        return None if self._gauges is None else self._gauges.gpu_sample()
+
+    def _gauged(self) -> ServerTimes:
+        if self._gauges is None:
+            return ServerTimes()
+        return ServerTimes(processor_ns=self._gauges.processor_ns(), energy_mj=self._gauges.energy_mj())
 
     def _tensors(self, batch: Batch) -> dict[str, Array]:
         if self.takes_text:

@@ -1,21 +1,26 @@
 """The latency and throughput of repeated requests, of one sender or of several at a time.
 
-They are taken in windows of a fixed time, until the last three agree: perf_analyzer's rule. A concurrency of
-N is N senders, each with a client of its own, that wait for an answer before they send again. They are
-threads of this process, and not a process each: while they wait they hold neither the interpreter nor a core,
-and N processes would fight with the server for the cores in ways that no real client does. What this process
-itself takes of the processor is measured, so that a reader sees where the client is the limit.
+They are taken in windows of a fixed time, until the last three agree: perf_analyzer's rule. In a closed loop
+a concurrency of N is N senders, each with a client of its own, that wait for an answer before they send
+again. In an open loop requests arrive at a rate, whatever is in flight, as those of clients do that know
+nothing of each other; a latency begins when its request was due, so that a server that falls behind cannot
+hide it by holding the senders up. Senders are threads of this process, and not a process each: while they
+wait they hold neither the interpreter nor a core, and N processes would fight with the server for the cores
+in ways that no real client does. What this process itself takes of the processor is measured, so that a
+reader sees where the client is the limit.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field
-from threading import Event
-from typing import Literal, Protocol, TypeVar
+from dataclasses import astuple, dataclass, field, replace
+from threading import Event, Lock
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+
+from sparse_serve.errors import SparseServeError
 
 STABLE_WINDOWS = 3
 WARM_UP_REQUESTS = 4
@@ -23,32 +28,71 @@ WARM_UP_REQUESTS = 4
 # The least value that so many percent of the values do not exceed: a latency that was measured.
 PERCENTILE_METHOD: Literal["inverted_cdf"] = "inverted_cdf"
 
+# An open loop's request counts as late where it was sent so long after it was due: Python's timers are good
+# to a tenth of that.
+_LATE_NS = 1_000_000
+
 Key = TypeVar("Key")
+Distribution = Literal["poisson", "constant"]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """How requests come: `concurrency` of them in flight all the time, or `request_rate` a second."""
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+    @property
+    def title(self) -> str:
+        """What progress and errors call it."""
+        if self.request_rate is not None:
+            return f"at {self.request_rate:g} requests/s"
+        return f"at concurrency {self.concurrency}"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One request as the client sees it, in ns: tensors made, answer waited for, answer decoded."""
+    """One request as the client sees it, in ns: tensors made, answer waited for, answer decoded.
+
+    `late_ns` is how long it was due before it was sent, which is part of its latency; 0 in a closed loop.
+    """
 
     send_ns: int
     wait_ns: int
     receive_ns: int
+    late_ns: int = 0
 
     @property
     def total_ns(self) -> int:
         """The latency of the request."""
-        return self.send_ns + self.wait_ns + self.receive_ns
+        return self.late_ns + self.send_ns + self.wait_ns + self.receive_ns
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """A GPU at one moment: its busy share, SM clock in MHz and power in watts; None what it does not tell."""
+
+    utilisation: float | None
+    sm_clock_mhz: float | None
+    power_watts: float | None
 
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """What a server says of its requests so far: how many, and the ns they spent in each part."""
+    """What a server says of its requests so far: how many, and the ns they spent in each part.
+
+    `processor_ns` is the processor time of its processes, and `energy_mj` what the machine's counters of
+    energy say; 0 where that cannot be seen.
+    """
 
     requests: int = 0
     queue_ns: int = 0
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
+    processor_ns: int = 0
+    energy_mj: int = 0
 
     def __add__(self, other: "ServerTimes") -> "ServerTimes":
         return ServerTimes(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -65,6 +109,14 @@ class Load(Protocol):
 
     def server_times(self) -> ServerTimes:
         """Return the server's statistics of the model asked."""
+
+
+@runtime_checkable
+class SeesGpu(Protocol):
+    """A load that can look at the GPU its server computes on."""
+
+    def gpu_sample(self) -> GpuSample | None:
+        """Return what the GPU does now; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +136,14 @@ class Stretch:
 class Window:
     """What every sender did within one window, and the server's view of the first one's time.
 
-    `client_cores` is the processor time that this process took meanwhile, in cores.
+    `client_cores` is the processor time that this process took meanwhile, in cores; `gpu` what the GPU did at
+    the window's end, None where there is none.
     """
 
     stretches: tuple[Stretch, ...]
     server: ServerTimes = field(default_factory=ServerTimes)
     client_cores: float = 0.0
+    gpu: GpuSample | None = None
 
     @property
     def timings(self) -> list[Timing]:
@@ -168,6 +222,17 @@ class LatencyReading:
         """Processor time of the client over the three windows, in cores."""
         return self._mean(lambda window: window.client_cores)
 
+    @property
+    def late_share(self) -> float:
+        """Share of the requests that were sent after they were due."""
+        timings = self.timings
+        return sum(timing.late_ns > _LATE_NS for timing in timings) / len(timings)
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long the three windows took together."""
+        return sum(window.elapsed_ns for window in self.windows) / 1e9
+
     def _mean(self, value: Callable[[Window], float]) -> float:
         elapsed = [window.elapsed_ns for window in self.windows]
         return statistics.fmean(map(value, self.windows), weights=elapsed)
@@ -177,6 +242,10 @@ class LatencyReading:
         """How far the windows' throughputs lie apart: greatest over least, less 1."""
         throughputs = [window.requests_per_second for window in self.windows]
         return max(throughputs) / min(throughputs) - 1
+
+
+def _gpu_sample(load: Load) -> GpuSample | None:
+    return load.gpu_sample() if isinstance(load, SeesGpu) else None
 
 
 def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 0) -> Window:
@@ -196,7 +265,81 @@ def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 
     stretches = crew.send()
     elapsed = time.perf_counter_ns() - start
     client_cores = (time.process_time_ns() - processor_start) / elapsed
-    return Window(stretches, crew.server, client_cores)
+    return Window(stretches, crew.server, client_cores, crew.gpu)
+
+
+def arrival_times_ns(
+    rate: float, interval_ms: float, distribution: Distribution, seed: int
+) -> tuple[int, ...]:
+    """Return when requests are due within a window, in ns from its start, one at least.
+
+    Of a Poisson process the gaps are exponential, so that requests come in bursts as clients' do.
+    """
+    number = max(1, round(rate * interval_ms / 1000))
+    if distribution == "constant":
+        gaps = np.full(number, 1 / rate)
+    else:
+        gaps = np.random.default_rng(seed).exponential(1 / rate, number)
+    return tuple((1e9 * np.cumsum(gaps)).astype(np.int64).tolist())
+
+
+def measure_open_window(senders: Sequence[Load], arrivals_ns: Sequence[int]) -> Window:
+    """Send requests when they are due, by whichever sender is free; each waits for its answer.
+
+    Where all senders wait, a request is sent late, and is so much the longer. The window ends with the last
+    answer.
+
+    Raises:
+        ServerError: a request was refused, or the server is gone.
+    """
+    calls = _Calls(senders, arrivals_ns)
+    start, processor_start = time.perf_counter_ns(), time.process_time_ns()
+    before = senders[0].server_times()
+    stretch = calls.send()
+    server, gpu = senders[0].server_times() - before, _gpu_sample(senders[0])
+    elapsed = time.perf_counter_ns() - start
+    return Window((stretch,), server, (time.process_time_ns() - processor_start) / elapsed, gpu)
+
+
+class _Calls:
+    """Requests that are due at given times, and senders that take the next one as they are free."""
+
+    def __init__(self, senders: Sequence[Load], arrivals_ns: Sequence[int]) -> None:
+        self._senders = senders
+        self._due = iter(arrivals_ns)
+        self._timings: list[Timing] = []
+        self._lock = Lock()
+        self._abandoned = Event()
+        self._start = 0
+
+    def send(self) -> Stretch:
+        """Return all requests, and the time from the first one's due to the last answer."""
+        with ThreadPoolExecutor(len(self._senders)) as pool:
+            self._start = time.perf_counter_ns()
+            futures = [pool.submit(self._work, sender) for sender in self._senders]
+            try:
+                for future in futures:
+                    future.result()
+            finally:
+                self._abandoned.set()
+        return Stretch(tuple(self._timings), time.perf_counter_ns() - self._start)
+
+    def _work(self, sender: Load) -> None:
+        try:
+            while not self._abandoned.is_set():
+                with self._lock:
+                    due = next(self._due, None)
+                if due is None:
+                    return
+                wait = self._start + due - time.perf_counter_ns()
+                if wait > 0 and self._abandoned.wait(wait / 1e9):
+                    return
+                late = max(0, time.perf_counter_ns() - self._start - due)
+                timing = sender.request()
+                self._timings.append(replace(timing, late_ns=late))
+        except BaseException:
+            self._abandoned.set()
+            raise
 
 
 class _Crew:
@@ -204,6 +347,7 @@ class _Crew:
 
     def __init__(self, senders: Sequence[Load], interval_ns: int, settling: int) -> None:
         self.server = ServerTimes()
+        self.gpu: GpuSample | None = None
         self._senders = senders
         self._interval_ns = interval_ns
         self._settling = settling
@@ -227,6 +371,7 @@ class _Crew:
             else:
                 before = sender.server_times()
                 stretch = self._stretch(sender)
+                self.gpu = _gpu_sample(sender)
                 self.server = sender.server_times() - before
         except BaseException:
             self._abandoned.set()
@@ -251,29 +396,66 @@ class _Crew:
         return Stretch(tuple(timings), now - start)
 
 
+@dataclass(frozen=True)
+class WindowRule:
+    """How windows are taken: how long, until when, and how requests arrive in an open loop.
+
+    `seed` makes the arrivals; each window has others.
+    """
+
+    interval_ms: float
+    stability: StabilityRule
+    distribution: Distribution = "poisson"
+    seed: int = 0
+
+
 def measure_latencies(
     loads: Mapping[Key, Sequence[Load]],
-    interval_ms: float,
-    rule: StabilityRule,
+    arrivals: Arrivals,
+    rule: WindowRule,
     on_reading: Callable[[Key], object] = lambda _key: None,
+    on_failure: Callable[[Key, SparseServeError], object] | None = None,
 ) -> dict[Key, LatencyReading]:
     """Measure several loads, of as many senders as are given, side by side until each is stable.
 
     A window of each is taken in turn: what disturbs the machine for a while disturbs them all, instead of the
     one whose turn it is. Some requests before the first window are not counted, and one before each later
-    window, since others had the processor meanwhile.
+    window, since others had the processor meanwhile. One that fails is left out from there on where
+    `on_failure` hears of it.
+
+    Raises:
+        SparseServeError: a load failed, and no one hears of it.
     """
-    interval_ns = interval_ms * 1e6
     windows: dict[Key, list[Window]] = {key: [] for key in loads}
     readings: dict[Key, LatencyReading] = {}
-    while len(readings) < len(loads):
-        for key in [key for key in loads if key not in readings]:
-            settling = WARM_UP_REQUESTS
-            if windows[key]:
-                settling = int(windows[key][-1].timings[-1].total_ns < interval_ns)
-            windows[key].append(measure_window(loads[key], interval_ms, settling))
-            stable, trials = rule.is_stable(windows[key]), len(windows[key])
-            if stable or trials >= rule.max_trials:
+    failed: set[Key] = set()
+    while waiting := [key for key in loads if key not in readings and key not in failed]:
+        for key in waiting:
+            try:
+                windows[key].append(_next_window(loads[key], arrivals, rule, windows[key]))
+            except SparseServeError as error:
+                if on_failure is None:
+                    raise
+                failed.add(key)
+                on_failure(key, error)
+                continue
+            stable, trials = rule.stability.is_stable(windows[key]), len(windows[key])
+            if stable or trials >= rule.stability.max_trials:
                 readings[key] = LatencyReading(tuple(windows[key][-STABLE_WINDOWS:]), trials, stable)
                 on_reading(key)
     return readings
+
+
+def _next_window(
+    senders: Sequence[Load], arrivals: Arrivals, rule: WindowRule, before: Sequence[Window]
+) -> Window:
+    if arrivals.request_rate is None:
+        settling = WARM_UP_REQUESTS
+        if before:
+            settling = int(before[-1].timings[-1].total_ns < rule.interval_ms * 1e6)
+        return measure_window(senders, rule.interval_ms, settling)
+    for _ in range(1 if before else WARM_UP_REQUESTS):
+        senders[0].request()
+    seed = 1000 * rule.seed + len(before)
+    due = arrival_times_ns(arrivals.request_rate, rule.interval_ms, rule.distribution, seed)
+    return measure_open_window(senders, due)

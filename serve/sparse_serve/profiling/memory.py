@@ -3,20 +3,27 @@
 Memory is resident memory as Linux counts it. Writing 5 to `/proc/PID/clear_refs` sets a process's high-water
 mark (`VmHWM`) back to what is resident now, so that the mark read after a few requests is their peak and
 not that of loading the model. Pages that processes share are counted in each of them, and the processes'
-peaks are added although they need not fall together: the sum is an upper bound.
+peaks are added although they need not fall together: the sum is an upper bound. Proportional memory (PSS)
+counts a page that n processes share as an n-th in each. What a container is ended on is another figure: what
+the kernel charges to its control group, pages of files that it has read included.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from sparse_serve.errors import ServerError
 
-MEMORY_ROUNDS = 3
+# How often a request is measured in one server.
+MEMORY_REPEATS = 3
 
 _PEAK_RESET = "5"
+
+_CGROUPS = Path("/proc/self/cgroup")
+_MOUNTS = Path("/proc/self/mounts")
 
 Key = TypeVar("Key")
 
@@ -61,17 +68,119 @@ def _status_bytes(pid: int, field: str) -> int:
     return 0  # a child that has exited and waits to be reaped has no memory and no such line
 
 
+def proportional_bytes(process_ids: Sequence[int]) -> int | None:
+    """Return the proportional memory (PSS) of the processes together, None where the kernel does not tell."""
+    shares = [_pss_bytes(pid) for pid in process_ids]
+    known = [share for share in shares if share is not None]
+    return sum(known) if known and len(known) == len(shares) else None
+
+
+def _pss_bytes(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    """One process in bytes: its name, proportional and resident memory now, and its peak since it started."""
+
+    name: str
+    pss_bytes: int | None
+    rss_bytes: int
+    peak_bytes: int
+
+
+def read_processes(process_ids: Sequence[int]) -> list[ProcessReading]:
+    """Return what each process holds now.
+
+    Raises:
+        ServerError: one is gone.
+    """
+    return [
+        ProcessReading(_name(pid), _pss_bytes(pid), resident_bytes([pid]), peak_bytes([pid]))
+        for pid in process_ids
+    ]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise ServerError(f"server process {pid} ended while its memory was measured") from error
+
+
+@contextmanager
+def control_group(name: str) -> Iterator[Path | None]:
+    """Make a control group of that name inside this process's own, and remove it; None where that may not be.
+
+    It is there for its memory to be counted; nothing is limited.
+    """
+    group = _own_group()
+    made = None if group is None else group / name
+    if made is not None:
+        try:
+            made.mkdir()
+        except OSError:
+            made = None
+    if made is not None and group_peak_bytes(made) is None:  # without the memory controller
+        with suppress(OSError):
+            made.rmdir()
+        made = None
+    try:
+        yield made
+    finally:
+        if made is not None:
+            with suppress(OSError):
+                made.rmdir()
+
+
+def group_peak_bytes(group: Path) -> int | None:
+    """Return the most memory that was charged to a control group, version 2 or 1; None where none is told."""
+    for name in ("memory.peak", "memory.max_usage_in_bytes"):
+        with suppress(OSError, ValueError):
+            return int((group / name).read_text(encoding="ascii"))
+    return None
+
+
+def _own_group() -> Path | None:
+    """Return the folder of this process's group in the hierarchy that counts memory."""
+    try:
+        groups = [line.split(":", 2) for line in _CGROUPS.read_text(encoding="utf-8").splitlines()]
+        mounts = [line.split() for line in _MOUNTS.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    places = {
+        ("memory" if kind == "cgroup" else ""): place
+        for _, place, kind, options, *_ in mounts
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))
+    }
+    for _, controllers, path in sorted(groups, key=lambda group: group[1] == ""):
+        key = "memory" if "memory" in controllers.split(",") else controllers
+        if key in places:
+            return Path(places[key], path.lstrip("/"))
+    return None
+
+
 @dataclass(frozen=True)
 class MemoryReading:
-    """Resident memory of a server in bytes: at rest, and each round's peak above that."""
+    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first."""
 
     idle_bytes: int
-    rounds: tuple[int, ...]
+    idle_pss_bytes: int | None
+    repeats: tuple[int, ...]
 
     @property
     def peak_above_idle_bytes(self) -> int:
-        """The median round: one round can catch a page cache or a thread that starts late."""
-        return round(statistics.median(self.rounds))
+        """The median repeat: one can catch a page cache or a thread that starts late."""
+        return round(statistics.median(self.repeats))
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak with what is held at rest."""
+        return self.idle_bytes + self.peak_above_idle_bytes
 
 
 def measure_memory(
@@ -82,22 +191,22 @@ def measure_memory(
     """Measure the peak memory of each of `requests` above what the server holds after `warm_up`.
 
     Args:
-        process_ids: the server's processes; asked again each round, since children may come late.
+        process_ids: the server's processes; asked again each time, since children may come late.
         warm_up: one tiny request, which makes the server allocate what every later one uses again.
         requests: what is measured, one after another, the smallest first: what a greater one leaves
-            allocated would be counted again. Each is sent once in each of `MEMORY_ROUNDS` rounds.
+            allocated would be counted again. Each is sent once in each of `MEMORY_REPEATS` repeats.
 
     Raises:
         ServerError: a process ended, or its peak cannot be reset.
     """
     warm_up()
-    idle = resident_bytes(process_ids())
+    idle, idle_pss = resident_bytes(process_ids()), proportional_bytes(process_ids())
     readings = {}
     for key, request in requests.items():
-        rounds = []
-        for _ in range(MEMORY_ROUNDS):
+        repeats = []
+        for _ in range(MEMORY_REPEATS):
             reset_peaks(process_ids())
             request()
-            rounds.append(max(0, peak_bytes(process_ids()) - idle))
-        readings[key] = MemoryReading(idle, tuple(rounds))
+            repeats.append(max(0, peak_bytes(process_ids()) - idle))
+        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats))
     return readings

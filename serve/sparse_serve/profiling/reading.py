@@ -1,52 +1,95 @@
 """What a report says, in plain sentences: where the model saves, where it does not, and what to doubt."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from sparse_serve.profiling.report import Baseline, Measurement, Quantity, Report, Served, Variant
+from sparse_serve.profiling.report import (
+    Baseline,
+    Breakdown,
+    Change,
+    Load,
+    Measurement,
+    Quantity,
+    Report,
+    Saving,
+    Served,
+    Split,
+    Step,
+    Variant,
+)
 
 TITLES: dict[Variant, str] = {
     "model": "this model",
+    "control": "this model again",
     "packed_dense": "packed dense",
     "padded_fused": "padded dense, fused",
     "padded_eager": "padded dense, eager",
     "portable": "portable fallback",
     "text": "text to answer",
 }
+STEP_TITLES = {
+    "fusion": "fusing (eager → fused)",
+    "packing": "packing (fused → packed dense)",
+    "precision": "precision (fp32 → this type)",
+    "sparsity": "sparsity (packed dense → this model)",
+}
+PART_TITLES = {
+    "client_send": "client: tensors made",
+    "network": "wire and protocol",
+    "server_queue": "queue",
+    "server_compute_input": "inputs read",
+    "server_compute_infer": "compute",
+    "server_compute_output": "outputs written",
+    "client_receive": "client: answer decoded",
+}
+QUANTITY_TITLES: dict[Quantity, str] = {
+    "latency_ms": "p50 latency",
+    "memory_bytes": "peak memory above idle",
+    "total_memory_bytes": "peak memory in total",
+}
 DENSE_FUSED: tuple[Baseline, ...] = ("packed_dense", "padded_fused")
 MIB = 2**20
 
 _MOST_NAMED = 4
 
-# Peak memory repeats to about this share, or to some pages that happened to be touched.
-_MEMORY_NOISE = 0.03
-_MEMORY_NOISE_BYTES = MIB // 2
-_QUANTITY_TITLES: dict[Quantity, str] = {
-    "latency_ms": "p50 latency",
-    "memory_bytes": "peak memory above idle",
-}
-_NOISE_RULES: dict[Quantity, str] = {
-    "latency_ms": "the greater of the two spreads",
-    "memory_bytes": "3 % or half a MiB",
-}
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a model saves against the best fused dense twin at one length."""
+
+    length: int
+    baseline: Baseline
+    change: Change
 
 
-def read_model(report: Report, model: str) -> list[str]:
-    """Return what the report says of one model."""
-    return [
-        *_tasks(report, model),
-        *_against_fused(report, model, "latency_ms"),
-        *_against_fused(report, model, "memory_bytes"),
-        *_steps(report, model, "latency_ms"),
-        *_steps(report, model, "memory_bytes"),
-        *_eager(report, model),
-        *_padding(report, model),
-        *_sparsity(report, model),
-        *_axes(report, model),
-        *_growth(report, model),
-        *_text(report, model),
-        *_portable(report, model),
-        *_concurrency(report, model),
-    ]
+def load_title(load: Load) -> str:
+    """Return a load in words."""
+    concurrency, rate = load
+    if rate is not None:
+        return f"{rate:g} request{'' if rate == 1 else 's'} a second"
+    return f"{concurrency} request{'' if concurrency == 1 else 's'} in flight"
+
+
+def amount(number: float, quantity: Quantity) -> str:
+    """Return a latency or memory with its unit."""
+    return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
+
+
+def value(measurement: Measurement, quantity: Quantity) -> float | None:
+    """Return the p50 latency in ms or the peak memory in bytes; None where it was not measured."""
+    if quantity == "latency_ms":
+        return measurement.latency_ms.p50.value
+    memory = measurement.memory_bytes
+    if memory is None:
+        return None
+    return memory.above_idle.value if quantity == "memory_bytes" else memory.total.value
+
+
+def change_of(saving: Saving, quantity: Quantity) -> Change | None:
+    """Return what a saving says of a quantity."""
+    if quantity == "latency_ms":
+        return saving.latency
+    return saving.memory if quantity == "memory_bytes" else saving.total_memory
 
 
 def attention_title(served: Served) -> str:
@@ -60,69 +103,347 @@ def attention_title(served: Served) -> str:
         title = f"SSAF: {normalizer}"
     else:
         title = "full attention, softmax"
-    return title
+    return title if served.dtype == "fp32" else f"{title}; {served.dtype}"
+
+
+def headline(report: Report, model: str) -> str:
+    """Return one sentence: what the model saves against what, and where it saves nothing."""
+    if report.environment.remote is not None:
+        where = report.environment.remote
+        return f"{model} was measured as it runs at {where}, with nothing to compare it with."
+    if not report.series(model, "model"):
+        return f"{model} itself was not measured at {load_title(report.lightest)}: nothing can be compared."
+    latency, memory = (verdicts(report, model, quantity) for quantity in ("latency_ms", "total_memory_bytes"))
+    eager = _eager_part(report, model)
+    if not latency and not memory:
+        if eager:
+            return f"{model} was measured without a fused dense twin; {eager}."
+        return (
+            f"{model} was measured without its dense twins, so that no saving can be told: export it "
+            "--with-baselines."
+        )
+    parts = (
+        [_claim(latency, "p50 latency"), _claim(memory, "memory")]
+        if memory
+        else [_claim(latency, "p50 latency")]
+    )
+    against = "the best fused dense attention of the same weights"
+    sentence = f"Against {against}, {model} {_join_claims(parts)}"
+    return f"{sentence}; {eager}." if eager else f"{sentence}."
+
+
+def verdicts(report: Report, model: str, quantity: Quantity) -> list[Verdict]:
+    """Return what the model saves against the better of the fused dense variants, length by length."""
+    found = []
+    for ours in report.series(model, "model"):
+        rivals = [
+            (amount_of, saving.baseline, change)
+            for saving in report.savings
+            if (saving.model, saving.length, (saving.concurrency, saving.request_rate))
+            == (model, ours.length, ours.load)
+            and saving.baseline in DENSE_FUSED
+            and (change := change_of(saving, quantity)) is not None
+            and (rival := report.at(model, saving.baseline, ours.length, ours.load)) is not None
+            and (amount_of := value(rival, quantity)) is not None
+        ]
+        if rivals:
+            _, baseline, change = min(rivals, key=lambda rival: rival[0])
+            found.append(Verdict(ours.length, baseline, change))
+    return found
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What is said of one quantity: what is saved where, what costs more, and where neither holds."""
+
+    noun: str
+    saved: str | None
+    saved_at: int | None
+    lost: str | None
+    nothing: tuple[int, ...]
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.saved is None and self.lost is None
+
+    def text(self, *, with_length: bool = True) -> str:
+        """Return a verb and what it says."""
+        if self.is_nothing:
+            return f"saves no {self.noun} beyond noise at any length"
+        where = f" at {self.saved_at} tokens" if with_length else ""
+        parts = [f"saves {self.saved} of the {self.noun}{where}"] if self.saved else []
+        parts += [f"takes {self.lost}"] if self.lost else []
+        if self.nothing:
+            parts[-1] += f" (nothing beyond noise at {_list([str(length) for length in self.nothing])})"
+        return " but ".join(parts)
+
+
+def _claim(found: Sequence[Verdict], noun: str) -> _Claim:
+    real = [each for each in found if not each.change.is_noise]
+    best = max((each for each in real if each.change.saved > 0), key=_rank, default=None)
+    worst = min((each for each in real if each.change.saved < 0), key=_rank, default=None)
+    return _Claim(
+        noun,
+        None if best is None else _percent(best.change.saved),
+        None if best is None else best.length,
+        None if worst is None else f"{_percent(-worst.change.saved)} more {noun} at {worst.length} tokens",
+        tuple(each.length for each in found if each.change.is_noise),
+    )
+
+
+def _rank(verdict: Verdict) -> tuple[float, int]:
+    """Rank by what is saved, to a percent, then by length."""
+    return round(verdict.change.saved, 2), verdict.length
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if abs(share) >= 0.0095 else f"{share:.1%}"
+
+
+def _join_claims(claims: Sequence[_Claim]) -> str:
+    """Return what is said of one or two quantities as one predicate."""
+    if len(claims) == 2 and all(claim.is_nothing for claim in claims):
+        return f"saves neither {claims[0].noun} nor {claims[1].noun} beyond noise at any length"
+    first, *others = claims
+    is_alike = (
+        len(claims) == 2
+        and first.saved is not None
+        and first.lost is None
+        and (first.saved_at, first.nothing) == (others[0].saved_at, others[0].nothing)
+    )
+    if is_alike:
+        second = others[0].text().removeprefix("saves ")
+        return f"{first.text(with_length=False).partition(' (')[0]} and {second}"
+    return " and ".join(claim.text() for claim in claims)
+
+
+def _eager_part(report: Report, model: str) -> str:
+    """Say what is saved against padded eager attention, the form papers compare with."""
+    ours = report.series(model, "model")[-1]
+    for saving in report.savings:
+        point = (saving.model, saving.length, (saving.concurrency, saving.request_rate), saving.baseline)
+        if point == (model, ours.length, ours.load, "padded_eager"):
+            told = [
+                f"{_share(change)} of the {noun}"
+                for change, noun in ((saving.latency, "latency"), (saving.total_memory, "memory"))
+                if change is not None
+            ]
+            return f"against padded eager attention it saves {_list(told)} at {saving.length} tokens"
+    return ""
+
+
+def _share(change: Change) -> str:
+    return _percent(change.saved) + (" (noise)" if change.is_noise else "")
+
+
+def findings(report: Report, model: str) -> list[str]:
+    """Return what a reader should know of a model, a sentence or two each, the most important first."""
+    return [
+        *_noise(report, model),
+        *_memory_sides(report, model),
+        *_steps(report, model, "latency_ms"),
+        *_steps(report, model, "memory_bytes"),
+        *_time(report, model),
+        *_sparsity(report, model),
+        *_capacity(report, model),
+    ]
+
+
+def details(report: Report, model: str) -> list[str]:
+    """Return what is worth knowing beyond the findings."""
+    return [
+        *_tasks(report, model),
+        *_padding(report, model),
+        *_theory(report, model),
+        *_growth(report, model),
+        *_axes(report, model),
+        *_text(report, model),
+        *_portable(report, model),
+        *_concurrency(report, model),
+        *_open_loop(report, model),
+        *_kernels(report, model),
+    ]
 
 
 def read_doubts(report: Report) -> list[str]:
     """Return what a reader should know before trusting the figures."""
+    settings = report.settings
+    doubts = []
+    if report.partial is not None:
+        doubts.append(f"This is a part of the report: {report.partial}.")
+    servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
+    intervals = (
+        "intervals are 95 %, by bootstrap over the servers"
+        if settings.rounds > 1
+        else "one server has no interval, so that every difference counts as noise"
+    )
+    few = ", and of so few servers no wider than the servers lie apart" if 1 < settings.rounds < 5 else ""
+    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}{few}.")
+    where = "over loopback" if report.environment.remote is None else f"of {report.environment.remote}"
+    most = max((m.client_cores for m in report.measurements), default=0.0)
+    client = (
+        "had cores of its own"
+        if settings.client_has_own_cores
+        else f"shared the servers' cores and took up to {most:.2f} of them"
+    )
+    doubts.append(
+        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, {where}; "
+        f"the measuring client {client}."
+    )
+    late = [m for m in report.measurements if (m.late_share or 0.0) > 0.01]
+    if late:
+        doubts.append(
+            f"In the open loop {max(m.late_share or 0.0 for m in late):.0%} of the requests were sent late, "
+            f"having waited for this client ({_point(late[0])}); the wait is in their latency."
+        )
     unstable = [m for m in report.measurements if not m.stable]
-    doubts = [
-        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, over "
-        "loopback; the client on the same machine took up to "
-        f"{max(m.client_cores for m in report.measurements):.2f} of its cores.",
-        "A difference is called noise where it is no greater than, in latency and throughput, "
-        f"{_NOISE_RULES['latency_ms']} (a spread is how far the last three windows lie apart), and, in "
-        f"memory, {_NOISE_RULES['memory_bytes']}.",
-    ]
     if unstable:
         which = ", ".join(_point(m) for m in unstable[:_MOST_NAMED])
-        more = " and others, marked ⚠ in the table" if len(unstable) > _MOST_NAMED else ""
+        more = " and others, grey in the tables" if len(unstable) > _MOST_NAMED else ""
         doubts.append(
             f"{len(unstable)} of {len(report.measurements)} latency measurements were not stable within "
-            f"{report.settings.stability_percentage:g} % after {report.settings.max_trials} windows: "
+            f"{settings.stability_percentage:g} % after {settings.max_trials} windows: "
             f"{which}{more}. Repeat on a quieter machine, or with a longer --measurement-interval."
         )
+    doubts += [
+        f"{failure.model}: {TITLES[failure.variant]} failed in round {failure.round} ({failure.stage}): "
+        f"{failure.reason.rstrip('.')}."
+        for failure in report.failures
+    ]
     doubts += [
         f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
     ]
     return doubts
 
 
-def noise(ours: Measurement, theirs: Measurement, quantity: Quantity) -> float:
-    """Return the relative difference below which the two are not to be told apart."""
-    if quantity == "latency_ms":
-        return max(ours.spread, theirs.spread)
-    peak = theirs.memory_bytes.peak_above_idle
-    return max(_MEMORY_NOISE, _MEMORY_NOISE_BYTES / peak) if peak else 1.0
-
-
-def value(measurement: Measurement, quantity: Quantity) -> float:
-    """Return the p50 latency in ms or the peak memory above idle in bytes."""
-    if quantity == "latency_ms":
-        return measurement.latency_ms.p50
-    return float(measurement.memory_bytes.peak_above_idle)
-
-
-def amount(number: float, quantity: Quantity) -> str:
-    """Return a latency or memory with its unit."""
-    return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
-
-
 def _point(measurement: Measurement) -> str:
     point = f"{measurement.model} {TITLES[measurement.variant]} at {measurement.length}"
-    return point if measurement.concurrency == 1 else f"{point} × {measurement.concurrency} in flight"
+    return point if measurement.concurrency == 1 else f"{point}, {load_title(measurement.load)}"
 
 
-def _in_flight(number: int) -> str:
-    return f"{number} request{'s' if number > 1 else ''} in flight"
+def _noise(report: Report, model: str) -> Iterator[str]:
+    told = [
+        f"{share:.1%} in {title}"
+        for quantity, title in QUANTITY_TITLES.items()
+        if (share := report.noise_of(model, quantity, report.lightest)) is not None
+    ]
+    if told:
+        yield (
+            f"Measured twice, the model lay up to {_list(told)} from itself in this run. What is no greater, "
+            "or where servers do not agree, is called noise."
+        )
+    elif report.series(model, "model"):
+        yield (
+            "The model was not measured a second time, so that its noise in this run is not known; only "
+            "where servers do not agree is a difference called noise."
+        )
 
 
-def _hedge(ours: Measurement, theirs: Measurement, quantity: Quantity) -> str:
-    """Return what is to be said beside two numbers that cannot be told apart."""
-    limit = noise(ours, theirs, quantity)
-    if abs(value(ours, quantity) - value(theirs, quantity)) > limit * value(theirs, quantity):
-        return ""
-    return f", within the noise of {limit:.0%}: {_NOISE_RULES[quantity]}"
+def _memory_sides(report: Report, model: str) -> Iterator[str]:
+    """Say what the peak is above, in total and as deployed, at the longest length."""
+    series = [m for m in report.series(model, "model") if m.memory_bytes is not None]
+    if not series or series[-1].memory_bytes is None:
+        return
+    memory, length = series[-1].memory_bytes, series[-1].length
+    said = (
+        f"At {length} tokens requests take {amount(memory.above_idle.value, 'memory_bytes')} above "
+        f"the {amount(memory.at_rest.value, 'memory_bytes')} that the server holds at rest: "
+        f"{amount(memory.total.value, 'memory_bytes')} in total"
+    )
+    for held in report.steady:
+        if (held.model, held.variant) == (model, "model"):
+            known = held.pss or held.rss
+            holds = amount(known.value, "memory_bytes")
+            said += f". As deployed, arena on, it holds {holds} after all of the load"
+            if held.cgroup_peak is not None:
+                peak = amount(held.cgroup_peak.value, "memory_bytes")
+                said += f"; its control group was charged {peak} at most, files that were read included"
+            if held.gpu is not None:
+                said += f", and {amount(held.gpu.value, 'memory_bytes')} on the GPU"
+    yield f"{said}."
+
+
+def _steps(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
+    """Say, at the longest length, what each step from padded eager attention to the model saves."""
+    found = _splits_of(report, model, quantity)
+    if not found:
+        return
+    split = found[-1]
+    told = [
+        f"{title} {_signed(step, quantity)}"
+        for name, title in STEP_TITLES.items()
+        if (step := step_of(split, name))
+    ]
+    start = report.at(split.reference, "padded_eager", split.length, report.lightest)
+    whole = None if start is None else value(start, quantity)
+    of_whole = f", of {amount(whole, quantity)} padded and eager," if whole is not None else ""
+    where = f"In {QUANTITY_TITLES[quantity]} at {split.length} tokens{of_whole}"
+    yield f"{where} the steps save: {'; '.join(told)}."
+
+
+def _splits_of(report: Report, model: str, quantity: Quantity) -> list[Split]:
+    return sorted(
+        (
+            split
+            for split in report.splits
+            if (split.model, split.quantity, (split.concurrency, split.request_rate))
+            == (model, quantity, report.lightest)
+        ),
+        key=lambda split: split.length,
+    )
+
+
+def step_of(split: Split, name: str) -> Step | None:
+    """Return one of a split's steps by its name."""
+    step: Step | None = getattr(split, name)
+    return step
+
+
+def _signed(step: Step, quantity: Quantity) -> str:
+    text = amount(step.saved, quantity)
+    return f"{text} (noise)" if step.is_noise else text
+
+
+def time_parts(breakdown: Breakdown) -> dict[str, float]:
+    """Return where the mean latency goes in ms, by `PART_TITLES`."""
+    return {name: getattr(breakdown, name) / 1000 for name in PART_TITLES}
+
+
+def _time(report: Report, model: str) -> Iterator[str]:
+    for measurement in report.series(model, "model")[-1:]:
+        if measurement.breakdown_us is not None:
+            parts = time_parts(measurement.breakdown_us)
+            whole = sum(parts.values())
+            named = sorted(parts.items(), key=lambda part: -part[1])[:3]
+            told = [f"{PART_TITLES[name]} {ms / whole:.0%}" for name, ms in named if ms / whole >= 0.005]
+            is_text = any(each.model == model and each.takes_text for each in report.served)
+            within = "; tokenising is in compute, as the graph does it" if is_text else ""
+            yield f"Of the mean latency at {measurement.length} tokens: {_list(told)}{within}."
+
+
+def _sparsity(report: Report, model: str) -> Iterator[str]:
+    for measurement in report.series(model, "model")[-1:]:
+        if measurement.sparsity is not None:
+            rho, kept = measurement.sparsity.rho, measurement.sparsity.keys_kept
+            yield (
+                f"At {measurement.length} tokens {_span(rho, '.1%')} of the attention weights are exactly "
+                f"zero, by layer: a query keeps {_span(kept, '.1f')} keys on average. Where the answer is "
+                "read from the first token, the last layer's are those of that token's query."
+            )
+
+
+def _capacity(report: Report, model: str) -> Iterator[str]:
+    for found in report.capacity:
+        if (found.model, found.variant) == (model, "model"):
+            limit = amount(found.limit, "memory_bytes")
+            if found.longest_text is None:
+                yield f"Within {limit} not even the shortest text fits."
+            else:
+                yield (
+                    f"Within {limit} fit a text of {found.longest_text} tokens and a batch of "
+                    f"{found.largest_batch or 0} texts of {found.batch_length}"
+                    f"{', the most that it takes' if found.is_all else ''}; both were sent."
+                )
 
 
 def _tasks(report: Report, model: str) -> Iterator[str]:
@@ -133,97 +454,9 @@ def _tasks(report: Report, model: str) -> Iterator[str]:
         yield f"It has several tasks, and was sent texts of each in turn: {named}."
 
 
-def _against_fused(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
-    """Compare with the better of the fused dense variants, length by length."""
-    saves: list[str] = []
-    costs: list[str] = []
-    ties: list[str] = []
-    for ours in report.series(model, "model"):
-        rivals = [rival for rival in _rivals(report, ours) if value(rival, quantity) > 0]
-        if not rivals:
-            continue
-        best = min(rivals, key=lambda rival: value(rival, quantity))
-        saved, hedge = 1 - value(ours, quantity) / value(best, quantity), _hedge(ours, best, quantity)
-        detail = (
-            f"{ours.length} tokens ({amount(value(ours, quantity), quantity)} against "
-            f"{amount(value(best, quantity), quantity)} of {TITLES[best.variant]}, {-saved:+.0%}{hedge})"
-        )
-        group = ties if hedge else saves if saved > 0 else costs
-        group.append(detail)
-    if not (saves or costs or ties):
-        return
-    yield (
-        f"Against the best fused dense variant, in {_QUANTITY_TITLES[quantity]}, "
-        f"{_in_flight(report.lightest)}: "
-        + "; ".join(
-            f"{what} at {_list(found)}"
-            for what, found in (("lower", saves), ("higher", costs), ("no difference beyond noise", ties))
-            if found
-        )
-        + "."
-    )
-    if quantity == "latency_ms" and not saves:
-        yield (
-            "So the sparse model saves no time against fused dense attention at these lengths. At short "
-            "lengths attention is a small part of the work and the linear layers are most of it: however "
-            "sparse attention is, it has little to save there."
-        )
-    if quantity == "memory_bytes" and not saves and report.series(model, "packed_dense"):
-        yield (
-            "So sparsity saves no memory against packed dense attention: that kernel forms no L×L scores "
-            "either, and there are none to leave out."
-        )
-
-
-def _rivals(report: Report, ours: Measurement) -> list[Measurement]:
-    return [rival for variant in DENSE_FUSED if (rival := _at(report, ours, variant)) is not None]
-
-
-def _eager(report: Report, model: str) -> Iterator[str]:
-    ours, eager = report.series(model, "model"), report.series(model, "padded_eager")
-    if ours and eager and ours[-1].length == eager[-1].length:
-        yield (
-            f"Against padded eager attention, the form papers compare with, at {ours[-1].length} tokens: "
-            f"{_both(ours[-1], eager[-1], 'memory_bytes', 'peak above idle')} and "
-            f"{_both(ours[-1], eager[-1], 'latency_ms', 'p50')}. The split below says how much is sparsity."
-        )
-
-
-def _steps(report: Report, model: str, quantity: Quantity) -> Iterator[str]:
-    """Say, length by length, how much of padded fused attention each of the two steps to the model saves."""
-    found = []
-    for ours in report.series(model, "model"):
-        packed, fused = (_at(report, ours, variant) for variant in DENSE_FUSED)
-        if packed is None or fused is None or not value(fused, quantity):
-            continue
-        shares = []
-        for before, after in ((fused, packed), (packed, ours)):
-            share = (value(before, quantity) - value(after, quantity)) / value(fused, quantity)
-            shares.append(f"{share:.0%}{' (noise)' if _hedge(after, before, quantity) else ''}")
-        found.append(f"{' and '.join(shares)} at {ours.length} tokens")
-    if found:
-        packing = (
-            "the packed kernel" if report.settings.batch_size == 1 else "packing, which drops the padding,"
-        )
-        yield (
-            f"Of the {_QUANTITY_TITLES[quantity]} of {TITLES['padded_fused']}, {packing} and sparsity save "
-            f"{_list(found)}."
-        )
-
-
-def _at(report: Report, ours: Measurement, variant: Variant) -> Measurement | None:
-    point = (ours.length, ours.batch)
-    return next((m for m in report.series(ours.model, variant) if (m.length, m.batch) == point), None)
-
-
-def _both(ours: Measurement, theirs: Measurement, quantity: Quantity, name: str) -> str:
-    mine, other = (amount(value(each, quantity), quantity) for each in (ours, theirs))
-    return f"{mine} against {other} ({name}{_hedge(ours, theirs, quantity)})"
-
-
 def _padding(report: Report, model: str) -> Iterator[str]:
     shares = [inputs.padding_share for inputs in report.inputs if inputs.model == model]
-    if not report.series(model, "model"):
+    if not report.series(model, "model") or not shares:
         return
     if report.settings.batch_size == 1:
         yield (
@@ -237,21 +470,50 @@ def _padding(report: Report, model: str) -> Iterator[str]:
         )
 
 
-def _sparsity(report: Report, model: str) -> Iterator[str]:
-    measured = [m for m in report.series(model, "model") if m.sparsity is not None]
-    for measurement in measured[-1:]:
-        if measurement.sparsity is not None:
-            rho, kept = measurement.sparsity.rho, measurement.sparsity.keys_kept
+_THEORY_CAUSES: dict[Variant, str] = {
+    "padded_eager": "the mask, which is spread over the scores, and buffers of the matrix products",
+    "padded_fused": "buffers of the fused kernel, and where scores are large the order they are freed in",
+    "packed_dense": "indices of the packing, copies of queries, keys and values, and the kernel's scratch",
+    "model": "indices of the packing, copies of queries, keys and values, and the kernel's scratch",
+}
+
+
+def _theory(report: Report, model: str) -> Iterator[str]:
+    """Say how far measured memory is from theory at the longest length, and what theory leaves out."""
+    length = max(report.settings.lengths)
+    for theory in report.expected:
+        measured = report.at(model, theory.variant, theory.length, (1, None))
+        if (
+            (theory.model, theory.length) != (model, length)
+            or theory.variant not in _THEORY_CAUSES
+            or measured is None
+            or measured.memory_bytes is None
+        ):
+            continue
+        expects = theory.activations + theory.scores
+        ratio = measured.memory_bytes.above_idle.value / expects
+        cause = f"; theory leaves out {_THEORY_CAUSES[theory.variant]}" if abs(ratio - 1) > 0.15 else ""
+        yield (
+            f"{TITLES[theory.variant].capitalize()} at {length} tokens: "
+            f"{amount(measured.memory_bytes.above_idle.value, 'memory_bytes')} measured above idle, "
+            f"{amount(expects, 'memory_bytes')} expected (activations "
+            f"{amount(theory.activations, 'memory_bytes')}, scores {amount(theory.scores, 'memory_bytes')}), "
+            f"a ratio of {ratio:.2f}{cause}."
+        )
+
+
+def _growth(report: Report, model: str) -> Iterator[str]:
+    for found in report.growth:
+        if found.model == model:
             yield (
-                f"At {measurement.length} tokens {_span(rho, '.1%')} of the attention weights are exactly "
-                f"zero, by layer: a query keeps {_span(kept, '.1f')} keys on average. Where the answer is "
-                "read from the first token, the last layer's are those of that token's query."
+                f"Memory of padded eager attention grows by {found.measured:.0f} bytes per squared token; "
+                f"theory ({found.live_copies} live score tensors × batch {found.batch} × {found.heads} heads "
+                f"× 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
             )
 
 
 def _axes(report: Report, model: str) -> Iterator[str]:
-    measured = [m for m in report.series(model, "model") if m.sparsity is not None]
-    for measurement in measured[-1:]:
+    for measurement in report.series(model, "model")[-1:]:
         if measurement.sparsity is not None and measurement.sparsity.axes is not None:
             axes = measurement.sparsity.axes
             yield (
@@ -267,30 +529,20 @@ def _span(values: Sequence[float], form: str) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _growth(report: Report, model: str) -> Iterator[str]:
-    for found in report.growth:
-        if found.model == model:
-            yield (
-                f"Memory of padded eager attention grows by {found.measured:.0f} bytes per squared token; "
-                f"theory ({found.live_copies} live score tensors × batch {found.batch} × {found.heads} heads "
-                f"× 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
-            )
-
-
 def _text(report: Report, model: str) -> Iterator[str]:
     text, ours = report.series(model, "text"), report.series(model, "model")
     if text and ours and text[-1].length == ours[-1].length:
+        whole, graph = text[-1].latency_ms.p50.value, ours[-1].latency_ms.p50.value
         yield (
             f"From text to answer, tokenisation included, a request of {text[-1].length} tokens takes "
-            f"{text[-1].latency_ms.p50:.1f} ms where the graph alone takes {ours[-1].latency_ms.p50:.1f} ms"
-            f"{_hedge(text[-1], ours[-1], 'latency_ms')}."
+            f"{whole:.1f} ms where the graph alone takes {graph:.1f} ms."
         )
 
 
 def _portable(report: Report, model: str) -> Iterator[str]:
     portable, ours = report.series(model, "portable"), report.series(model, "model")
     if portable and ours and portable[-1].length == ours[-1].length:
-        times = portable[-1].latency_ms.p50 / ours[-1].latency_ms.p50
+        times = portable[-1].latency_ms.p50.value / ours[-1].latency_ms.p50.value
         yield (
             f"Without the op library the same file takes {times:.1f} times as long at {ours[-1].length} "
             "tokens: the fallback is for portability, not for speed."
@@ -304,18 +556,47 @@ def _concurrency(report: Report, model: str) -> Iterator[str]:
     if len(sweep) < 2:
         return
     first, last = sweep[0], sweep[-1]
-    best = max(sweep, key=lambda measurement: measurement.texts_per_second)
-    lowest, gain = first.texts_per_second, best.texts_per_second / first.texts_per_second - 1
-    limit = noise(first, best, "latency_ms")
-    rise = f"throughput rises from {lowest:.1f} to {best.texts_per_second:.1f} texts/s ({gain:+.0%})"
-    if gain <= limit:
-        rule = _NOISE_RULES["latency_ms"]
-        rise = f"throughput stays at {lowest:.1f} texts/s, within the noise of {limit:.0%}: {rule}"
+    best = max(sweep, key=lambda measurement: measurement.texts_per_second.value)
+    lowest, highest = first.texts_per_second, best.texts_per_second
+    gain = highest.value / lowest.value - 1
+    rise = f"throughput rises from {lowest.value:.1f} to {highest.value:.1f} texts/s ({gain:+.0%})"
+    if best is first or (lowest.high is not None and highest.low is not None and highest.low <= lowest.high):
+        rise = f"throughput stays at {lowest.value:.1f} texts/s, as far as the servers agree"
     yield (
-        f"From {first.concurrency} to {_in_flight(last.concurrency)}, at {longest} tokens, p50 latency goes "
-        f"from {amount(first.latency_ms.p50, 'latency_ms')} to {amount(last.latency_ms.p50, 'latency_ms')}; "
-        f"{rise}."
+        f"From {first.concurrency} to {load_title(last.load)}, at {longest} tokens, p50 latency goes "
+        f"from {amount(first.latency_ms.p50.value, 'latency_ms')} to "
+        f"{amount(last.latency_ms.p50.value, 'latency_ms')}; {rise}."
     )
+
+
+def _open_loop(report: Report, model: str) -> Iterator[str]:
+    """Say what becomes of latency where requests arrive at a rate, at the longest length."""
+    longest = max(measurement.length for measurement in report.measurements)
+    sweep = report.sweep(model, "model", longest, is_open=True)
+    if sweep:
+        told = [f"{amount(m.latency_ms.p50.value, 'latency_ms')} at {m.request_rate:g}/s" for m in sweep]
+        yield (
+            f"Where requests of {longest} tokens arrive at a rate ({report.settings.request_distribution}), "
+            f"whatever is in flight, p50 latency is {_list(told)}."
+        )
+
+
+def _kernels(report: Report, model: str) -> Iterator[str]:
+    """Say why sparsity saves nothing, where it does not."""
+    for quantity in ("latency_ms", "memory_bytes"):
+        found = [split.sparsity for split in _splits_of(report, model, quantity) if split.sparsity]
+        if not found or any(step.saved > 0 and not step.is_noise for step in found):
+            continue
+        if quantity == "latency_ms":
+            yield (
+                "Sparsity itself saves no time at these lengths: attention is a small part of the work, "
+                "and the linear layers are most of it."
+            )
+        else:
+            yield (
+                "Sparsity itself saves no memory against packed dense attention: that kernel forms no L×L "
+                "scores either, and there are none to leave out."
+            )
 
 
 def _list(items: Sequence[str]) -> str:

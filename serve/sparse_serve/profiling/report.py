@@ -1,73 +1,33 @@
-"""The report of `profile`: its schema, and its files `report.json` and `report.csv`.
+"""The report of `profile`: its schema, and the file `report.json`.
 
-`report.schema.json` beside this module is the JSON Schema of `Report`, for readers in other languages.
+`report.schema.json` beside this module is the JSON Schema of `Report`, for readers in other languages. What
+is drawn, written and said comes from this record alone.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sparse_serve.environment import Cpu, Gpu, OpLibrary
+from sparse_serve.errors import DataError
+from sparse_serve.profiling.estimates import Estimate
 
 SCHEMA_NAME = "report.schema.json"
+SCHEMA_VERSION: Literal[6] = 6
 
-Variant = Literal["model", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
+Variant = Literal["model", "control", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
 Baseline = Literal["padded_eager", "padded_fused", "packed_dense"]
-Quantity = Literal["memory_bytes", "latency_ms"]
+Quantity = Literal["latency_ms", "memory_bytes", "total_memory_bytes"]
+Stage = Literal["start", "memory", "latency", "quality", "capacity"]
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-
-# The header of perf_analyzer's CSV; times in µs.
-PERF_ANALYZER_COLUMNS = (
-    "Concurrency",
-    "Inferences/Second",
-    "Client Send",
-    "Network+Server Send/Recv",
-    "Server Queue",
-    "Server Compute Input",
-    "Server Compute Infer",
-    "Server Compute Output",
-    "Client Recv",
-    "p50 latency",
-    "p90 latency",
-    "p95 latency",
-    "p99 latency",
-)
-OWN_COLUMNS = (
-    "model",
-    "variant",
-    "length",
-    "batch",
-    "tokens_per_request",
-    "texts_per_second",
-    "tokens_per_second",
-    "mean_latency_ms",
-    "requests",
-    "windows",
-    "stable",
-    "spread",
-    "client_cores",
-    "peak_memory_bytes",
-    "idle_memory_bytes",
-    "rho",
-    "rho_per_layer",
-    "rows_on",
-    "rows_on_per_layer",
-    "rows_on_count_per_layer",
-    "columns_on",
-    "columns_on_per_layer",
-    "columns_on_count_per_layer",
-    "tasks",
-)
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -78,7 +38,10 @@ class _Record(BaseModel):
 
 
 class Environment(_Record):
-    """Where the report was made; None where something is absent or not to be found out."""
+    """Where the report was made; None where something is absent or not to be found out.
+
+    `remote` is the address of a running server that was measured, of which nothing else can be seen.
+    """
 
     created: datetime
     cpu: Cpu
@@ -90,14 +53,15 @@ class Environment(_Record):
     op_library: OpLibrary | None
     python: str
     package: str
+    remote: str | None = None
 
 
 class Served(_Record):
-    """A model as it was exported.
+    """A model as it was exported, by `command`.
 
     `task` is the type of what it answers, "several_tasks" of several. `normalizer` makes attention weights:
     "softmax", or "sparsegen" at `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such
-    as "axis+local2" of AAA; None where all may.
+    as "axis+local2" of AAA; None where all may. `takes_text` where the tokenizer is in the graph.
     """
 
     model: str
@@ -109,24 +73,32 @@ class Served(_Record):
     normalizer: str
     pattern: str | None
     lambd: float | None
+    takes_text: bool
+    command: str
 
 
 class Settings(_Record):
     """What was asked for, and the settings of the servers.
 
-    `memory` and `latency` say in words how the two were taken. `malloc_mmap_threshold_bytes` is the C
-    library's: larger blocks are mapped and given back at once, so that resident memory follows live memory.
+    `rounds` is how many fresh servers each variant had. `memory` and `latency` say in words how the two were
+    taken. `malloc_mmap_threshold_bytes` is the C library's: larger blocks are mapped and given back at once,
+    so that resident memory follows live memory. `client_has_own_cores` tells whether the client was kept off
+    the servers' cores.
     """
 
     lengths: tuple[int, ...]
     variants: tuple[Variant, ...]
     batch_size: int = Field(ge=1)
     concurrencies: tuple[int, ...]
+    request_rates: tuple[float, ...]
+    request_distribution: str
+    rounds: int = Field(ge=1)
     measurement_interval_ms: float
     stability_percentage: float
     percentile: int | None
     max_trials: int
     intra_op_threads: int
+    client_has_own_cores: bool
     memory_arena: bool
     malloc_mmap_threshold_bytes: int
     memory: str
@@ -134,7 +106,7 @@ class Settings(_Record):
 
 
 class Inputs(_Record):
-    """True lengths in tokens of the rows of a request, and what padding to `length` adds.
+    """True lengths in tokens of the rows of all requests, and what padding to their longest adds.
 
     `tasks` has each task's share of the texts, by its name; it is empty on a model of one task.
     """
@@ -146,26 +118,29 @@ class Inputs(_Record):
     requests: int = Field(ge=1)
     row_lengths: tuple[int, ...]
     mean_length: float
-    tokens: int = Field(ge=1)
+    tokens: float
     padding_share: Share
     tasks: dict[str, Share]
 
 
 class Latency(_Record):
-    """Latency of a request in ms."""
+    """Latency of a request in ms, each figure over servers.
 
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
+    A percentile is None where a server has too few requests for it: p99 needs 100 of each, p95 20, p90 10.
+    """
+
+    mean: Estimate
+    p50: Estimate
+    p90: Estimate | None
+    p95: Estimate | None
+    p99: Estimate | None
 
 
 class Breakdown(_Record):
     """Where the mean latency goes, in µs.
 
     `client_send` makes the tensors and `client_receive` decodes the answer; the server's parts are its own
-    statistics; `network` is the rest.
+    statistics; `network` is the rest. Where the tokenizer is in the graph, `server_compute_infer` has it.
     """
 
     client_send: float
@@ -178,14 +153,28 @@ class Breakdown(_Record):
 
 
 class Memory(_Record):
-    """Resident memory of all server processes, in bytes: at rest, and the peak above that.
+    """Resident memory of all server processes in bytes, ONNX Runtime's arena off, each over servers.
 
-    `peak_above_idle` is the median of `rounds`.
+    `at_rest` is VmRSS after one tiny request, `total` the peak (VmHWM) during the requests, and `above_idle`
+    what lies between. `rest_pss` counts pages that processes share once. None where it cannot be read.
+    `rounds` are those that the servers were of.
     """
 
-    idle: Count
-    peak_above_idle: Count
-    rounds: tuple[Count, ...]
+    rounds: tuple[int, ...]
+    at_rest: Estimate
+    above_idle: Estimate
+    total: Estimate
+    rest_pss: Estimate | None
+
+    @property
+    def idle(self) -> int:
+        """Bytes at rest."""
+        return round(self.at_rest.value)
+
+    @property
+    def peak_above_idle(self) -> int:
+        """Bytes that requests take at their peak above what is held at rest."""
+        return round(self.above_idle.value)
 
 
 class Axes(_Record):
@@ -213,10 +202,32 @@ class Sparsity(_Record):
     axes: Axes | None = None
 
 
-class Measurement(_Record):
-    """One variant at one length, batch and concurrency, which is the number of requests in flight.
+class GpuUse(_Record):
+    """The GPU while requests ran: busy share, SM clock and power on average; None what it does not tell."""
 
-    `client_cores` is the processor time that the measuring client took beside the server, in cores.
+    utilisation: Share | None
+    sm_clock_mhz: float | None
+    power_watts: float | None
+
+
+class Cost(_Record):
+    """What 1,000 texts cost: processor time of the server in core-seconds, memory held, and energy in joules.
+
+    `mebibyte_seconds` is the server's memory as deployed times the time that 1,000 texts take. `joules` are
+    those of the whole processor package and GPU, whoever used them. None where it cannot be read.
+    """
+
+    core_seconds: float | None
+    mebibyte_seconds: float | None
+    joules: float | None
+
+
+class Measurement(_Record):
+    """One variant at one length, batch and load: requests in flight, or requests that arrive in a second.
+
+    `rounds` are those whose fresh server was measured. `stable` is whether all of them were. `client_cores`
+    is the processor time that the measuring client took beside the server, in cores; `late_share` the share
+    of an open loop's requests that this client could not send in time.
     """
 
     model: str
@@ -224,19 +235,95 @@ class Measurement(_Record):
     served_as: str
     length: int = Field(ge=1)
     batch: int = Field(ge=1)
-    concurrency: int = Field(ge=1)
-    tokens_per_request: int = Field(ge=1)
+    concurrency: int | None = Field(default=None, ge=1)
+    request_rate: float | None = None
+    rounds: tuple[int, ...]
+    tokens_per_request: float
     requests: Count
     windows: Count
     stable: bool
     spread: float
-    texts_per_second: float
+    texts_per_second: Estimate
     tokens_per_second: float
     latency_ms: Latency
     client_cores: float
+    late_share: Share | None = None
     breakdown_us: Breakdown | None
-    memory_bytes: Memory
+    memory_bytes: Memory | None
+    cost: Cost
+    gpu: GpuUse | None = None
     sparsity: Sparsity | None = None
+
+    @property
+    def load(self) -> "Load":
+        """Requests in flight and requests a second, one of them None."""
+        return self.concurrency, self.request_rate
+
+
+Load = tuple[int | None, float | None]
+
+
+class ProcessMemory(_Record):
+    """One process of a server, in bytes: proportional, resident, and its peak since it started."""
+
+    name: str
+    pss: Count | None
+    rss: Count
+    peak: Count
+
+
+class Steady(_Record):
+    """Memory of a server as deployed, arena and all, in bytes: before load, and after all of a round's load.
+
+    `pss` counts shared pages once, `rss` in each process; `peak` adds the processes' own peaks (VmHWM).
+    `cgroup_peak` is the most that the kernel charged to the server's own control group, page cache included,
+    which is what Kubernetes ends a container on. `gpu` is memory on the device that is the processes' own.
+    """
+
+    model: str
+    variant: Variant
+    rounds: tuple[int, ...]
+    before: Estimate
+    rss: Estimate
+    pss: Estimate | None
+    peak: Estimate
+    cgroup_peak: Estimate | None
+    gpu: Estimate | None
+    processes: tuple[ProcessMemory, ...]
+
+
+class Expected(_Record):
+    """Memory as theory expects it, in bytes; `scores` are those of attention that forms them.
+
+    `weights` lie in the server at rest. `activations` are those that are live at once where one layer is
+    computed, and `scores` what attention adds to them; the peak above idle is expected to be both together.
+    """
+
+    model: str
+    variant: Variant
+    length: int
+    batch: int
+    weights: Count
+    activations: Count
+    scores: Count
+
+
+class Capacity(_Record):
+    """The longest text and the largest batch whose peak stayed within a limit, found by sending them.
+
+    `total` is the peak of all server processes, in bytes, at what was found; None of both where even the
+    smallest did not fit.
+    """
+
+    model: str
+    variant: Variant
+    limit: Count
+    longest_text: int | None
+    longest_total: Count | None
+    batch_length: int
+    largest_batch: int | None
+    batch_total: Count | None
+    is_all: bool
 
 
 class Absent(_Record):
@@ -244,6 +331,19 @@ class Absent(_Record):
 
     model: str
     variant: Variant
+    reason: str
+
+
+class Failure(_Record):
+    """What went wrong with one server, which the rest was measured without."""
+
+    model: str
+    variant: Variant
+    stage: Stage
+    round: int
+    length: int | None
+    concurrency: int | None = None
+    request_rate: float | None = None
     reason: str
 
 
@@ -258,34 +358,72 @@ class Quality(_Record):
     metrics: dict[str, float]
 
 
+class Noise(_Record):
+    """How far the model lay from itself, of a second set of fresh servers, as a share; over all lengths."""
+
+    model: str
+    quantity: Quantity
+    concurrency: int | None
+    request_rate: float | None
+    share: float
+
+
+class Change(_Record):
+    """A share that is saved, negative where it is a cost, and its 95 % interval over servers.
+
+    `is_noise` where the interval has 0 in it or is not known, or the share is no greater than the noise of
+    this run.
+    """
+
+    saved: float
+    low: float | None
+    high: float | None
+    is_noise: bool
+
+
 class Saving(_Record):
-    """What the model saves against a dense baseline, as a share of the baseline; negative where it costs."""
+    """What the model saves against a dense baseline at one point, as shares of the baseline."""
 
     model: str
     length: int
     batch: int
-    concurrency: int
+    concurrency: int | None
+    request_rate: float | None
     baseline: Baseline
-    memory: float | None
-    latency: float
+    latency: Change
+    memory: Change | None
+    total_memory: Change | None
+
+
+class Step(_Record):
+    """What one step saves, in the quantity's unit, and its 95 % interval; negative where it loses."""
+
+    saved: float
+    low: float | None
+    high: float | None
+    is_noise: bool
 
 
 class Split(_Record):
-    """From padded eager attention to this model in three steps, each in the quantity's unit.
+    """From padded eager attention to this model in steps that add up, each in the quantity's unit.
 
-    `fusion`: padded eager → padded fused; `padding_removal`: padded fused → packed dense, which also changes
-    the kernel and leaves out rows of the last layer that no one reads; `sparsity`: packed dense → model. None
-    where a variant is absent; negative where a step loses.
+    `fusion`: padded eager → padded fused; `packing`: padded fused → packed dense, which also changes the
+    kernel and leaves out rows of the last layer that no one reads; `precision`: packed dense of `reference`,
+    the same model in fp32, → packed dense in this model's type; `sparsity`: packed dense → model. None where
+    a variant is absent; `precision` where the model is fp32 or has no fp32 beside it.
     """
 
     model: str
+    reference: str
     length: int
     batch: int
-    concurrency: int
+    concurrency: int | None
+    request_rate: float | None
     quantity: Quantity
-    fusion: float | None
-    padding_removal: float | None
-    sparsity: float | None
+    fusion: Step | None
+    packing: Step | None
+    precision: Step | None
+    sparsity: Step | None
 
 
 class Growth(_Record):
@@ -307,45 +445,113 @@ class Growth(_Record):
     ratio: float
 
 
-class Report(_Record):
-    """Everything `profile` found out."""
+class TradePoint(_Record):
+    """One model at the longest length and lowest load: what it costs, and what it is worth.
 
-    schema_version: Literal[5] = 5
+    `dominated_by` are those that are no worse in anything, and better in something, beyond noise.
+    """
+
+    model: str
+    dtype: str
+    lambd: float | None
+    rho: float | None
+    length: int
+    latency_ms: float
+    total_memory: Count | None
+    texts_per_second: float
+    metric: str | None
+    quality: float | None
+    dominated_by: tuple[str, ...]
+
+
+class Pick(_Record):
+    """The model that was picked within budgets, None where none fits, and the commands that give it."""
+
+    memory_budget: Count | None
+    latency_budget_ms: float | None
+    min_throughput: float | None
+    model: str | None
+    reason: str
+    export: str | None
+    serve: str | None
+
+
+class Report(_Record):
+    """Everything `profile` found out. `partial` says why it ended early, None where it did not."""
+
+    schema_version: Literal[6] = SCHEMA_VERSION
+    partial: str | None
     environment: Environment
     settings: Settings
     served: tuple[Served, ...]
     inputs: tuple[Inputs, ...]
     measurements: tuple[Measurement, ...]
+    steady: tuple[Steady, ...]
+    expected: tuple[Expected, ...]
+    capacity: tuple[Capacity, ...]
     absent: tuple[Absent, ...]
+    failures: tuple[Failure, ...]
     quality: tuple[Quality, ...]
+    noise: tuple[Noise, ...]
     savings: tuple[Saving, ...]
     splits: tuple[Split, ...]
     growth: tuple[Growth, ...]
+    trade: tuple[TradePoint, ...]
+    pick: Pick | None
 
     def models(self) -> list[str]:
         """The models measured, in order."""
         return list(dict.fromkeys(measurement.model for measurement in self.measurements))
 
     @property
-    def lightest(self) -> int:
-        """The lowest concurrency measured, where most is said and drawn: the service without a queue."""
-        return min(self.settings.concurrencies)
+    def lightest(self) -> Load:
+        """The lowest load measured, where most is said and drawn: the service without a queue."""
+        if self.settings.concurrencies:
+            return min(self.settings.concurrencies), None
+        return None, min(self.settings.request_rates)
+
+    def loads(self) -> list[Load]:
+        """All loads, closed ones first, each kind from the lowest."""
+        closed: list[Load] = [(number, None) for number in self.settings.concurrencies]
+        return [*closed, *((None, rate) for rate in self.settings.request_rates)]
+
+    def lengths(self) -> list[int]:
+        """All lengths measured, ascending."""
+        return sorted({measurement.length for measurement in self.measurements})
 
     def series(self, model: str, variant: Variant) -> list[Measurement]:
-        """One variant's measurements at the lowest concurrency, by length; empty where it is absent."""
-        chosen = (m for m in self._of(model, variant) if m.concurrency == self.lightest)
+        """One variant's measurements at the lowest load, by length; empty where it is absent."""
+        chosen = (m for m in self._of(model, variant) if m.load == self.lightest)
         return sorted(chosen, key=lambda measurement: measurement.length)
 
-    def sweep(self, model: str, variant: Variant, length: int) -> list[Measurement]:
-        """One variant's measurements at one length, by concurrency; empty where it is absent."""
-        chosen = (m for m in self._of(model, variant) if m.length == length)
-        return sorted(chosen, key=lambda measurement: measurement.concurrency)
+    def sweep(self, model: str, variant: Variant, length: int, *, is_open: bool = False) -> list[Measurement]:
+        """One variant's measurements at one length along the load, requests in flight or a second."""
+        loads = self.loads()
+        chosen = (
+            m
+            for m in self._of(model, variant)
+            if m.length == length and (m.request_rate is not None) == is_open
+        )
+        return sorted(chosen, key=lambda measurement: loads.index(measurement.load))
 
-    def _of(self, model: str, variant: Variant) -> list[Measurement]:
-        return [m for m in self.measurements if (m.model, m.variant) == (model, variant)]
+    def at(self, model: str, variant: Variant, length: int, load: Load) -> Measurement | None:
+        """The measurement of a variant at a point, None where there is none."""
+        return next((m for m in self._of(model, variant) if (m.length, m.load) == (length, load)), None)
+
+    def _of(self, model: str, variant: Variant) -> Iterator[Measurement]:
+        return (m for m in self.measurements if (m.model, m.variant) == (model, variant))
+
+    def noise_of(self, model: str, quantity: Quantity, load: Load) -> float | None:
+        """The noise of a quantity at a load, as a share; None where the model was not measured again."""
+        found = (
+            each.share
+            for each in self.noise
+            if (each.model, each.quantity, each.concurrency, each.request_rate) == (model, quantity, *load)
+        )
+        return next(found, None)
 
     def task_shares(self, model: str, length: int) -> dict[str, float]:
-        """Each task's share of the texts that a model was sent at one length; empty where it has one task."""
+        """Each task's share of the texts that a model was sent at a length; empty on a model of one task."""
         found = (inputs.tasks for inputs in self.inputs if (inputs.model, inputs.length) == (model, length))
         return next(found, {})
 
@@ -358,6 +564,32 @@ class Report(_Record):
         return self.model_dump_json(indent=2) + "\n"
 
 
+def read_report(path: Path) -> Report:
+    """Read a `report.json` of this schema.
+
+    Raises:
+        DataError: the file cannot be read, or is no report of this schema.
+    """
+    try:
+        record: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"report {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"report {path} is no JSON: give the report.json of sparse-serve profile") from error
+    version = record.get("schema_version") if isinstance(record, dict) else None
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"report {path} has schema version {version}, this package reads {SCHEMA_VERSION}: make it again "
+            "with this version of sparse-serve profile"
+        )
+    try:
+        return Report.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(each) for each in first["loc"])
+        raise DataError(f"report {path} is no report of profile: {where}: {first['msg']}") from error
+
+
 def report_schema() -> str:
     """Return the JSON Schema of `Report` as it lies in the package."""
     return (files("sparse_serve") / "profiling" / SCHEMA_NAME).read_text(encoding="utf-8")
@@ -368,77 +600,3 @@ def generate_schema() -> str:
     schema = Report.model_json_schema(mode="serialization")
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps(schema, indent=2) + "\n"
-
-
-def to_csv(report: Report) -> str:
-    """Return the measurements as CSV: perf_analyzer's columns (µs), then ours, then the task metrics."""
-    names = report.metric_names()
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow((*PERF_ANALYZER_COLUMNS, *OWN_COLUMNS, *names))
-    found = {(quality.model, quality.variant): quality.metrics for quality in report.quality}
-    for measurement in report.measurements:
-        metrics = found.get((measurement.model, measurement.variant), {})
-        quality = [f"{metrics[name]:.5f}" if name in metrics else "" for name in names]
-        shares = report.task_shares(measurement.model, measurement.length)
-        tasks = " ".join(f"{name}={share:.5f}" for name, share in shares.items())
-        writer.writerow((*_perf_analyzer_row(measurement), *_own_row(measurement), tasks, *quality))
-    return stream.getvalue()
-
-
-def _perf_analyzer_row(measurement: Measurement) -> Iterator[object]:
-    yield measurement.concurrency
-    yield f"{measurement.texts_per_second:.3f}"
-    parts = measurement.breakdown_us
-    if parts is None:
-        yield from [""] * 7
-    else:
-        yield from (
-            round(part)
-            for part in (
-                parts.client_send,
-                parts.network,
-                parts.server_queue,
-                parts.server_compute_input,
-                parts.server_compute_infer,
-                parts.server_compute_output,
-                parts.client_receive,
-            )
-        )
-    latency = measurement.latency_ms
-    yield from (round(1000 * value) for value in (latency.p50, latency.p90, latency.p95, latency.p99))
-
-
-def _own_row(measurement: Measurement) -> Iterator[object]:
-    yield from (measurement.model, measurement.variant, measurement.length, measurement.batch)
-    yield measurement.tokens_per_request
-    yield f"{measurement.texts_per_second:.3f}"
-    yield f"{measurement.tokens_per_second:.1f}"
-    yield f"{measurement.latency_ms.mean:.3f}"
-    yield from (measurement.requests, measurement.windows, str(measurement.stable).lower())
-    yield f"{measurement.spread:.4f}"
-    yield f"{measurement.client_cores:.3f}"
-    yield from (measurement.memory_bytes.peak_above_idle, measurement.memory_bytes.idle)
-    sparsity = measurement.sparsity
-    axes = sparsity.axes if sparsity else None
-    yield from _shares(sparsity.rho if sparsity else ())
-    yield from _shares(axes.rows_on if axes else ())
-    yield _values(axes.rows_on_count if axes else ())
-    yield from _shares(axes.columns_on if axes else ())
-    yield _values(axes.columns_on_count if axes else ())
-
-
-def _shares(by_layer: tuple[float, ...]) -> Iterator[str]:
-    """Yield the mean over layers, and the layers."""
-    yield f"{sum(by_layer) / len(by_layer):.5f}" if by_layer else ""
-    yield _values(by_layer)
-
-
-def _values(by_layer: tuple[float, ...]) -> str:
-    return " ".join(f"{value:.5f}" for value in by_layer)
-
-
-def write_text_reports(report: Report, folder: Path) -> None:
-    """Write `report.json` and `report.csv` into an existing folder."""
-    (folder / "report.json").write_text(report.to_json(), encoding="utf-8")
-    (folder / "report.csv").write_text(to_csv(report), encoding="utf-8")

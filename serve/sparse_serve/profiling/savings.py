@@ -1,20 +1,28 @@
-"""What the measurements say together: savings, their split, and the growth of eager attention's memory."""
+"""What the measurements say together: noise, savings, their split, and what theory expects of memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
+from sparse_serve.profiling.estimates import Estimate, estimate_difference, estimate_ratio
 from sparse_serve.profiling.report import (
     BASELINES,
     QUANTITIES,
+    Change,
+    Expected,
     Growth,
+    Load,
     Measurement,
+    Noise,
     Quantity,
     Saving,
+    Served,
     Split,
+    Step,
     Variant,
 )
+from sparse_serve.profiling.subjects import GraphShape
 
 # ONNX Runtime cannot prove that QKᵀ and its sum with the broadcast mask have the same shape while lengths are
 # free, so the Add gets an output of its own: two score tensors are live there. Softmax then works in place,
@@ -22,39 +30,148 @@ from sparse_serve.profiling.report import (
 LIVE_SCORE_COPIES = 2
 FLOAT_BYTES = 4
 
+# The graph computes a batch without padding in runs of so many tokens, or one row.
+_RUN_TOKENS = 1024
 
-def savings(measurements: Sequence[Measurement]) -> Iterator[Saving]:
+_SPLIT_QUANTITIES: tuple[Quantity, ...] = ("memory_bytes", "latency_ms")
+
+
+def by_round(measurement: Measurement, quantity: Quantity) -> dict[int, float]:
+    """Return each server's figure by its round; empty where it was not measured."""
+    if quantity == "latency_ms":
+        return dict(zip(measurement.rounds, measurement.latency_ms.p50.servers, strict=True))
+    memory = measurement.memory_bytes
+    if memory is None:
+        return {}
+    found = memory.above_idle if quantity == "memory_bytes" else memory.total
+    return dict(zip(memory.rounds, found.servers, strict=True))
+
+
+def noise(measurements: Sequence[Measurement]) -> Iterator[Noise]:
+    """Compare the model with itself, measured again: the farthest that any length lies apart, by load.
+
+    The bound is that of the interval: where servers happen to agree on average, they need not next time.
+    """
+    found: dict[tuple[str, Quantity, Load], list[float]] = {}
+    for again, quantity in product(_of(measurements, "control"), QUANTITIES):
+        first = _same_point(measurements, again, "model")
+        if first is None:
+            continue
+        ratio = estimate_ratio(by_round(again, quantity), by_round(first, quantity))
+        if ratio is not None and ratio.low is not None and ratio.high is not None:
+            key = (again.model, quantity, again.load)
+            found.setdefault(key, []).append(max(abs(ratio.low), abs(ratio.high)))
+    for (model, quantity, (concurrency, rate)), shares in found.items():
+        yield Noise(
+            model=model, quantity=quantity, concurrency=concurrency, request_rate=rate, share=max(shares)
+        )
+
+
+Limits = Mapping[tuple[str, Quantity, Load], float]
+
+
+def limits(found: Sequence[Noise]) -> Limits:
+    """Return the noise by model, quantity and load."""
+    return {(each.model, each.quantity, (each.concurrency, each.request_rate)): each.share for each in found}
+
+
+def savings(measurements: Sequence[Measurement], found: Limits) -> Iterator[Saving]:
     """Compare each measurement of `model` with the dense baselines measured at the same point."""
     for ours, baseline in product(_of(measurements, "model"), BASELINES):
         theirs = _same_point(measurements, ours, baseline)
-        if theirs is not None:
+        latency = None if theirs is None else change(ours, theirs, "latency_ms", found)
+        if theirs is not None and latency is not None:
             yield Saving(
                 model=ours.model,
                 length=ours.length,
                 batch=ours.batch,
                 concurrency=ours.concurrency,
+                request_rate=ours.request_rate,
                 baseline=baseline,
-                memory=_saved(ours.memory_bytes.peak_above_idle, theirs.memory_bytes.peak_above_idle),
-                latency=1 - ours.latency_ms.p50 / theirs.latency_ms.p50,
+                latency=latency,
+                memory=change(ours, theirs, "memory_bytes", found),
+                total_memory=change(ours, theirs, "total_memory_bytes", found),
             )
 
 
-def splits(measurements: Sequence[Measurement]) -> Iterator[Split]:
-    """Split the way from padded eager attention to `model` into fusion, padding removal and sparsity."""
-    for ours, quantity in product(_of(measurements, "model"), QUANTITIES):
-        eager, fused, packed = (_same_point(measurements, ours, baseline) for baseline in BASELINES)
-        split = Split(
-            model=ours.model,
-            length=ours.length,
-            batch=ours.batch,
-            concurrency=ours.concurrency,
-            quantity=quantity,
-            fusion=_difference(eager, fused, quantity),
-            padding_removal=_difference(fused, packed, quantity),
-            sparsity=_difference(packed, ours, quantity),
+def change(ours: Measurement, theirs: Measurement, quantity: Quantity, found: Limits) -> Change | None:
+    """Return what is saved of a quantity, as a share of theirs; None where it was not measured of both."""
+    ratio = estimate_ratio(by_round(ours, quantity), by_round(theirs, quantity))
+    if ratio is None:
+        return None
+    limit = found.get((ours.model, quantity, ours.load))
+    return Change(
+        saved=-ratio.value,
+        low=None if ratio.high is None else -ratio.high,
+        high=None if ratio.low is None else -ratio.low,
+        is_noise=_is_noise(ratio) or (limit is not None and abs(ratio.value) <= limit),
+    )
+
+
+def splits(measurements: Sequence[Measurement], served: Sequence[Served], found: Limits) -> Iterator[Split]:
+    """Split the way from padded eager attention to `model` into fusion, packing, precision and sparsity."""
+    references = {each.model: _reference(each, served) for each in served}
+    for ours, quantity in product(_of(measurements, "model"), _SPLIT_QUANTITIES):
+        reference = references.get(ours.model, ours.model)
+        eager, fused, packed = (
+            _same_point(measurements, ours, baseline, reference) for baseline in BASELINES
         )
-        if (split.fusion, split.padding_removal, split.sparsity) != (None, None, None):
-            yield split
+        own_packed = _same_point(measurements, ours, "packed_dense")
+        steps = {
+            "fusion": _step(eager, fused, quantity, found),
+            "packing": _step(fused, packed, quantity, found),
+            "precision": None if reference == ours.model else _step(packed, own_packed, quantity, found),
+            "sparsity": _step(own_packed, ours, quantity, found),
+        }
+        if any(steps.values()):
+            yield Split(
+                model=ours.model,
+                reference=reference,
+                length=ours.length,
+                batch=ours.batch,
+                concurrency=ours.concurrency,
+                request_rate=ours.request_rate,
+                quantity=quantity,
+                **steps,
+            )
+
+
+def _reference(model: Served, served: Sequence[Served]) -> str:
+    """Return the same model in fp32 where it was measured too, else the model itself."""
+    if model.dtype == "fp32":
+        return model.model
+    kind = (model.task, model.layers, model.normalizer, model.pattern, model.lambd)
+    same = (
+        each.model
+        for each in served
+        if each.dtype == "fp32"
+        and (each.task, each.layers, each.normalizer, each.pattern, each.lambd) == kind
+    )
+    return next(same, model.model)
+
+
+def _step(
+    before: Measurement | None, after: Measurement | None, quantity: Quantity, found: Limits
+) -> Step | None:
+    if before is None or after is None:
+        return None
+    saved = estimate_difference(by_round(before, quantity), by_round(after, quantity))
+    if saved is None:
+        return None
+    limit = found.get((after.model, quantity, after.load), 0.0)
+    values = by_round(before, quantity).values()
+    scale = sum(values) / len(values)
+    return Step(
+        saved=saved.value,
+        low=saved.low,
+        high=saved.high,
+        is_noise=_is_noise(saved) or abs(saved.value) <= limit * scale,
+    )
+
+
+def _is_noise(estimate: Estimate) -> bool:
+    """Tell whether servers do not agree on which side of 0 a difference lies, or there is but one."""
+    return estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high
 
 
 def growth(measurements: Sequence[Measurement], model: str, heads: int | None) -> Iterator[Growth]:
@@ -65,13 +182,16 @@ def growth(measurements: Sequence[Measurement], model: str, heads: int | None) -
     """
     if heads is None:
         return
-    eager = [m for m in _of(measurements, "padded_eager") if (m.model, m.concurrency) == (model, 1)]
-    for batch in dict.fromkeys(measurement.batch for measurement in eager):
-        points = sorted((m for m in eager if m.batch == batch), key=lambda m: m.length)[-3:]
+    eager = [
+        (m, m.memory_bytes.peak_above_idle)
+        for m in _of(measurements, "padded_eager")
+        if (m.model, m.concurrency) == (model, 1) and m.memory_bytes is not None
+    ]
+    for batch in dict.fromkeys(measurement.batch for measurement, _ in eager):
+        points = sorted((m.length, peak) for m, peak in eager if m.batch == batch)[-3:]
         if len(points) < 3:
             continue
-        lengths = [point.length for point in points]
-        peaks = [point.memory_bytes.peak_above_idle for point in points]
+        lengths, peaks = zip(*points, strict=True)
         quadratic = float(np.polyfit(lengths, peaks, deg=2)[0])
         theory = float(LIVE_SCORE_COPIES * batch * heads * FLOAT_BYTES)
         yield Growth(
@@ -79,11 +199,46 @@ def growth(measurements: Sequence[Measurement], model: str, heads: int | None) -
             batch=batch,
             heads=heads,
             live_copies=LIVE_SCORE_COPIES,
-            lengths=tuple(lengths),
+            lengths=lengths,
             measured=quadratic,
             theory=theory,
             ratio=quadratic / theory,
         )
+
+
+def expected(measurement: Measurement, shape: GraphShape, weights: int) -> Expected | None:
+    """Return what theory expects of a variant's memory with one request at a time; None without a shape.
+
+    Live at once while a layer is computed: the hidden states that the residual connection keeps, and in
+    attention queries, keys, values and its output, or in the feed-forward layers their input and twice the
+    inner width, before the activation and behind it. Padded graphs compute every token of the longest row;
+    packed ones the true tokens, in runs. Eager attention forms scores twice, before and behind the mask;
+    ONNX Runtime's fused one, on CPU, once; packed kernels form none.
+    """
+    if shape.heads is None or shape.hidden is None or shape.inner is None:
+        return None
+    rows, length = measurement.batch, measurement.length
+    if measurement.variant in ("padded_eager", "padded_fused"):
+        tokens: float = rows * length
+        copies = LIVE_SCORE_COPIES if measurement.variant == "padded_eager" else 1
+        scores = copies * rows * shape.heads * length**2 * FLOAT_BYTES
+    elif measurement.variant == "portable":
+        return None
+    else:
+        tokens = min(measurement.tokens_per_request, max(_RUN_TOKENS, length))
+        scores = 0
+    attention = 5 * shape.hidden * tokens * FLOAT_BYTES
+    feed_forward = (2 * shape.hidden + 2 * shape.inner) * tokens * FLOAT_BYTES
+    activations = attention if attention + scores > feed_forward else max(0.0, feed_forward - scores)
+    return Expected(
+        model=measurement.model,
+        variant=measurement.variant,
+        length=length,
+        batch=rows,
+        weights=weights,
+        activations=round(activations),
+        scores=scores,
+    )
 
 
 def _of(measurements: Sequence[Measurement], variant: Variant) -> list[Measurement]:
@@ -91,26 +246,10 @@ def _of(measurements: Sequence[Measurement], variant: Variant) -> list[Measureme
 
 
 def _same_point(
-    measurements: Sequence[Measurement], ours: Measurement, variant: Variant
+    measurements: Sequence[Measurement], ours: Measurement, variant: Variant, model: str | None = None
 ) -> Measurement | None:
-    point = (ours.model, ours.length, ours.batch, ours.concurrency)
+    point = (model or ours.model, ours.length, ours.batch, ours.load)
     for other in _of(measurements, variant):
-        if (other.model, other.length, other.batch, other.concurrency) == point:
+        if (other.model, other.length, other.batch, other.load) == point:
             return other
     return None
-
-
-def _saved(ours: int, theirs: int) -> float | None:
-    return 1 - ours / theirs if theirs else None
-
-
-def _difference(before: Measurement | None, after: Measurement | None, quantity: Quantity) -> float | None:
-    if before is None or after is None:
-        return None
-    return _value(before, quantity) - _value(after, quantity)
-
-
-def _value(measurement: Measurement, quantity: Quantity) -> float:
-    if quantity == "memory_bytes":
-        return float(measurement.memory_bytes.peak_above_idle)
-    return measurement.latency_ms.p50

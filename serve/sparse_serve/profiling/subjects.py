@@ -1,17 +1,33 @@
 """The variants of a model: where each is found, and how it is served to be measured."""
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+import psutil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sparse_serve.errors import ServerError
+from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.load import TritonLoad
+from sparse_serve.profiling.measure import GpuSample
+from sparse_serve.profiling.memory import (
+    ProcessReading,
+    control_group,
+    group_peak_bytes,
+    proportional_bytes,
+    read_processes,
+    resident_bytes,
+)
 from sparse_serve.profiling.report import Absent, Variant
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph, nested
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
+from sparse_serve.repository.measures import RHO
 from sparse_serve.tasks import Task
 from sparse_serve.triton.launcher import RepositoryView, TritonServer
 from sparse_serve.triton.server import ServerOptions
@@ -20,6 +36,8 @@ from sparse_serve.triton.server import ServerOptions
 # bound to 32 MiB, keeps what loading the model freed, and serves requests from there: their memory would be
 # counted as idle (measured: 0 MB instead of 14 MB at 256 tokens).
 MALLOC_MMAP_THRESHOLD = 65536
+
+_numbers = count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,39 +78,149 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
 def _subject(entry: Entry, variant: Variant) -> Subject:
     repository = entry.path.parent
     graph = graph_name(entry.name)
-    if variant == "model" and entry.takes_text:
+    if variant in ("model", "control") and entry.takes_text:
         return Subject(entry, variant, repository, entry.name, (entry.name,))
     if variant == "text":
         return Subject(entry, variant, repository, entry.name, (entry.name, graph))
-    if variant in ("model", "portable"):
+    if variant in ("model", "control", "portable"):
         return Subject(entry, variant, repository, graph, (graph,))
     name = entry.manifest.baselines.get(variant, f"{entry.name}_{variant}")
     return Subject(entry, variant, entry.path / BASELINES_NAME, name, (name,))
 
 
-def attention_heads(entry: Entry) -> int | None:
-    """Return the number of attention heads as the graph's attention nodes have it, None if none says so.
+@dataclass(frozen=True)
+class GraphShape:
+    """What theory needs of a graph: attention heads, width of the hidden states and of feed-forward layers.
+
+    Each None where the graph does not show it.
+    """
+
+    heads: int | None
+    hidden: int | None
+    inner: int | None
+
+
+def graph_shape(entry: Entry) -> GraphShape:
+    """Read the shape of an entry's graph off its attention nodes and the weights that it multiplies by.
 
     Raises:
         RepositoryError: the graph cannot be read.
     """
-    model = load_graph(entry.graph_path / str(entry.manifest.version) / GRAPH_NAME)
-    attributes = (attribute for node in nested(model.graph.node) for attribute in node.attribute)
-    return next((int(attribute.i) for attribute in attributes if attribute.name == "num_heads"), None)
+    graph = load_graph(entry.graph_path / str(entry.manifest.version) / GRAPH_NAME).graph
+    nodes = list(nested(graph.node))
+    attributes = (attribute for node in nodes for attribute in node.attribute)
+    heads = next((int(attribute.i) for attribute in attributes if attribute.name == "num_heads"), None)
+    factors = {
+        name for node in nodes if "MatMul" in node.op_type or node.op_type == "Gemm" for name in node.input
+    }
+    shapes = [
+        tuple(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 2 and tensor.name in factors
+    ]
+    squares = Counter(rows for rows, columns in shapes if rows == columns)
+    hidden = squares.most_common(1)[0][0] if squares else None
+    inner = max((max(shape) for shape in shapes if hidden in shape), default=None)
+    return GraphShape(heads, hidden, inner)
+
+
+def weight_bytes(subject: Subject) -> int:
+    """Return the bytes of the files of the graph that a subject is served by."""
+    folder = subject.repository / subject.loads[-1] / str(subject.entry.manifest.version)
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+class ServerGauges:
+    """What is seen of the processes of a server of our own, and of this machine."""
+
+    def __init__(self, server: TritonServer, meter: PowerMeter) -> None:
+        self._server, self._meter = server, meter
+
+    def processor_ns(self) -> int:
+        """Return the processor time of the server's processes so far, in ns."""
+        total = 0.0
+        for pid in self._server.process_ids():
+            with suppress(psutil.NoSuchProcess):
+                times = psutil.Process(pid).cpu_times()
+                total += times.user + times.system
+        return round(1e9 * total)
+
+    def energy_mj(self) -> int:
+        """Return the energy that the machine has taken so far, in mJ; 0 where it does not tell."""
+        return self._meter.energy_mj()
+
+    def gpu_sample(self) -> GpuSample | None:
+        """Return what the GPU does now; None where there is none."""
+        return self._meter.gpu_sample()
+
+    def gpu_bytes(self) -> int | None:
+        """Return the server's memory on the GPU; None where there is none."""
+        return self._meter.gpu_bytes(self._server.process_ids())
+
+
+@dataclass(frozen=True)
+class SteadyReading:
+    """Memory of a server as deployed, before load and after it, in bytes; None what cannot be read."""
+
+    before_bytes: int
+    pss_bytes: int | None
+    processes: tuple[ProcessReading, ...]
+    group_peak_bytes: int | None
+    gpu_bytes: int | None
 
 
 @dataclass(frozen=True)
 class ServedSubject:
-    """A subject on a server of its own, and its clients."""
+    """A subject on a server of its own, or on a running one that is seen from outside, and its clients.
+
+    `before_bytes` is the server's resident memory before it was asked for anything.
+    """
 
     subject: Subject
-    server: TritonServer
+    server: TritonServer | None
     loads: tuple[TritonLoad, ...]
+    gauges: ServerGauges | None = None
+    group: Path | None = None
+    before_bytes: int = 0
 
     @property
     def load(self) -> TritonLoad:
         """The client for what one asks."""
         return self.loads[0]
+
+    @property
+    def has_measures(self) -> bool:
+        """Whether the model tells its sparsity."""
+        return RHO in self.load.outputs
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of the server's processes; none of a running server of others."""
+        return [] if self.server is None else self.server.process_ids()
+
+    def why(self, error: Exception) -> str:
+        """Return why the server did not answer: what its processes say of it, where they say more."""
+        if self.server is not None:
+            try:
+                self.server.check()
+            except ServerError as reason:
+                return str(reason)
+        return str(error)
+
+    def steady(self) -> SteadyReading | None:
+        """Return what the server holds now; None of a running server of others.
+
+        Raises:
+            ServerError: a process is gone.
+        """
+        if self.server is None or self.gauges is None:
+            return None
+        pids = self.server.process_ids()
+        group = None if self.group is None else group_peak_bytes(self.group)
+        return SteadyReading(
+            self.before_bytes,
+            proportional_bytes(pids),
+            tuple(read_processes(pids)),
+            group,
+            self.gauges.gpu_bytes(),
+        )
 
     def repeat(self, batches: Sequence[Batch]) -> None:
         """Have every client send the batches in turn, each beginning with another."""
@@ -102,11 +230,14 @@ class ServedSubject:
 
 
 @contextmanager
-def serving(subject: Subject, threads: int, clients: int, *, for_memory: bool) -> Iterator[ServedSubject]:
+def serving(
+    subject: Subject, threads: int, clients: int, meter: PowerMeter, *, for_memory: bool
+) -> Iterator[ServedSubject]:
     """Serve one subject alone on free loopback ports, for so many `clients`.
 
     Every session gets `threads` threads, so that variants are equal. With `for_memory`, ONNX Runtime's arena
-    is off and the C library gives blocks back as soon as they are freed.
+    is off and the C library gives blocks back as soon as they are freed. The server has a control group of
+    its own where one may be made.
 
     Raises:
         ServerError: the server could not be started or does not answer.
@@ -120,22 +251,43 @@ def serving(subject: Subject, threads: int, clients: int, *, for_memory: bool) -
                 config.parameters["enable_mem_arena"].string_value = "0"
 
     environment = {"MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)} if for_memory else {}
-    options = ServerOptions(
-        repository=subject.repository,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        portable=subject.variant == "portable",
-        environment=environment,
-    )
+    with ExitStack() as stack:
+        name = f"sparse-serve-{os.getpid()}-{next(_numbers)}"
+        group = stack.enter_context(control_group(name))
+        options = ServerOptions(
+            repository=subject.repository,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            portable=subject.variant == "portable",
+            environment=environment,
+            control_group=group,
+        )
+        server = stack.enter_context(TritonServer(options, RepositoryView(subject.loads, edit)))
+        before = resident_bytes(server.process_ids())
+        gauges = ServerGauges(server, meter)
+        loads = tuple(_clients(stack, subject, server.grpc_url, clients, gauges))
+        yield ServedSubject(subject, server, loads, gauges, group, before)
+
+
+@contextmanager
+def attached(subject: Subject, url: str, clients: int) -> Iterator[ServedSubject]:
+    """Ask a running server at `host:port` of its gRPC, of which only answers are seen.
+
+    Raises:
+        ServerError: the server does not answer, or has no such model.
+    """
+    with ExitStack() as stack:
+        yield ServedSubject(subject, None, tuple(_clients(stack, subject, url, clients, None)))
+
+
+def _clients(
+    stack: ExitStack, subject: Subject, url: str, number: int, gauges: ServerGauges | None
+) -> Iterator[TritonLoad]:
     task = subject.entry.manifest.task
     output = _text_output(task) if subject.variant == "text" else task.graph_output
-    with TritonServer(options, RepositoryView(subject.loads, edit)) as server, ExitStack() as stack:
-        loads = tuple(
-            stack.enter_context(TritonLoad(server.grpc_url, subject.served_as, output))
-            for _ in range(clients)
-        )
-        yield ServedSubject(subject, server, loads)
+    for _ in range(number):
+        yield stack.enter_context(TritonLoad(url, subject.served_as, output, gauges))
 
 
 def _text_output(task: Task) -> str:

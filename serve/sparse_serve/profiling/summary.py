@@ -1,27 +1,39 @@
 """Readings as records of the report."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparse_serve.profiling.estimates import Estimate, estimate, least_samples
 from sparse_serve.profiling.evaluation import Evaluation, measure_quality
 from sparse_serve.profiling.load import Answer
-from sparse_serve.profiling.measure import PERCENTILE_METHOD, LatencyReading
+from sparse_serve.profiling.measure import (
+    PERCENTILE_METHOD,
+    Arrivals,
+    GpuSample,
+    LatencyReading,
+    ServerTimes,
+)
 from sparse_serve.profiling.memory import MemoryReading
 from sparse_serve.profiling.report import (
     Axes,
     Breakdown,
+    Cost,
+    GpuUse,
     Inputs,
     Latency,
     Measurement,
     Memory,
+    ProcessMemory,
     Quality,
     Served,
     Sparsity,
+    Steady,
 )
-from sparse_serve.profiling.subjects import ServedSubject
+from sparse_serve.profiling.subjects import ServedSubject, SteadyReading, Subject
 from sparse_serve.profiling.workload import Batch, Workload
 from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.measures import AXES, RHO
@@ -40,55 +52,124 @@ def served(entry: Entry) -> Served:
         normalizer=manifest.attention.normalizer,
         pattern=manifest.attention.pattern,
         lambd=manifest.attention.lambd,
+        takes_text=entry.takes_text,
+        command=manifest.command,
     )
 
 
 def measurement(
-    served: ServedSubject,
+    subject: Subject,
     workload: Workload,
-    concurrency: int,
-    memory: MemoryReading,
-    reading: LatencyReading,
+    arrivals: Arrivals,
+    readings: Mapping[int, LatencyReading],
+    memory: Mapping[int, MemoryReading],
+    held_bytes: float | None = None,
 ) -> Measurement:
-    """Return what was measured of one variant at one length and concurrency.
+    """Return what was measured of one variant at one length and load, over the rounds' servers.
 
-    Raises:
-        ServerError: the server, asked for the sparsity of its answers, is gone.
+    Args:
+        subject: the variant.
+        workload: its requests.
+        arrivals: how they came.
+        readings: of each round whose server could be measured, one or more.
+        memory: likewise, of the servers that memory was measured on; empty where it was not.
+        held_bytes: what a server as deployed holds, for the cost of memory.
     """
-    batch = workload.batches[0]
-    rows, tokens = len(batch.texts), sum(batch.row_lengths)
+    rounds = tuple(sorted(readings))
+    of_rounds = [readings[each] for each in rounds]
+    rows, tokens = len(workload.batches[0].texts), workload.tokens_per_request
+    texts_per_second = estimate([rows * reading.requests_per_second for reading in of_rounds])
     return Measurement(
-        model=served.subject.entry.name,
-        variant=served.subject.variant,
-        served_as=served.subject.served_as,
+        model=subject.entry.name,
+        variant=subject.variant,
+        served_as=subject.served_as,
         length=workload.length,
         batch=rows,
-        concurrency=concurrency,
+        concurrency=arrivals.concurrency,
+        request_rate=arrivals.request_rate,
+        rounds=rounds,
         tokens_per_request=tokens,
-        requests=len(reading.timings),
-        windows=reading.trials,
-        stable=reading.stable,
-        spread=reading.spread,
-        texts_per_second=rows * reading.requests_per_second,
-        tokens_per_second=tokens * reading.requests_per_second,
-        latency_ms=_latency(reading),
-        client_cores=reading.client_cores,
-        breakdown_us=_breakdown(reading),
-        memory_bytes=Memory(
-            idle=memory.idle_bytes, peak_above_idle=memory.peak_above_idle_bytes, rounds=memory.rounds
-        ),
-        sparsity=sparsity(served.load, workload) if served.subject.variant == "model" else None,
+        requests=sum(len(reading.timings) for reading in of_rounds),
+        windows=sum(reading.trials for reading in of_rounds),
+        stable=all(reading.stable for reading in of_rounds),
+        spread=max(reading.spread for reading in of_rounds),
+        texts_per_second=texts_per_second,
+        tokens_per_second=texts_per_second.value * tokens / rows,
+        latency_ms=_latency(of_rounds),
+        client_cores=statistics.fmean(reading.client_cores for reading in of_rounds),
+        late_share=None
+        if arrivals.request_rate is None
+        else statistics.fmean(reading.late_share for reading in of_rounds),
+        breakdown_us=_breakdown(of_rounds),
+        memory_bytes=_memory(memory) if memory else None,
+        cost=_cost(of_rounds, rows, texts_per_second.value, held_bytes),
+        gpu=_gpu_use(of_rounds),
     )
 
 
-def _latency(reading: LatencyReading) -> Latency:
-    values = np.array([timing.total_ns / 1e6 for timing in reading.timings])
-    p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99), method=PERCENTILE_METHOD).tolist()
-    return Latency(mean=float(values.mean()), p50=p50, p90=p90, p95=p95, p99=p99)
+def _latency(readings: Sequence[LatencyReading]) -> Latency:
+    values = [np.array([timing.total_ns / 1e6 for timing in reading.timings]) for reading in readings]
+    fewest = min(len(each) for each in values)
+
+    def percentile(percent: int) -> Estimate:
+        return estimate([float(np.percentile(each, percent, method=PERCENTILE_METHOD)) for each in values])
+
+    p90, p95, p99 = (
+        percentile(percent) if fewest >= least_samples(percent) else None for percent in (90, 95, 99)
+    )
+    mean = estimate([float(each.mean()) for each in values])
+    return Latency(mean=mean, p50=percentile(50), p90=p90, p95=p95, p99=p99)
 
 
-def _breakdown(reading: LatencyReading) -> Breakdown | None:
-    server, timings = reading.server, reading.timings
+def _memory(readings: Mapping[int, MemoryReading]) -> Memory:
+    rounds = tuple(sorted(readings))
+    of_rounds = [readings[each] for each in rounds]
+    return Memory(
+        rounds=rounds,
+        at_rest=estimate([reading.idle_bytes for reading in of_rounds]),
+        above_idle=estimate([reading.peak_above_idle_bytes for reading in of_rounds]),
+        total=estimate([reading.total_bytes for reading in of_rounds]),
+        rest_pss=_estimate_all([reading.idle_pss_bytes for reading in of_rounds]),
+    )
+
+
+def _estimate_all(values: Sequence[int | None]) -> Estimate | None:
+    """Return an estimate where every server told its value."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
+
+
+def _times(readings: Sequence[LatencyReading]) -> ServerTimes:
+    return sum((reading.server for reading in readings), ServerTimes())
+
+
+def _cost(
+    readings: Sequence[LatencyReading], rows: int, texts_per_second: float, held_bytes: float | None
+) -> Cost:
+    server = _times(readings)
+    texts = rows * server.requests
+    return Cost(
+        core_seconds=1000 * server.processor_ns / 1e9 / texts if texts and server.processor_ns else None,
+        mebibyte_seconds=None if held_bytes is None else 1000 / texts_per_second * held_bytes / 2**20,
+        joules=server.energy_mj / texts if texts and server.energy_mj else None,
+    )
+
+
+def _gpu_use(readings: Sequence[LatencyReading]) -> GpuUse | None:
+    samples = [window.gpu for reading in readings for window in reading.windows if window.gpu is not None]
+    if not samples:
+        return None
+
+    def mean(name: str) -> float | None:
+        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+        return statistics.fmean(values) if values else None
+
+    names = GpuSample.__dataclass_fields__
+    return GpuUse(**{name: mean(name) for name in names})
+
+
+def _breakdown(readings: Sequence[LatencyReading]) -> Breakdown | None:
+    server, timings = _times(readings), [timing for reading in readings for timing in reading.timings]
     if not server.requests:
         return None
     inside = (
@@ -100,13 +181,34 @@ def _breakdown(reading: LatencyReading) -> Breakdown | None:
     queue, compute_input, compute_infer, compute_output = (ns / server.requests / 1000 for ns in inside)
     waited = sum(timing.wait_ns for timing in timings) / len(timings) / 1000
     return Breakdown(
-        client_send=sum(timing.send_ns for timing in timings) / len(timings) / 1000,
+        client_send=sum(timing.late_ns + timing.send_ns for timing in timings) / len(timings) / 1000,
         network=max(0.0, waited - queue - compute_input - compute_infer - compute_output),
         server_queue=queue,
         server_compute_input=compute_input,
         server_compute_infer=compute_infer,
         server_compute_output=compute_output,
         client_receive=sum(timing.receive_ns for timing in timings) / len(timings) / 1000,
+    )
+
+
+def steady(subject: Subject, readings: Mapping[int, SteadyReading]) -> Steady:
+    """Return what the servers of a variant hold after their load, over the rounds, one or more."""
+    rounds = tuple(sorted(readings))
+    of_rounds = [readings[each] for each in rounds]
+    return Steady(
+        model=subject.entry.name,
+        variant=subject.variant,
+        rounds=rounds,
+        before=estimate([reading.before_bytes for reading in of_rounds]),
+        rss=estimate([sum(each.rss_bytes for each in reading.processes) for reading in of_rounds]),
+        pss=_estimate_all([reading.pss_bytes for reading in of_rounds]),
+        peak=estimate([sum(each.peak_bytes for each in reading.processes) for reading in of_rounds]),
+        cgroup_peak=_estimate_all([reading.group_peak_bytes for reading in of_rounds]),
+        gpu=_estimate_all([reading.gpu_bytes for reading in of_rounds]),
+        processes=tuple(
+            ProcessMemory(name=each.name, pss=each.pss_bytes, rss=each.rss_bytes, peak=each.peak_bytes)
+            for each in of_rounds[-1].processes
+        ),
     )
 
 
@@ -165,16 +267,17 @@ def quality(served: ServedSubject, evaluation: Evaluation) -> Quality:
 
 def inputs(model: str, workload: Workload) -> Inputs:
     """Return what the requests of a workload are like."""
-    lengths = workload.batches[0].row_lengths
+    lengths = tuple(length for batch in workload.batches for length in batch.row_lengths)
+    padded = sum(len(batch.row_lengths) * max(batch.row_lengths) for batch in workload.batches)
     return Inputs(
         model=model,
         length=workload.length,
-        batch=len(lengths),
+        batch=len(workload.batches[0].texts),
         source=workload.source,
         requests=len(workload.batches),
         row_lengths=lengths,
         mean_length=sum(lengths) / len(lengths),
-        tokens=sum(lengths),
-        padding_share=1 - sum(lengths) / (len(lengths) * workload.length),
+        tokens=workload.tokens_per_request,
+        padding_share=1 - sum(lengths) / padded,
         tasks=workload.task_shares,
     )

@@ -23,6 +23,7 @@ from sparse_serve.tasks.encoding import Truncation, graph_inputs, load_tokenizer
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
+MOST_OWN_REQUESTS = 512
 
 # Lengths of a batch go evenly from a fifth of the longest to the longest, so that their mean is 0.6 of it.
 SHORTEST_SHARE = 0.2
@@ -72,14 +73,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Workload:
-    """The different requests that are sent in turn at one length; all have the same row lengths.
+    """The different requests that are sent in turn; all have as many texts, the longest of `length` tokens.
 
-    Together they have as many texts of each task as its share says.
+    Cut to a length, all have the same row lengths; texts of a user's own are as long as they are. Together
+    they have as many texts of each task as its share says.
     """
 
     length: int
     source: str
     batches: tuple[Batch, ...]
+
+    @property
+    def tokens_per_request(self) -> float:
+        """True tokens of a request, on average."""
+        return sum(sum(batch.row_lengths) for batch in self.batches) / len(self.batches)
 
     @property
     def task_shares(self) -> dict[str, float]:
@@ -212,6 +219,35 @@ def make_workload(
         pairs = [pair for _, pair in rows] if tokens.pairs else None
         batches.append(tokens.batch([text for text, _ in rows], pairs, own_turns))
     return Workload(length, source, tuple(batches))
+
+
+def own_workload(
+    tokens: Tokens,
+    rows: Sequence[tuple[str, str | None]],
+    batch_size: int,
+    source: str,
+    turns: Turns = ONE_TASK,
+) -> Workload:
+    """Make requests of texts as they are, in their order, `MOST_OWN_REQUESTS` of them at most.
+
+    Rows that do not fill a last request are left out; fewer rows than a request has are sent again.
+
+    Raises:
+        DataError: the model reads pairs and a row has no second text.
+    """
+    needed = min(max(len(rows) // batch_size, 1), MOST_OWN_REQUESTS)
+    chosen = list(islice(cycle(rows), needed * batch_size))
+    batches = []
+    for request in range(needed):
+        first = request * batch_size
+        part = chosen[first : first + batch_size]
+        own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
+        if tokens.pairs and any(pair is None for _, pair in part):
+            raise DataError(f"{source} has single texts, and the model reads pairs: give rows with text_b")
+        pairs = [pair for _, pair in part] if tokens.pairs else None
+        batches.append(tokens.batch([text for text, _ in part], pairs, own_turns))
+    longest = max(max(batch.row_lengths) for batch in batches)
+    return Workload(longest, source, tuple(batches))
 
 
 class _Cuts:

@@ -44,7 +44,8 @@ class ServerOptions:
     A port of 0 picks a free one; with `verify`, every file is first held against the digest of its export,
     and the manifests of the entries that `pins` names against the digests there;
     `environment` is added to the server's; `log_path` None keeps Triton's log only while it runs; `echo_log`
-    copies it to stderr as it is written; `stop_seconds` is how long a stop waits for requests in flight.
+    copies it to stderr as it is written; `stop_seconds` is how long a stop waits for requests in flight;
+    `control_group` is the folder of a cgroup that the server's processes are put into.
     """
 
     repository: Path
@@ -62,6 +63,7 @@ class ServerOptions:
     echo_log: bool = False
     start_seconds: float = 300.0
     stop_seconds: float = 30.0
+    control_group: Path | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -220,6 +222,9 @@ class Server(ABC):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if self.options.control_group is not None:
+            members = self.options.control_group / "cgroup.procs"
+            members.write_text(str(self._process.pid), encoding="ascii")
         self._wait_until_ready()
 
     def _end_command(self) -> Sequence[str]:

@@ -1,0 +1,70 @@
+"""The commands `report diff` and `report show`: what changed between two reports, and one of them again."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparse_serve.cli.options import Verbose, make_output_folder, table_console
+from sparse_serve.cli.profile import variants_named
+from sparse_serve.errors import GateError
+from sparse_serve.profiling.comparison import compare
+from sparse_serve.profiling.report import read_report
+from sparse_serve.profiling.report_files import write_report
+from sparse_serve.profiling.terminal import show_comparison, show_report
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="The report.json that is held to.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The report.json that is judged.")],
+    *,
+    variants: Annotated[str, typer.Option(metavar="NAME,...", help="What is compared.")] = "model,text",
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Percent below which a change is noise whatever the servers say.")
+    ] = 0.0,
+    max_loss: Annotated[
+        float, typer.Option(min=0.0, help="How much of the task's metric may be lost.")
+    ] = 0.005,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Every difference as JSON.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what changed between two reports beyond their noise; exit 3 where something became worse."""
+    comparison = compare(
+        read_report(before), read_report(after), variants_named(variants), tolerance / 100, max_loss
+    )
+    for caution in comparison.cautions:
+        print(f"caution: {caution}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"differences": [asdict(each) for each in comparison.differences]}, indent=2))
+    else:
+        show_comparison(comparison, table_console())
+    if comparison.regressions:
+        named = [f"{each.what}: {each.figure}" for each in comparison.regressions[:3]]
+        more = len(comparison.regressions) - len(named)
+        rest = f" and {more} more" if more else ""
+        raise GateError(
+            f"{after} is worse than {before} beyond the noise of both in {'; '.join(named)}{rest}: "
+            "see the table"
+        )
+
+
+def show(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json of profile.")],
+    *,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Write report.csv and report.html anew into this folder.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show a report on the terminal, or draw its page anew."""
+    found = read_report(report)
+    if output_dir is None:
+        show_report(found, table_console())
+        return
+    make_output_folder(output_dir)
+    write_report(found, output_dir)

@@ -1,0 +1,86 @@
+"""Energy and GPUs as their own counters tell: RAPL of the processor's packages, NVML of NVIDIA's devices.
+
+Both count for the whole package or device, whoever used it. What cannot be read is absent, never zero.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pynvml
+
+from sparse_serve.profiling.measure import GpuSample
+
+_PACKAGES = Path("/sys/class/powercap")
+
+
+def energy_counters() -> list[Path]:
+    """Return the counters of energy in µJ, one for each processor package, that this process may read."""
+    return [path for path in sorted(_PACKAGES.glob("intel-rapl:[0-9]*/energy_uj")) if _microjoules(path)]
+
+
+def _microjoules(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+class PowerMeter:
+    """Counts the energy that the processor packages and GPUs of this machine take."""
+
+    def __init__(self) -> None:
+        self._packages = dict.fromkeys(energy_counters(), 0)
+        self._last = {path: _microjoules(path) for path in self._packages}
+        self._limits = {path: _microjoules(path.with_name("max_energy_range_uj")) for path in self._packages}
+        self.gpus = _gpus()
+
+    def energy_mj(self) -> int:
+        """Return a count of energy in mJ, of all counters together, that only grows; 0 where there are none.
+
+        Counters of packages begin anew at their limit, after hours; this must be asked at least as often.
+        """
+        for path in self._packages:
+            now = _microjoules(path)
+            passed = now - self._last[path]
+            self._packages[path] += passed if passed >= 0 else passed + self._limits[path]
+            self._last[path] = now
+        energy = sum(self._packages.values()) // 1000
+        for gpu in self.gpus:
+            with suppress(pynvml.NVMLError):
+                energy += int(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
+        return energy
+
+    def gpu_sample(self) -> GpuSample | None:
+        """Return what the busiest GPU does now; None where there is none."""
+        samples = [_sample(gpu) for gpu in self.gpus]
+        return max(samples, key=lambda sample: sample.utilisation or 0.0, default=None)
+
+    def gpu_bytes(self, process_ids: Sequence[int]) -> int | None:
+        """Return the device memory of the processes, in bytes; None where the driver does not tell it."""
+        found = None
+        for gpu in self.gpus:
+            with suppress(pynvml.NVMLError):
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
+                    if process.pid in process_ids and process.usedGpuMemory is not None:
+                        found = (found or 0) + int(process.usedGpuMemory)
+        return found
+
+
+def _gpus() -> list[object]:
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _sample(gpu: object) -> GpuSample:
+    utilisation = clock = power = None
+    with suppress(pynvml.NVMLError):
+        utilisation = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+    with suppress(pynvml.NVMLError):
+        clock = float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+    with suppress(pynvml.NVMLError):
+        power = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000
+    return GpuSample(utilisation, clock, power)

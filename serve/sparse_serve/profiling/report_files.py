@@ -1,0 +1,36 @@
+"""The files of a report, all made of it alone."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from sparse_serve.errors import SparseServeError
+from sparse_serve.profiling.report import Report
+from sparse_serve.profiling.report_csv import to_csv
+from sparse_serve.profiling.report_page import to_html
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write `report.json`, `report.csv` and `report.html` into an existing folder; return their paths.
+
+    Each is whole or as it was. The JSON comes first: the others can be made of it again.
+
+    Raises:
+        SparseServeError: one could not be written; the message names what was.
+    """
+    made: list[Path] = []
+    for name, make in (("report.json", Report.to_json), ("report.csv", to_csv), ("report.html", to_html)):
+        path = folder / name
+        beside = folder / f".{name}.{os.getpid()}"
+        try:
+            beside.write_text(make(report), encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            kept = f"; {', '.join(each.name for each in made)} is there" if made else ""
+            raise SparseServeError(
+                f"{path} cannot be written: {error.strerror}{kept}: make room, or give another --output-dir"
+            ) from error
+        made.append(path)
+    return made

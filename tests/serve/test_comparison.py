@@ -1,0 +1,115 @@
+"""`report diff`: what changed beyond the noise, and the exit status that a team's CI goes by."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sample_report import MIB, full_report, measurement, report_of
+
+from sparse_serve.cli import app, run
+from sparse_serve.profiling.comparison import compare
+from sparse_serve.profiling.report import Measurement, Quality, Report
+
+
+def judged(before: Report, after: Report, tolerance: float = 0.0) -> dict[str, str]:
+    found = compare(before, after, ("model", "text"), tolerance, 0.005)
+    return {each.figure: each.verdict for each in found.differences}
+
+
+def quality(accuracy: float) -> Quality:
+    return Quality(
+        model="reviews", variant="model", file="x", rows=9, metric="accuracy", metrics={"accuracy": accuracy}
+    )
+
+
+def test_a_report_has_not_changed_from_itself() -> None:
+    assert set(judged(full_report(), full_report()).values()) == {"noise"}
+
+
+def test_what_is_slower_and_larger_beyond_the_servers_is_worse() -> None:
+    before = report_of([measurement(p50=10, peak=10 * MIB)])
+    after = report_of([measurement(p50=11, peak=8 * MIB)])
+    assert judged(before, after) == {
+        "p50 latency, ms": "worse",
+        "texts/s": "worse",
+        "peak above idle, bytes": "better",
+        "peak in total, bytes": "better",
+        "accuracy": "noise",
+    }
+    assert judged(before, after, tolerance=0.2)["p50 latency, ms"] == "noise"
+
+
+def test_what_the_noise_of_either_covers_is_noise() -> None:
+    def noisy(p50: float) -> list[Measurement]:
+        return [measurement(p50=p50), measurement("control", p50=p50, jitter=(0.08, -0.1, 0.0))]
+
+    quiet = [measurement(p50=10)]
+    assert judged(report_of(noisy(10)), report_of([measurement(p50=10.6)]))["p50 latency, ms"] == "noise"
+    assert judged(report_of(quiet), report_of(noisy(10.6)))["p50 latency, ms"] == "noise"
+    assert judged(report_of(quiet), report_of([measurement(p50=10.6)]))["p50 latency, ms"] == "worse"
+
+
+def test_what_is_gone_is_a_regression_and_what_is_new_is_none() -> None:
+    both = report_of([measurement(length=64), measurement(length=128)], quality=())
+    one = report_of([measurement(length=64)], quality=())
+    assert judged(both, one)["all"] == "gone"
+    assert judged(one, both)["all"] == "new"
+    assert not compare(one, both, ("model",), 0, 0).regressions
+
+
+def test_quality_that_is_lost_is_a_regression() -> None:
+    reports = [report_of([measurement()], quality=[quality(accuracy)]) for accuracy in (0.9, 0.897, 0.88)]
+    assert judged(reports[0], reports[1])["accuracy"] == "noise"
+    assert judged(reports[0], reports[2])["accuracy"] == "worse"
+    assert judged(reports[2], reports[0])["accuracy"] == "better"
+
+
+def test_what_makes_reports_hard_to_compare_is_said() -> None:
+    report = full_report()
+    cpu = report.environment.cpu.model_copy(update={"cores": 16})
+    other = report.model_copy(
+        update={
+            "environment": report.environment.model_copy(update={"cpu": cpu}),
+            "partial": "it was interrupted",
+        }
+    )
+    cautions = " ".join(compare(report, other, ("model",), 0, 0).cautions)
+    assert "the second report is a part: it was interrupted" in cautions
+    assert "different machines: A processor, 2 cores, and A processor, 16 cores" in cautions
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str | int | None, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        run(app, arguments)
+    output, errors = capsys.readouterr()
+    return ended.value.code, output, errors
+
+
+def test_the_command_ends_with_3_on_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, p50 in zip(paths, (10.0, 12.0), strict=True):
+        path.write_text(report_of([measurement(p50=p50)]).to_json(), encoding="utf-8")
+    a, b = map(str, paths)
+    status, output, errors = told(["report", "diff", a, b], capsys)
+    assert status == 3
+    assert "reviews, this model, 128 tokens × 1, 1 request in flight" in output
+    assert "2 of 5 figures changed beyond noise, 2 for the worse" in output
+    assert errors.startswith(f"error: {b} is worse than {a} beyond the noise of both in reviews, this model")
+    assert errors.count("\n") == 1
+    status, output, errors = told(["report", "diff", b, a, "--json"], capsys)
+    assert (status, errors) == (0, "")
+    verdicts = {each["figure"]: each["verdict"] for each in json.loads(output)["differences"]}
+    assert verdicts["p50 latency, ms"] == "better"
+    assert told(["report", "diff", a, b, "--tolerance", "25"], capsys)[0] == 0
+    assert told(["report", "diff", a, str(tmp_path / "c.json")], capsys)[0] == 1
+    assert told(["report", "diff", a, b, "--variants", "best"], capsys)[0] == 2
+
+
+def test_a_report_is_shown_and_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(report_of([measurement(), measurement("packed_dense", p50=12)]).to_json())
+    status, output, _ = told(["report", "show", str(path)], capsys)
+    assert status == 0
+    assert "saves 17% of the p50 latency" in output
+    assert told(["report", "show", str(path), "--output-dir", str(tmp_path / "new")], capsys)[0] == 0
+    assert (tmp_path / "new" / "report.html").is_file()

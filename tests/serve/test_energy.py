@@ -1,0 +1,71 @@
+"""Energy and GPUs by counters that stand in for the machine's: read where they are, absent where not."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from sparse_serve.profiling import energy
+from sparse_serve.profiling.energy import PowerMeter
+from sparse_serve.profiling.measure import GpuSample
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The counters of two processor packages, which begin anew at 10 J."""
+    paths = [tmp_path / f"intel-rapl:{number}" / "energy_uj" for number in (0, 1)]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("9000000")
+        path.with_name("max_energy_range_uj").write_text("10000000")
+    monkeypatch.setattr(energy, "_PACKAGES", tmp_path)
+    return paths
+
+
+def test_without_counters_and_gpus_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "_PACKAGES", tmp_path / "missing")
+    monkeypatch.setattr(energy, "_gpus", list)
+    meter = PowerMeter()
+    assert meter.energy_mj() == 0
+    assert meter.gpu_sample() is None
+    assert meter.gpu_bytes([1]) is None
+
+
+def test_a_counter_that_begins_anew_goes_on(packages: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "_gpus", list)
+    meter = PowerMeter()
+    packages[0].write_text("9500000")
+    assert meter.energy_mj() == 500
+    packages[0].write_text("500000")
+    packages[1].write_text("9250000")
+    assert meter.energy_mj() == 500 + 1000 + 250
+
+
+def test_gpus_are_read_and_what_they_do_not_tell_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object) -> object:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    processes = [
+        SimpleNamespace(pid=11, usedGpuMemory=3 << 20),
+        SimpleNamespace(pid=12, usedGpuMemory=1 << 20),
+        SimpleNamespace(pid=13, usedGpuMemory=None),
+    ]
+    told = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda number: number,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: 1000 * (gpu + 1),
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=40 * gpu),
+        "nvmlDeviceGetClockInfo": lambda _gpu, _kind: 1980,
+        "nvmlDeviceGetPowerUsage": refused,
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes if gpu else [],
+    }
+    for name, function in told.items():
+        monkeypatch.setattr(pynvml, name, function)
+    monkeypatch.setattr(energy, "_PACKAGES", Path("/missing"))
+    meter = PowerMeter()
+    assert meter.energy_mj() == 3000
+    assert meter.gpu_sample() == GpuSample(utilisation=0.4, sm_clock_mhz=1980.0, power_watts=None)
+    assert meter.gpu_bytes([11, 13, 99]) == 3 << 20
+    assert meter.gpu_bytes([13]) is None

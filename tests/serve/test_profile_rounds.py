@@ -1,0 +1,313 @@
+"""Rounds of fresh servers that stand in for real ones: what fails, what is kept, and Ctrl-C."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_report import MIB
+
+from sparse_serve.cli import app, run
+from sparse_serve.errors import ServerError
+from sparse_serve.profiling import profile as profile_module
+from sparse_serve.profiling.load import Answer
+from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
+from sparse_serve.profiling.memory import MemoryReading, ProcessReading
+from sparse_serve.profiling.profile import ProfileOptions, profile
+from sparse_serve.profiling.report import Report, Variant, read_report
+from sparse_serve.profiling.subjects import SteadyReading, Subject
+from sparse_serve.profiling.workload import Batch
+from sparse_serve.repository.entries import EntrySpec, write_entry
+
+MS = 1_000_000
+
+
+@dataclass
+class Script:
+    """What the servers do: `memory` or `request` is called with the variant and its server's number."""
+
+    memory: Callable[[Variant, int], None] = lambda _variant, _server: None
+    start: Callable[[Variant, int], None] = lambda _variant, _server: None
+    request: Callable[[Variant, int], None] = lambda _variant, _server: None
+
+
+@dataclass
+class FakeLoad:
+    """Answers in a millisecond, as its script lets it."""
+
+    script: Script
+    variant: Variant
+    server: int
+    sent: int = 0
+    output: str = "logits"
+    outputs: Sequence[str] = ()
+    server_version: str = "2.51.0"
+    _batches: Sequence[Batch] = ()
+
+    def repeat(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def request(self) -> Timing:
+        self.script.request(self.variant, self.server)
+        self.sent += 1
+        return Timing(1000, MS, 2000)
+
+    def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
+        return Answer({}, self.request())
+
+    def server_times(self) -> ServerTimes:
+        return ServerTimes(
+            self.sent, 0, 0, 900_000 * self.sent, 0, processor_ns=MS * self.sent, energy_mj=5 * self.sent
+        )
+
+    def gpu_sample(self) -> GpuSample | None:
+        return GpuSample(0.5, 1410.0, None)
+
+
+@dataclass
+class FakeServed:
+    """A server of one subject."""
+
+    subject: Subject
+    loads: Sequence[FakeLoad]
+    for_memory: bool
+    has_measures: bool = False
+
+    @property
+    def load(self) -> FakeLoad:
+        return self.loads[0]
+
+    def repeat(self, batches: Sequence[Batch]) -> None:
+        for load in self.loads:
+            load.repeat(batches)
+
+    def process_ids(self) -> list[int]:
+        return []
+
+    def why(self, error: Exception) -> str:
+        return f"Triton was ended by SIGKILL: {error}"
+
+    def steady(self) -> SteadyReading:
+        process = ProcessReading("tritonserver", 50 * MIB, 60 * MIB, 70 * MIB)
+        return SteadyReading(40 * MIB, 50 * MIB, (process,), None, 300 * MIB)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+    numbers: dict[tuple[Variant, bool], Iterator[int]] = {}
+
+    @contextmanager
+    def serving(
+        subject: Subject, _threads: int, clients: int, _meter: object, *, for_memory: bool
+    ) -> Iterator[FakeServed]:
+        server = next(numbers.setdefault((subject.variant, for_memory), count(1)))
+        if not for_memory:
+            script.start(subject.variant, server)
+        loads = [FakeLoad(script, subject.variant, server) for _ in range(clients)]
+        served = FakeServed(subject, loads, for_memory)
+        if for_memory:
+            script.memory(subject.variant, server)
+        yield served
+
+    def measure_memory(
+        _pids: object, _warm_up: object, requests: Mapping[int, object]
+    ) -> dict[int, MemoryReading]:
+        return {key: MemoryReading(100 * MIB, 50 * MIB, (MIB, 2 * MIB, 3 * MIB)) for key in requests}
+
+    monkeypatch.setattr(profile_module, "serving", serving)
+    monkeypatch.setattr(profile_module, "measure_memory", measure_memory)
+    return script
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: Callable[..., EntrySpec]) -> Path:
+    repository = tmp_path_factory.mktemp("repository")
+    write_entry(repository, make_spec())
+    return repository
+
+
+@dataclass
+class Quiet:
+    """Keeps what it is told."""
+
+    notices: list[str] = field(default_factory=list)
+    steps: int = 0
+    done_steps: int = 0
+
+    def start(self, steps: int) -> None:
+        self.steps = steps
+
+    def done(self, what: str) -> None:
+        self.done_steps += 1
+
+    def notice(self, message: str) -> None:
+        self.notices.append(message)
+
+
+def profiled(repository: Path, progress: Quiet | None = None, **changes: Any) -> Report:
+    options: dict[str, Any] = {
+        "lengths": (8, 16),
+        "variants": ("model", "control", "text"),
+        "rounds": 3,
+        "measurement_interval_ms": 2,
+    }
+    options |= changes
+    return profile(ProfileOptions(repository=repository, names=["tiny"], **options), progress or Quiet())
+
+
+def test_every_variant_has_a_fresh_server_in_every_round(script: Script, repository: Path) -> None:
+    progress = Quiet()
+    report = profiled(repository, progress)
+    assert progress.done_steps == progress.steps == 3 * 3 * 2 * 2
+    assert [(m.variant, m.length) for m in report.measurements] == [
+        (variant, length) for variant in ("model", "control", "text") for length in (8, 16)
+    ]
+    for m in report.measurements:
+        assert m.rounds == (1, 2, 3)
+        assert len(m.latency_ms.p50.servers) == 3
+        assert m.latency_ms.p50.value == pytest.approx(1.003)
+        assert m.memory_bytes is not None
+        assert m.memory_bytes.total.servers == (102 * MIB,) * 3
+        assert m.cost.core_seconds == pytest.approx(1.0)
+        assert m.cost.joules == pytest.approx(5.0)
+        assert m.gpu is not None
+        assert (m.gpu.utilisation, m.gpu.sm_clock_mhz, m.gpu.power_watts) == (0.5, 1410, None)
+    assert report.noise_of("tiny", "latency_ms", (1, None)) == 0
+    assert {held.variant: held.gpu and held.gpu.value for held in report.steady} == dict.fromkeys(
+        ("model", "control", "text"), 300 * MIB
+    )
+
+
+def test_a_server_that_dies_in_mid_run_is_missed_in_its_round_alone(script: Script, repository: Path) -> None:
+    def request(variant: Variant, server: int) -> None:
+        if (variant, server) == ("control", 2):
+            raise ServerError("connection refused")
+
+    script.request = request
+    report = profiled(repository)
+    rounds = {(m.variant, m.length): m.rounds for m in report.measurements}
+    assert rounds["model", 16] == (1, 2, 3)
+    assert rounds["control", 8] == rounds["control", 16] == (1, 3)
+    (failure,) = report.failures
+    assert (failure.variant, failure.stage, failure.round, failure.length) == ("control", "latency", 2, 8)
+    assert failure.reason == "Triton was ended by SIGKILL: connection refused"
+    # What the two have in common is compared, round by round.
+    assert report.noise_of("tiny", "latency_ms", (1, None)) == 0
+
+
+def test_a_variant_that_never_loads_has_a_row_that_says_so(script: Script, repository: Path) -> None:
+    def start(variant: Variant, _server: int) -> None:
+        if variant == "text":
+            raise ServerError("Triton could not start: failed to load 'tiny'")
+
+    def memory(variant: Variant, _server: int) -> None:
+        if variant == "text":
+            raise ServerError("out of memory")
+
+    script.start, script.memory = start, memory
+    progress = Quiet()
+    report = profiled(repository, progress, rounds=1)
+    assert {m.variant for m in report.measurements} == {"model", "control"}
+    assert [(each.stage, each.variant) for each in report.failures] == [
+        ("memory", "text"),
+        ("memory", "text"),
+        ("start", "text"),
+    ]
+    assert any("failed to load 'tiny'" in notice for notice in progress.notices)
+
+
+def test_memory_that_cannot_be_measured_leaves_latency(script: Script, repository: Path) -> None:
+    def memory(variant: Variant, _server: int) -> None:
+        raise ServerError("/proc/1/clear_refs: Permission denied")
+
+    script.memory = memory
+    report = profiled(repository, rounds=1)
+    assert len(report.measurements) == 6
+    assert all(m.memory_bytes is None for m in report.measurements)
+
+
+def test_where_nothing_can_be_measured_the_first_reason_is_the_error(
+    script: Script, repository: Path
+) -> None:
+    def start(_variant: Variant, _server: int) -> None:
+        raise ServerError("no space left on device")
+
+    script.start = script.memory = start
+    with pytest.raises(Exception, match="no space left on device"):
+        profiled(repository, rounds=1)
+
+
+SHORT = ("--lengths=8", "--variants=model,control", "--measurement-interval=2", "--rounds=3")
+
+
+def test_ctrl_c_leaves_a_part_of_the_report(
+    script: Script, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def memory(_variant: Variant, server: int) -> None:
+        if server == 3:
+            raise KeyboardInterrupt
+
+    script.memory = memory
+    with pytest.raises(SystemExit) as ended:
+        run(
+            app,
+            ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={tmp_path}", *SHORT],
+        )
+    assert ended.value.code == 130
+    report = read_report(tmp_path / "report.json")
+    assert report.partial == "it was interrupted"
+    assert {m.rounds for m in report.measurements} == {(1, 2)}
+    assert "A part of a report: it was interrupted" in (tmp_path / "report.html").read_text()
+    assert "A part of a report" in capsys.readouterr().err
+
+
+def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> None:
+    kept: list[Report] = []
+    options = ProfileOptions(
+        repository=repository,
+        names=["tiny"],
+        lengths=(8,),
+        variants=("model",),
+        rounds=3,
+        measurement_interval_ms=2,
+    )
+    last = profile(options, Quiet(), kept.append)
+    assert [report.partial for report in kept] == [
+        "it ended after 1 of 3 rounds",
+        "it ended after 2 of 3 rounds",
+    ]
+    assert last.partial is None
+
+
+def test_a_running_server_is_seen_from_outside(
+    script: Script, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def attached(subject: Subject, url: str, clients: int) -> Iterator[FakeServed]:
+        assert url == "host:8001"
+        loads = [FakeLoad(script, subject.variant, 1) for _ in range(clients)]
+        yield FakeServed(subject, loads, for_memory=False)
+
+    monkeypatch.setattr(profile_module, "attached", attached)
+    monkeypatch.setattr(FakeServed, "steady", lambda _self: None)
+    report = profiled(repository, url="host:8001", variants=("model",), rounds=2)
+    assert report.environment.remote == "host:8001"
+    assert {m.variant for m in report.measurements} == {"text"}
+    assert all(m.memory_bytes is None and m.cost.mebibyte_seconds is None for m in report.measurements)
+    assert report.steady == ()
+
+
+def test_texts_are_sent_as_they_are(script: Script, repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.tsv"
+    rows = ["text_a", *(" ".join(["w1"] * number) for number in range(1, 13))]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    report = profiled(repository, rounds=1, input_data=path, batch_size=4)
+    (inputs,) = report.inputs
+    assert (inputs.source, inputs.requests, inputs.batch) == (str(path), 3, 4)
+    assert sorted(inputs.row_lengths) == sorted(number + 2 for number in range(1, 13))
+    assert {m.length for m in report.measurements} == {inputs.length}
+    assert report.measurements[0].tokens_per_request == pytest.approx(sum(inputs.row_lengths) / 3)
