@@ -44,7 +44,9 @@ def main(
     columns_on: Annotated[float, typer.Option(help="Share of tokens whose column is on.")] = 0.02,
     lengths: Annotated[str, typer.Option(help="Lengths in tokens.")] = "128,512,2048,4096",
     batch_size: Annotated[int, typer.Option(help="Texts per request, of mixed lengths.")] = 1,
-    variants: Annotated[str, typer.Option(help="What is measured.")] = "model,packed_dense,padded_fused,text",
+    variants: Annotated[
+        str, typer.Option(help="What is measured.")
+    ] = "model,control,packed_dense,padded_fused,text",
 ) -> None:
     """Make the classifier, export it with its dense twins, and profile them."""
     with tempfile.TemporaryDirectory() as work:

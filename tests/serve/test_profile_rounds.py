@@ -1,5 +1,7 @@
 """Rounds of fresh servers that stand in for real ones: what fails, what is kept, and Ctrl-C."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ import pytest
 from sample_report import MIB
 
 from sparse_serve.cli import app, run
-from sparse_serve.errors import ServerError
+from sparse_serve.cli import profile as profile_command
+from sparse_serve.errors import ServerError, SparseServeError
 from sparse_serve.profiling import profile as profile_module
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
@@ -101,9 +104,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     numbers: dict[tuple[Variant, bool], Iterator[int]] = {}
 
     @contextmanager
-    def serving(
-        subject: Subject, _threads: int, clients: int, _meter: object, *, for_memory: bool
-    ) -> Iterator[FakeServed]:
+    def serving(subject: Subject, _place: object, clients: int, *, for_memory: bool) -> Iterator[FakeServed]:
         server = next(numbers.setdefault((subject.variant, for_memory), count(1)))
         if not for_memory:
             script.start(subject.variant, server)
@@ -311,3 +312,40 @@ def test_texts_are_sent_as_they_are(script: Script, repository: Path, tmp_path: 
     assert sorted(inputs.row_lengths) == sorted(number + 2 for number in range(1, 13))
     assert {m.length for m in report.measurements} == {inputs.length}
     assert report.measurements[0].tokens_per_request == pytest.approx(sum(inputs.row_lengths) / 3)
+
+
+def test_a_disk_that_is_full_loses_nothing(
+    script: Script,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither after a round nor at the end, where what was measured is kept elsewhere."""
+
+    def full(_report: Report, folder: Path) -> list[Path]:
+        raise SparseServeError(f"{folder / 'report.json'} cannot be written: No space left on device")
+
+    monkeypatch.setattr(profile_command, "write_report", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    output = tmp_path / "report"
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={output}", *SHORT])
+    assert ended.value.code == 1
+    errors = capsys.readouterr().err
+    assert errors.count("No space left on device") == 3
+    (spare,) = tmp_path.glob("sparse-serve-report-*.json")
+    assert errors.splitlines()[-1].endswith(f"what was measured is in {spare}: see report show")
+    assert {m.rounds for m in read_report(spare).measurements} == {(1, 2, 3)}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")
+def test_the_client_keeps_to_its_cores(script: Script, repository: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    seen: set[frozenset[int]] = set()
+    script.request = lambda _variant, _server: seen.add(frozenset(os.sched_getaffinity(0)))
+    report = profiled(repository, rounds=1, client_cores=1, lengths=(8,))
+    assert seen == {frozenset(cores[-1:])}
+    assert report.settings.client_has_own_cores
+    assert report.settings.intra_op_threads == len(cores) - 1
+    assert sorted(os.sched_getaffinity(0)) == cores

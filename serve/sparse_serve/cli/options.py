@@ -65,10 +65,10 @@ Version = Annotated[
 _WIDTH_OF_FILES = 10_000
 
 
-def table_console() -> Console:
-    """Return a console for tables on stdout, folded to a terminal's width and to no other."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_OF_FILES)
+def table_console(*, stderr: bool = False) -> Console:
+    """Return a console for tables on stdout or stderr, folded to a terminal's width and to no other."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_WIDTH_OF_FILES)
 
 
 def add_command(app: typer.Typer, name: str, path: str, *, extras: str | None = None) -> None:

@@ -1,9 +1,11 @@
 """The command `profile`: latency, throughput and memory of models and their dense twins, as a report."""
 
 import math
+import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +16,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, make_output_folder
+from sparse_serve.cli.options import (
+    DEFAULT_REPOSITORY,
+    ModelRepository,
+    Verbose,
+    make_output_folder,
+    table_console,
+)
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.measure import STABLE_WINDOWS, Distribution, StabilityRule
 from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions, profile
 from sparse_serve.profiling.report import VARIANTS, Report, Variant
@@ -206,18 +214,39 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     )
     make_output_folder(output_dir)
 
-    def keep(report: Report) -> None:
-        write_report(report, output_dir)
-
     with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
+
+        def keep(report: Report) -> None:
+            try:
+                write_report(report, output_dir)
+            except SparseServeError as error:  # there may be room again when all is measured
+                progress.notice(str(error))
+
         report = profile(options, progress, keep)
-    for path in write_report(report, output_dir):
+    show_report(report, table_console(stderr=True))
+    for path in _written(report, output_dir):
         print(f"wrote {path}", file=sys.stderr)
-    show_report(report, Console(stderr=True))
     if as_json:
         print(report.to_json(), end="")
     if report.partial is not None:
         raise typer.Exit(130)
+
+
+def _written(report: Report, folder: Path) -> list[Path]:
+    """Write the report; where that cannot be, keep what was measured in a temporary folder.
+
+    Raises:
+        SparseServeError: it was not written where it should be; the message says where it is.
+    """
+    try:
+        return write_report(report, folder)
+    except SparseServeError as error:
+        spare = Path(tempfile.gettempdir(), f"sparse-serve-report-{os.getpid()}.json")
+        try:
+            spare.write_text(report.to_json(), encoding="utf-8")
+        except OSError:
+            raise error from None
+        raise SparseServeError(f"{error}; what was measured is in {spare}: see report show") from error
 
 
 class ConsoleProgress:

@@ -55,12 +55,14 @@ from sparse_serve.profiling.report import (
 from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
 from sparse_serve.profiling.subjects import (
     MALLOC_MMAP_THRESHOLD,
+    Place,
     ServedSubject,
     SteadyReading,
     Subject,
     attached,
     find_subjects,
     graph_shape,
+    on_cores,
     serving,
     weight_bytes,
 )
@@ -342,14 +344,18 @@ class _Run:
         self.first_error: SparseServeError | None = None
         self.server_version = "unknown"
         self._progress = progress
-        self._meter = PowerMeter()
+        cores = sorted(os.sched_getaffinity(0))
+        kept = options.client_cores
+        self._client_cores = frozenset(cores[-kept:]) if kept else None
+        server_cores = frozenset(cores[:-kept]) if kept else None
+        self._place = Place(options.session_threads, server_cores, PowerMeter())
         self._stopping = Event()
 
     def measure(self, plan: _Plan, number: int, found: _Findings) -> None:
         """Measure one round of one entry: memory, then latency, and in the first one what does not vary."""
         if self.options.url is None and self.options.concurrencies:
             self._measure_memory(plan, number, found)
-        with self._all_serving(plan, number, found) as servers:
+        with on_cores(self._client_cores), self._all_serving(plan, number, found) as servers:
             lost: set[Subject] = set()
             for workload, arrivals in product(plan.workloads, self.options.arrivals):
                 left = [served for served in servers if served.subject not in lost]
@@ -391,7 +397,7 @@ class _Run:
                 list(senders.map(TritonLoad.request, served.loads[:concurrency]))
 
         clients = max(self.options.concurrencies)
-        with serving(subject, self.options.session_threads, clients, self._meter, for_memory=True) as served:
+        with serving(subject, self._place, clients, for_memory=True) as served:
             served.repeat(workload.batches)
             requests = {number: partial(at_once, number) for number in self.options.concurrencies}
             tiny = _tiny(plan)
@@ -476,9 +482,7 @@ class _Run:
             if subject.variant == "control":
                 continue
             try:
-                with serving(
-                    subject, self.options.session_threads, 1, self._meter, for_memory=True
-                ) as served:
+                with serving(subject, self._place, 1, for_memory=True) as served:
                     found.capacity.append(measure_capacity(served, limit, bounds, batch))
                 self._progress.done(f"capacity {subject.title}")
             except SparseServeError as error:
@@ -501,8 +505,7 @@ class _Run:
                         servers.append(future.result()[0])
                     except SparseServeError as error:
                         self._failed(found, subject, "start", number, None, str(error))
-                with self._client_on_its_cores():
-                    yield servers
+                yield servers
             finally:
                 for future in futures.values():
                     future.cancel()
@@ -512,22 +515,11 @@ class _Run:
         options = self.options
         with ExitStack() as stack:
             server = (
-                serving(subject, options.session_threads, options.clients, self._meter, for_memory=False)
+                serving(subject, self._place, options.clients, for_memory=False)
                 if options.url is None
                 else attached(subject, options.url, options.clients)
             )
             return stack.enter_context(server), stack.pop_all()
-
-    @contextmanager
-    def _client_on_its_cores(self) -> Iterator[None]:
-        """Keep this thread, and the senders that it starts, on the client's own cores."""
-        cores = sorted(os.sched_getaffinity(0))
-        if self.options.client_cores:
-            os.sched_setaffinity(0, cores[-self.options.client_cores :])
-        try:
-            yield
-        finally:
-            os.sched_setaffinity(0, cores)
 
     def _failed(
         self,
@@ -651,11 +643,10 @@ def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expect
 
 
 def _environment(run: _Run) -> Environment:
-    environment = read_environment(find_triton(), run.server_version)
     if run.options.url is None:
-        return environment
-    changes = {"triton": run.server_version, "onnxruntime": None, "op_library": None}
-    return environment.model_copy(update={**changes, "remote": run.options.url})
+        return read_environment(find_triton(), run.server_version)
+    environment = read_environment(None, run.server_version)
+    return environment.model_copy(update={"op_library": None, "remote": run.options.url})
 
 
 def _settings(options: ProfileOptions, plans: Sequence[_Plan]) -> Settings:

@@ -14,18 +14,25 @@ from sparse_serve.triton.installation import TritonInstallation
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def read_environment(installation: TritonInstallation, server_version: str) -> Environment:
-    """Describe this machine; `server_version` is what the running Triton says of itself."""
-    release = f"release {installation.version}, " if installation.version else ""
+def read_environment(installation: TritonInstallation | None, server_version: str) -> Environment:
+    """Describe this machine; `server_version` is what the running Triton says of itself.
+
+    Of another machine's server, `installation` None, no more than that is known.
+    """
+    triton, onnxruntime = server_version, None
+    if installation is not None:
+        release = f"release {installation.version}, " if installation.version else ""
+        triton = f"{server_version} ({release}{installation.kind})"
+        # A C++ onnxruntime backend brings its own, and does not say which.
+        onnxruntime = None if installation.has_onnxruntime else onnxruntime_version()
     return Environment(
         created=datetime.now(UTC).replace(microsecond=0),
         cpu=read_cpu(),
         gpus=read_gpus(),
         kernel=f"{platform.system()} {platform.release()}",
         transparent_huge_pages=_transparent_huge_pages(),
-        triton=f"{server_version} ({release}{installation.kind})",
-        # A C++ onnxruntime backend brings its own, and does not say which.
-        onnxruntime=None if installation.has_onnxruntime else onnxruntime_version(),
+        triton=triton,
+        onnxruntime=onnxruntime,
         op_library=_op_library(),
         python=platform.python_version(),
         package=__version__,

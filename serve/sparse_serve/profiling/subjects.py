@@ -229,13 +229,35 @@ class ServedSubject:
             load.repeat([*batches[first:], *batches[:first]])
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where servers run: `threads` of every session, so that variants are equal, on `cores`.
+
+    None means the cores of this process. What they take is read by `meter`.
+    """
+
+    threads: int
+    cores: frozenset[int] | None
+    meter: PowerMeter
+
+
 @contextmanager
-def serving(
-    subject: Subject, threads: int, clients: int, meter: PowerMeter, *, for_memory: bool
-) -> Iterator[ServedSubject]:
+def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
+    """Keep this thread, and the threads and processes that it starts, on some cores; None for where it is."""
+    former = os.sched_getaffinity(0)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, former)
+
+
+@contextmanager
+def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -> Iterator[ServedSubject]:
     """Serve one subject alone on free loopback ports, for so many `clients`.
 
-    Every session gets `threads` threads, so that variants are equal. With `for_memory`, ONNX Runtime's arena
+    With `for_memory`, ONNX Runtime's arena
     is off and the C library gives blocks back as soon as they are freed. The server has a control group of
     its own where one may be made.
 
@@ -246,7 +268,7 @@ def serving(
     def edit(config: ModelConfig) -> None:
         config.version_policy.specific.versions.append(subject.entry.manifest.version)
         if config.backend == "onnxruntime" or config.platform == "onnxruntime_onnx":
-            config.parameters["intra_op_thread_count"].string_value = str(threads)
+            config.parameters["intra_op_thread_count"].string_value = str(place.threads)
             if for_memory:
                 config.parameters["enable_mem_arena"].string_value = "0"
 
@@ -263,9 +285,10 @@ def serving(
             environment=environment,
             control_group=group,
         )
-        server = stack.enter_context(TritonServer(options, RepositoryView(subject.loads, edit)))
+        with on_cores(place.cores):
+            server = stack.enter_context(TritonServer(options, RepositoryView(subject.loads, edit)))
         before = resident_bytes(server.process_ids())
-        gauges = ServerGauges(server, meter)
+        gauges = ServerGauges(server, place.meter)
         loads = tuple(_clients(stack, subject, server.grpc_url, clients, gauges))
         yield ServedSubject(subject, server, loads, gauges, group, before)
 

@@ -1,0 +1,135 @@
+"""The trade: who is dominated, what a budget picks, and what fits a memory limit."""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_report import MIB, SSAF, measurement, report_of
+
+from sparse_serve.profiling.capacity import _greatest
+from sparse_serve.profiling.figures import trade_figure
+from sparse_serve.profiling.report import Quality, Report, TradePoint
+from sparse_serve.profiling.report_page import to_html
+from sparse_serve.profiling.savings import expected
+from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.profiling.trade import Budget, pick
+
+REPOSITORY = Path("model_repository")
+
+
+def report(models: dict[str, tuple[float, int, float]]) -> Report:
+    """Models with these latencies in ms, peaks above idle in MiB and accuracies."""
+    measured = [measurement(model=name, p50=p50, peak=peak * MIB) for name, (p50, peak, _) in models.items()]
+    quality = [
+        Quality(
+            model=name, variant="model", file="x", rows=9, metric="accuracy", metrics={"accuracy": accuracy}
+        )
+        for name, (_, _, accuracy) in models.items()
+    ]
+    return report_of(measured, quality=quality)
+
+
+def test_who_is_worse_in_all_is_dominated() -> None:
+    found = report(
+        {"good": (20, 40, 0.9), "fast": (10, 40, 0.8), "poor": (20, 50, 0.7), "alike": (20, 40, 0.9)}
+    )
+    dominated = {point.model: point.dominated_by for point in found.trade}
+    assert dominated == {"good": (), "fast": (), "poor": ("good", "fast", "alike"), "alike": ()}
+    figure = trade_figure(found, "latency_ms") or ""
+    assert "poor: 20.0 ms, accuracy 0.7000; dominated by good, fast, alike" in figure
+
+
+def test_without_a_second_model_there_is_no_trade() -> None:
+    assert report({"good": (20, 40, 0.9)}).trade == ()
+
+
+@pytest.mark.parametrize("with_quality", [True, False])
+def test_the_pick_is_the_best_of_an_exhaustive_grid(with_quality: bool) -> None:
+    points = [
+        TradePoint(
+            model=f"m{number}",
+            dtype="fp32",
+            lambd=None,
+            rho=None,
+            length=128,
+            latency_ms=latency,
+            total_memory=memory,
+            texts_per_second=1000 / latency,
+            metric="f1" if with_quality else None,
+            quality=quality if with_quality else None,
+            dominated_by=(),
+        )
+        for number, (latency, memory, quality) in enumerate(
+            product((10.0, 20.0, 30.0), (100, 200, 300), (0.7, 0.9, 0.8))
+        )
+    ]
+    served = [SSAF.model_copy(update={"model": point.model}) for point in points]
+    for memory, latency, throughput in product((None, 99, 150, 300), (None, 15.0, 30.0), (None, 40.0)):
+        found = pick(points, served, Budget(memory, latency, throughput), REPOSITORY)
+        within = [
+            point
+            for point in points
+            if point.total_memory is not None
+            and point.total_memory <= (memory or 1000)
+            and point.latency_ms <= (latency or 1000)
+            and point.texts_per_second >= (throughput or 0)
+        ]
+        assert (found.model is None) == (not within)
+        if within:
+            picked = next(point for point in points if point.model == found.model)
+            assert picked in within
+            assert (picked.quality or 0) == max(point.quality or 0 for point in within)
+            if not with_quality:
+                assert picked.latency_ms == min(point.latency_ms for point in within)
+            assert found.serve == "sparse-serve serve model_repository"
+            assert found.export == SSAF.command
+
+
+def test_the_page_has_the_pick() -> None:
+    found = report({"good": (20, 40, 0.9), "fast": (10, 40, 0.8)})
+    chosen = pick(found.trade, found.served, Budget(latency_ms=15), REPOSITORY)
+    html = to_html(found.model_copy(update={"pick": chosen}))
+    assert "<b>fast</b>: the best accuracy, 0.8000, of 1 within the budgets, out of 2, at 128 tokens." in html
+    assert SSAF.command in html
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 64), (8, 512)])
+def test_the_greatest_that_fits_is_found_from_below(least: int, most: int) -> None:
+    for limit in range(least - 1, most + 2):
+        tried: list[int] = []
+
+        def fits(number: int, limit: int = limit, tried: list[int] = tried) -> bool:
+            tried.append(number)
+            return number <= limit
+
+        found = _greatest(least, most, fits)
+        assert found == (None if limit < least else min(limit, most))
+        assert len(tried) < 25
+        assert max(tried) <= max(2 * max(limit, least), least + 1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "tokens", "scores"),
+    [
+        ("padded_eager", 4 * 512, 2 * 4 * 12 * 512**2 * 4),
+        ("padded_fused", 4 * 512, 4 * 12 * 512**2 * 4),
+        ("packed_dense", 1024, 0),
+        ("model", 1024, 0),
+    ],
+)
+def test_theory_counts_what_lives_at_once(variant: Any, tokens: int, scores: int) -> None:
+    """Eager attention forms the scores twice, the fused one once, packed kernels never."""
+    found = expected(measurement(variant, 512, batch=4), GraphShape(12, 384, 1536), 9)
+    assert found is not None
+    attention, feed_forward = 5 * 384 * tokens * 4, (2 * 384 + 2 * 1536) * tokens * 4
+    assert found.scores == scores
+    assert found.activations + found.scores == max(attention + scores, feed_forward)
+    assert found.weights == 9
+
+
+def test_without_a_shape_there_is_no_theory() -> None:
+    shapes: Sequence[GraphShape] = [GraphShape(None, 384, 1536), GraphShape(12, None, None)]
+    assert [expected(measurement(), shape, 9) for shape in shapes] == [None, None]
+    assert expected(measurement("portable"), GraphShape(12, 384, 1536), 9) is None
