@@ -370,7 +370,7 @@ def test_shared_pages_are_counted_once_in_proportional_memory(holder: Holder) ->
 
 def test_a_control_group_counts_what_its_processes_take(holder: Holder) -> None:
     pid, hold = holder
-    with memory.control_group(f"sparse-serve-test-{os.getpid()}") as group:
+    with memory.control_group(0) as group:
         if group is None:
             pytest.skip("no control group may be made here")
         (group / "cgroup.procs").write_text(str(pid))
@@ -379,10 +379,14 @@ def test_a_control_group_counts_what_its_processes_take(holder: Holder) -> None:
         assert peak is not None
         assert 32 * MIB <= peak < 200 * MIB
         (group.parent / "cgroup.procs").write_text(str(pid))
+        left = group.with_name("sparse-serve-4194305-0")  # of a process that cannot be
+        left.mkdir()
     assert not group.exists()
+    with memory.control_group(0):
+        assert not left.exists()
 
 
 def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "missing")
-    with memory.control_group("x") as group:
+    with memory.control_group(0) as group:
         assert group is None

@@ -33,7 +33,14 @@ from sparse_serve.profiling import summary
 from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
 from sparse_serve.profiling.load import Answer, TritonLoad
 from sparse_serve.profiling.measure import Timing
-from sparse_serve.profiling.report import Axes, Measurement, Report, Variant, report_schema
+from sparse_serve.profiling.report import (
+    Axes,
+    Measurement,
+    Report,
+    Variant,
+    read_report,
+    report_schema,
+)
 from sparse_serve.profiling.subjects import find_subjects, graph_shape
 from sparse_serve.profiling.workload import BUILT_IN, REQUESTS, Batch, Tokens, make_workload, row_lengths
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
@@ -480,6 +487,25 @@ def test_tasks_that_cannot_be_measured_are_one_line(
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert message in errors
+
+
+def test_a_running_server_is_measured_as_it_is(
+    server: TritonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["profile", "tiny", f"--model-repository={server.repository}", "-u", server.grpc_url]
+    short = ["--lengths=8", "--rounds=2", "--measurement-interval=20", "--request-rate-range=50"]
+    with pytest.raises(SystemExit) as ended:
+        run(app, [*arguments, f"--output-dir={tmp_path}", *short])
+    assert ended.value.code == 0, capsys.readouterr().err
+    report = read_report(tmp_path / "report.json")
+    (measured,) = report.measurements
+    assert (measured.variant, measured.load, measured.rounds) == ("text", (None, 50.0), (1, 2))
+    assert measured.memory_bytes is None
+    assert measured.cost.core_seconds is None
+    assert measured.breakdown_us is not None
+    assert (report.environment.remote, report.environment.op_library) == (server.grpc_url, None)
+    assert report.environment.triton.startswith("2.")
+    assert "with nothing to compare it with" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:

@@ -8,6 +8,7 @@ counts a page that n processes share as an n-th in each. What a container is end
 the kernel charges to its control group, pages of files that it has read included.
 """
 
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ MEMORY_REPEATS = 3
 
 _PEAK_RESET = "5"
 
+_GROUP = "sparse-serve-"
 _CGROUPS = Path("/proc/self/cgroup")
 _MOUNTS = Path("/proc/self/mounts")
 
@@ -113,14 +115,19 @@ def _name(pid: int) -> str:
 
 
 @contextmanager
-def control_group(name: str) -> Iterator[Path | None]:
-    """Make a control group of that name inside this process's own, and remove it; None where that may not be.
+def control_group(number: int) -> Iterator[Path | None]:
+    """Make a control group inside this process's own, and remove it; None where that may not be.
 
-    It is there for its memory to be counted; nothing is limited.
+    It is there for its memory to be counted; nothing is limited. `number` tells it from this process's others.
+    Those that processes have left that were killed are removed.
     """
     group = _own_group()
-    made = None if group is None else group / name
-    if made is not None:
+    made = None if group is None else group / f"{_GROUP}{os.getpid()}-{number}"
+    if group is not None and made is not None:
+        for left in group.glob(f"{_GROUP}*-*"):
+            if not Path("/proc", left.name.removeprefix(_GROUP).partition("-")[0]).exists():
+                with suppress(OSError):
+                    left.rmdir()
         try:
             made.mkdir()
         except OSError:

@@ -274,8 +274,7 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
 
     environment = {"MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)} if for_memory else {}
     with ExitStack() as stack:
-        name = f"sparse-serve-{os.getpid()}-{next(_numbers)}"
-        group = stack.enter_context(control_group(name))
+        group = stack.enter_context(control_group(next(_numbers)))
         options = ServerOptions(
             repository=subject.repository,
             http_port=0,
