@@ -247,7 +247,8 @@ def report_of(
         expected=tuple(
             theory
             for each in measured
-            if each.concurrency == 1 and (theory := expected(each, SHAPE, 90 * MIB)) is not None
+            if each.concurrency == 1
+            and (theory := expected(each, SHAPE, 90 * MIB, [each.length] * each.batch)) is not None
         ),
         capacity=(),
         absent=tuple(absent),

@@ -405,7 +405,8 @@ def test_the_reading_says_what_is_saved() -> None:
         "the steps save: fusing (eager → fused) 51.2 ms; packing (fused → packed dense) 12.8 ms" in sentences
     )
     assert "8.8 MiB above the 200.0 MiB that the server holds at rest: 208.8 MiB in total" in sentences
-    assert "holds 300.0 MiB after all of the load; its control group was charged 420.0 MiB" in sentences
+    assert "holds 300.0 MiB (PSS, shared pages once) after all of the load" in sentences
+    assert "group was charged 420.0 MiB at most, files that were read included" in sentences
     assert "says 96: a ratio of 1.00" in sentences
     assert "takes 64.0 ms where the graph alone takes 57.6 ms" in sentences
     assert "saves no time" not in sentences

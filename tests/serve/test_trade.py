@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_report import MIB, SSAF, measurement, report_of
+from sample_report import MIB, SHAPE, SSAF, measurement, report_of
 
 from sparse_serve.profiling.capacity import _greatest
 from sparse_serve.profiling.figures import trade_figure
@@ -113,15 +113,18 @@ def test_the_greatest_that_fits_is_found_from_below(least: int, most: int) -> No
 @pytest.mark.parametrize(
     ("variant", "tokens", "scores"),
     [
-        ("padded_eager", 4 * 512, 2 * 4 * 12 * 512**2 * 4),
-        ("padded_fused", 4 * 512, 4 * 12 * 512**2 * 4),
-        ("packed_dense", 1024, 0),
-        ("model", 1024, 0),
+        ("padded_eager", 2 * 512, 2 * 2 * 12 * 512**2 * 4),
+        ("padded_fused", 2 * 512, 2 * 12 * 512**2 * 4),
+        ("packed_dense", 512 + 375, 0),
+        ("model", 512 + 375, 0),
     ],
 )
 def test_theory_counts_what_lives_at_once(variant: Any, tokens: int, scores: int) -> None:
-    """Eager attention forms the scores twice, the fused one once, packed kernels never."""
-    found = expected(measurement(variant, 512, batch=4), GraphShape(12, 384, 1536), 9)
+    """Eager attention forms the scores twice, the fused one once, packed kernels never.
+
+    Rows of 512, 375, 239 and 102 tokens are computed two at a time.
+    """
+    found = expected(measurement(variant, 512, batch=4), SHAPE, 9, [512, 375, 239, 102])
     assert found is not None
     attention, feed_forward = 5 * 384 * tokens * 4, (2 * 384 + 2 * 1536) * tokens * 4
     assert found.scores == scores
@@ -131,5 +134,5 @@ def test_theory_counts_what_lives_at_once(variant: Any, tokens: int, scores: int
 
 def test_without_a_shape_there_is_no_theory() -> None:
     shapes: Sequence[GraphShape] = [GraphShape(None, 384, 1536), GraphShape(12, None, None)]
-    assert [expected(measurement(), shape, 9) for shape in shapes] == [None, None]
-    assert expected(measurement("portable"), GraphShape(12, 384, 1536), 9) is None
+    assert [expected(measurement(), shape, 9, [128]) for shape in shapes] == [None, None]
+    assert expected(measurement("portable"), SHAPE, 9, [128]) is None

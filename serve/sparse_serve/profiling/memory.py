@@ -118,7 +118,7 @@ def _name(pid: int) -> str:
 def control_group(number: int) -> Iterator[Path | None]:
     """Make a control group inside this process's own, and remove it; None where that may not be.
 
-    It is there for its memory to be counted; nothing is limited. `number` tells it from this process's others.
+    It is there for its memory to be counted; nothing is limited. `number` tells it from others of this one.
     Those that processes have left that were killed are removed.
     """
     group = _own_group()

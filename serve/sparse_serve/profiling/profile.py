@@ -635,9 +635,10 @@ def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expect
     """Yield what theory expects of each variant's memory at each length, one request at a time."""
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
+    rows = {workload.length: workload.batches[0].row_lengths for workload in plan.workloads}
     for measurement in measurements:
         if measurement.concurrency == 1 and measurement.memory_bytes is not None:
-            theory = expected(measurement, shape, weights[measurement.variant])
+            theory = expected(measurement, shape, weights[measurement.variant], rows[measurement.length])
             if theory is not None:
                 yield theory
 

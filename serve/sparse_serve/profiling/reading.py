@@ -181,7 +181,8 @@ class _Claim:
 def _claim(found: Sequence[Verdict], noun: str) -> _Claim:
     real = [each for each in found if not each.change.is_noise]
     best = max((each for each in real if each.change.saved > 0), key=_rank, default=None)
-    worst = min((each for each in real if each.change.saved < 0), key=_rank, default=None)
+    losses = [each for each in real if each.change.saved < 0]
+    worst = max(losses, key=lambda each: (-_rank(each)[0], each.length), default=None)
     return _Claim(
         noun,
         None if best is None else _percent(best.change.saved),
@@ -224,16 +225,12 @@ def _eager_part(report: Report, model: str) -> str:
         point = (saving.model, saving.length, (saving.concurrency, saving.request_rate), saving.baseline)
         if point == (model, ours.length, ours.load, "padded_eager"):
             told = [
-                f"{_share(change)} of the {noun}"
+                f"no {noun} beyond noise" if change.is_noise else f"{_percent(change.saved)} of the {noun}"
                 for change, noun in ((saving.latency, "latency"), (saving.total_memory, "memory"))
                 if change is not None
             ]
             return f"against padded eager attention it saves {_list(told)} at {saving.length} tokens"
     return ""
-
-
-def _share(change: Change) -> str:
-    return _percent(change.saved) + (" (noise)" if change.is_noise else "")
 
 
 def findings(report: Report, model: str) -> list[str]:
@@ -353,7 +350,8 @@ def _memory_sides(report: Report, model: str) -> Iterator[str]:
     for held in report.steady:
         if (held.model, held.variant) == (model, "model"):
             known = held.pss or held.rss
-            holds = amount(known.value, "memory_bytes")
+            kind = "resident" if held.pss is None else "PSS, shared pages once"
+            holds = f"{amount(known.value, 'memory_bytes')} ({kind})"
             said += f". As deployed, arena on, it holds {holds} after all of the load"
             if held.cgroup_peak is not None:
                 peak = amount(held.cgroup_peak.value, "memory_bytes")
@@ -470,12 +468,10 @@ def _padding(report: Report, model: str) -> Iterator[str]:
         )
 
 
-_THEORY_CAUSES: dict[Variant, str] = {
-    "padded_eager": "the mask, which is spread over the scores, and buffers of the matrix products",
-    "padded_fused": "buffers of the fused kernel, and where scores are large the order they are freed in",
-    "packed_dense": "indices of the packing, copies of queries, keys and values, and the kernel's scratch",
-    "model": "indices of the packing, copies of queries, keys and values, and the kernel's scratch",
-}
+_NOT_IN_THEORY = (
+    "; theory leaves out the mask, indices, copies that the run time makes between layouts, and how it plans "
+    "its buffers"
+)
 
 
 def _theory(report: Report, model: str) -> Iterator[str]:
@@ -485,14 +481,14 @@ def _theory(report: Report, model: str) -> Iterator[str]:
         measured = report.at(model, theory.variant, theory.length, (1, None))
         if (
             (theory.model, theory.length) != (model, length)
-            or theory.variant not in _THEORY_CAUSES
+            or theory.variant in ("control", "text")
             or measured is None
             or measured.memory_bytes is None
         ):
             continue
         expects = theory.activations + theory.scores
         ratio = measured.memory_bytes.above_idle.value / expects
-        cause = f"; theory leaves out {_THEORY_CAUSES[theory.variant]}" if abs(ratio - 1) > 0.15 else ""
+        cause = _NOT_IN_THEORY if abs(ratio - 1) > 0.15 else ""
         yield (
             f"{TITLES[theory.variant].capitalize()} at {length} tokens: "
             f"{amount(measured.memory_bytes.above_idle.value, 'memory_bytes')} measured above idle, "
