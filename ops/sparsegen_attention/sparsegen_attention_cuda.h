@@ -74,7 +74,9 @@ static_assert(SparsegenMemory<float, 128>::Slots(kSharedBytesOfA100) == kMostSlo
 
 // Blocks for which a multiprocessor is to have registers: as many as leave a kernel without spills.
 template <class Element, int kWidth, bool kResident>
-constexpr int kSparsegenBlocks = !kResident || sizeof(Element) == 4 ? 1 : kWidth > 64 ? 2 : 4;
+constexpr int kSparsegenBlocks = !kResident || sizeof(Element) == 4 ? 1
+                                 : kWidth > 64                      ? 2
+                                                                    : 4;
 
 // kResident is limits.resident: a kernel of its own each, which is smaller.
 template <class Element, int kWidth, bool kResident>

@@ -24,8 +24,8 @@ FILES = (
     "element_types",
     "quantization",
 )
-# Every op, every way through it and every instruction set, without what takes long. Attention's case table is
-# that of cross-attention, which holds kernel against kernel: functions and references have nothing to overrun.
+# Every op, every way through it and every instruction set, without what takes long. Attention's case table
+# is cross-attention's, which holds kernel against kernel: functions and references have nothing to overrun.
 CASES = (
     "(test_case_table and not test_packed_attention and not test_axis_attention and not long and not bert"
     " and not aaa_512 and not 4096 and not lambda and not many_rows)"
