@@ -54,6 +54,7 @@ fi
 stop
 
 say "5. Measure memory and latency while serving, against dense attention"
-sparse-serve profile reviews -b 4 --lengths 64,128,256,512 --measurement-interval 1000 --output-dir report
+sparse-serve profile reviews -b 4 --lengths 128,512 --rounds 2 --measurement-interval 1000 --output-dir report \
+  --variants model,control,packed_dense,padded_fused,padded_eager
 
 say "Done: open report/report.html"
