@@ -41,16 +41,14 @@ template <class Element, int kPadded, bool kVector, bool kSparsegen>
 __global__ void __launch_bounds__(kThreads, kBlocksTogether<Element, kPadded>)
     AxisAttentionKernel(const __grid_constant__ PackedAttention<Element> tensors,
                         const __grid_constant__ AxisPairs pairs, const int64_t full_blocks,
-                        const int64_t groups) {
+                        const int64_t first_group) {
   extern __shared__ uint4 memory[];
   const AxisBlock<Element, kPadded, kVector, kSparsegen> block(tensors, pairs,
                                                                reinterpret_cast<float*>(memory));
   if (blockIdx.x < full_blocks) {
     block.AttendFull(blockIdx.x, full_blocks);
-  } else {
-    for (int64_t group = blockIdx.x - full_blocks; group < groups; group += gridDim.x - full_blocks) {
-      block.AttendGroup(group);
-    }
+  } else {  // no loop: what it kept from one group to the next would take registers
+    block.AttendGroup(first_group + blockIdx.x - full_blocks);
   }
 }
 
@@ -82,8 +80,13 @@ class Device {
     const int64_t groups = pairs.sizes.Groups() * tensors.num_heads;
     const int64_t full_blocks = Min(pairs.sizes.FullBlocks() * tensors.num_heads,
                                     Multiprocessors() * kBlocksTogether<Element, kPadded>);
-    LaunchKernel(op_, context_, AxisAttentionKernel<Element, kPadded, kVector, kSparsegen>,
-                 {full_blocks + groups, kThreads, shared_bytes}, tensors, pairs, full_blocks, groups);
+    const int64_t at_once = kMostBlocks - full_blocks;
+    for (int64_t first = 0; first < groups; first += at_once) {
+      const int64_t full = first == 0 ? full_blocks : 0;
+      LaunchKernel(op_, context_, AxisAttentionKernel<Element, kPadded, kVector, kSparsegen>,
+                   {full + Min(at_once, groups - first), kThreads, shared_bytes}, tensors, pairs, full,
+                   first);
+    }
   }
 
  private:
