@@ -79,6 +79,13 @@ def ask(
 
 
 @torch.no_grad()
+def tag_margin(plain: Plain, text: str, max_length: int) -> float:
+    """Return by how much the best tag of a text's tokens is above the second, where that is least."""
+    encoded = plain.tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")
+    best = plain.model(**encoded).logits[0].topk(2, -1).values
+    return float((best[:, 0] - best[:, 1]).min())
+
+
 def entities(plain: Plain, text: str, max_length: int) -> list[tuple[str, int, int, float]]:
     """Tag each word by its first piece, and join what belongs together as conlleval does."""
     encoded = plain.tokenizer(

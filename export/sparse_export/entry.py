@@ -29,7 +29,6 @@ from sparse_export.encoders.tokenizer import (
 )
 from sparse_export.entry_graphs import EntryGraphs, Progress, WantedGraphs, make_graphs
 from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphTarget
-from sparse_export.graph.int8 import DEFAULT_TARGET_CPU
 from sparse_export.graph.precision import FP32, PRECISIONS, Precision, precision_of
 from sparse_export.graph.text import TextReading, obstacle
 from sparse_export.graph.tokenizer.derive import derive_tables
@@ -45,6 +44,7 @@ from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
+from sparse_serve.processor import has_vnni
 from sparse_serve.repository.config import ALL_CORES, Computing
 from sparse_serve.repository.entries import (
     EntrySpec,
@@ -405,7 +405,9 @@ def _target(options: ExportOptions) -> GraphTarget:
 
 def _target_cpu(options: ExportOptions) -> TargetCpu | None:
     """Return what a quantized graph is made for; None where none is asked for."""
-    return options.target_cpu or DEFAULT_TARGET_CPU if PRECISIONS[options.dtype].is_quantized else None
+    if not PRECISIONS[options.dtype].is_quantized:
+        return None
+    return options.target_cpu or ("vnni" if has_vnni() else "any")
 
 
 def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
@@ -413,6 +415,11 @@ def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
     for option, value in {"--target-cpu": options.target_cpu, "--max-loss": options.max_loss}.items():
         if value is not None and not precision.is_quantized:
             raise OptionError(f"{option} is for --dtype int8, this is {precision.name}: leave it out")
+    if options.target_cpu == "vnni" and not has_vnni():
+        raise OptionError(
+            "--target-cpu vnni cannot be judged here: this processor has no VNNI, its sums of 8-bit integers "
+            "overflow; export on one that has, or give --target-cpu any"
+        )
     if options.max_loss is not None and not 0 <= options.max_loss <= 1:
         raise OptionError(f"--max-loss {options.max_loss:g} is out of range: a share from 0 to 1 is needed")
 

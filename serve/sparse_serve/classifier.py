@@ -36,12 +36,10 @@ from sparse_serve.errors import (
 )
 from sparse_serve.extras import needing
 from sparse_serve.op_library import Device, library_version, verify_library
-from sparse_serve.processor import exact_sums
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME, TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.repository.entries import Entry, read_entry
-from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
 
@@ -281,7 +279,6 @@ def _session(entry: Entry, version: int | None, threads: int, device: Device) ->
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(library))
-    options.add_session_config_entry(EXACT_SUMS_PARAMETER, exact_sums(entry.manifest.target_cpu))
     path = entry.path / str(chosen) / GRAPH_NAME
     try:
         with telling_memory(device, f"entry {entry.path}"):

@@ -17,17 +17,11 @@ def has_vnni() -> bool:
     return not _VNNI.isdisjoint(_CPUINFO.read_text(encoding="utf-8").split())
 
 
-def exact_sums(target_cpu: object) -> str:
-    """Return a graph's value of `EXACT_SUMS_PARAMETER`: "0" where weights are too small for it to matter."""
-    return "0" if target_cpu == "any" else "1"
-
-
 def vnni_warning(name: str, target_cpu: object) -> str | None:
-    """Return what an entry's int8 weights cost on this processor; None where nothing."""
+    """Return what is wrong with an entry's int8 weights on this processor; None where nothing is."""
     if target_cpu != "vnni" or has_vnni():
         return None
     return (
-        f"the int8 weights of '{name}' are for processors with VNNI, which this one has not: the bundled "
-        "server adds them right but slower, Triton's C++ backend wrong; for here, export it with "
-        "--target-cpu any"
+        f"the int8 weights of '{name}' are for processors with VNNI, which this one has not: sums overflow "
+        "and answers are wrong; to serve it here, export it with --target-cpu any"
     )

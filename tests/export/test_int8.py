@@ -1,6 +1,7 @@
 """`export --dtype int8`: a quarter of the weights, each text answered the same to the bit in any company."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,16 +26,19 @@ from sparse_export.parity import quality
 from sparse_serve.classifier import Classifier
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path
+from sparse_serve.processor import has_vnni
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import nested, read_config
+from sparse_serve.repository.config import nested
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import TargetCpu
-from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.triton.preflight import processor_warnings
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, masks, token_ids
 
 Array = npt.NDArray[Any]
+HERE: TargetCpu = "vnni" if has_vnni() else "any"
+# Of random weights, as a share of what varies: 7 bits lose twice as much.
+ERROR = 0.15 if HERE == "vnni" else 0.3
 WORDS = ["a", "film", "of", "great", "charm", "not", "1", "minute", "too", "long", "!", "ünïcödé"]
 
 
@@ -82,17 +86,14 @@ def test_linear_layers_and_embeddings_are_integers(int8: Exported, text_entry: E
 
 def test_manifest_and_gate(int8: Exported) -> None:
     manifest = read_entry(int8.path).manifest
-    assert (manifest.dtype, manifest.target_cpu) == ("int8", "vnni")
+    assert (manifest.dtype, manifest.target_cpu) == ("int8", HERE)
     assert int8.parity.library.max_abs_diff <= 1e-4
     assert int8.quantized is not None
     assert manifest.quantized == json.loads(json.dumps(int8.quantized.to_json()))
     for each in int8.quantized.executions.values():
         assert each.max_abs_diff > 1e-3
-        assert 0.9 < each.explained < 1
-    config = read_config(int8.path / "config.pbtxt")
-    assert config.parameters[EXACT_SUMS_PARAMETER].string_value == "1"
-    findings = [each for each in check_entry(int8.path) if each.check != "processor"]
-    assert {finding.level for finding in findings} == {Level.ok}
+        assert 1 - 4 * ERROR**2 < each.explained < 1
+    assert {finding.level for finding in check_entry(int8.path)} == {Level.ok}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,6 @@ def answer(graph: Path | bytes, feed: Feed, *, op_library: bool = True) -> Array
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    options.add_session_config_entry(EXACT_SUMS_PARAMETER, "1")
     if op_library:
         options.register_custom_ops_library(str(library_path()))
     model = graph if isinstance(graph, bytes) else str(graph)
@@ -152,7 +152,7 @@ def test_every_model_stays_close_to_itself(graphs: GraphTable, name: str, mask_n
     model = make_model(attention, family, **several).eval()
     model.set_attn_implementation(attention.implementation)
     traced = graphs.path(model, "packed", GraphTarget())
-    quantized = quantized_graph(onnx.load(traced), "vnni").SerializeToString()
+    quantized = quantized_graph(onnx.load(traced), HERE).SerializeToString()
     feed = feed_of(model, mask_name)
     expected = answer(traced, feed)
     has_token = feed["attention_mask"].any(1)
@@ -160,7 +160,7 @@ def test_every_model_stays_close_to_itself(graphs: GraphTable, name: str, mask_n
     spread = expected[told].std()
     for op_library in (True, False):
         logits = answer(quantized, feed, op_library=op_library)
-        assert np.abs(logits - expected)[told].std() < 0.15 * spread
+        assert np.abs(logits - expected)[told].std() < ERROR * spread
         np.testing.assert_array_equal(logits[~told], expected[~told])
     if mask_name != "some_rows_empty":
         return  # tokens that are queries and no keys go by standard operators
@@ -173,14 +173,14 @@ def test_every_model_stays_close_to_itself(graphs: GraphTable, name: str, mask_n
 def test_a_gelu_of_several_nodes_stays_what_it_is(model: PreTrainedModel, graphs: GraphTable) -> None:
     """Before opset 20 there is no operator for it."""
     traced = graphs.path(model, "packed", GraphTarget(18))
-    quantized = quantized_graph(onnx.load(traced), "vnni")
+    quantized = quantized_graph(onnx.load(traced), HERE)
     ops = [node.op_type for node in quantized.graph.node]
     assert ops.count("Erf") == 2
     assert "RequantizeGelu" not in ops
     feed = feed_of(model, "some_rows_empty")
     expected = answer(traced, feed)
     difference = answer(quantized.SerializeToString(), feed) - expected
-    assert 0 < difference.std() < 0.15 * expected.std()
+    assert 0 < difference.std() < ERROR * expected.std()
 
 
 def test_weights_of_seven_bits(model: PreTrainedModel, graphs: GraphTable) -> None:
@@ -254,11 +254,15 @@ def test_a_metric_may_lose_as_much_as_is_accepted(judged: float, passes: bool) -
 
 @pytest.mark.parametrize("has_vnni", [True, False])
 def test_a_processor_without_vnni_is_told(
-    int8: Exported, monkeypatch: pytest.MonkeyPatch, has_vnni: bool
+    int8: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_vnni: bool
 ) -> None:
     monkeypatch.setattr("sparse_serve.processor.has_vnni", lambda: has_vnni)
-    found = [each.message for each in check_entry(int8.path) if each.level is Level.warning]
-    assert found == processor_warnings(int8.path.parent, ["tiny"])
+    entry = shutil.copytree(int8.path.parent, tmp_path / "repository") / "tiny"
+    for manifest in entry.parent.rglob("manifest.json"):
+        told = manifest.read_text(encoding="utf-8")
+        manifest.write_text(told.replace('"target_cpu": "any"', '"target_cpu": "vnni"'), encoding="utf-8")
+    found = [each.message for each in check_entry(entry) if each.level is Level.warning]
+    assert found == processor_warnings(entry.parent, ["tiny"])
     assert [message[:52] for message in found] == (
         [] if has_vnni else ["the int8 weights of 'tiny' are for processors with V"]
     )

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from few_layers import few_layers
-from plain_answers import Plain, ask, entities
+from plain_answers import Plain, ask, entities, tag_margin
 from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.client import Client
@@ -31,6 +31,7 @@ MAX_LENGTH = {"squad": 96, "wnut17": 128}
 STRIDE = 24
 QUESTIONS = 100
 TWEETS = 400
+TIE = 1e-4
 TAGS = ("O", "B-person", "I-person", "B-location", "I-location")
 # Where an answer is this little better than the next, rounding may choose.
 CLOSE = 1e-4
@@ -114,9 +115,12 @@ def test_tweets(corpora: Corpora) -> None:
     ]
     with Client(corpora.url, "grpc") as client:
         served = client.entities("wnut17", texts)
-    found = 0
+    found, ties = 0, 0
     for text, reply in zip(texts, served, strict=True):
         expected = entities(corpora.models["wnut17"], text, MAX_LENGTH["wnut17"])
+        if tag_margin(corpora.models["wnut17"], text, MAX_LENGTH["wnut17"]) < TIE:
+            ties += 1  # rounding decides, of processors and of batches
+            continue
         assert [(each.label, each.start, each.end) for each in reply.entities] == [
             each[:3] for each in expected
         ]
@@ -127,3 +131,4 @@ def test_tweets(corpora: Corpora) -> None:
         found += len(expected)
     assert len(texts) == TWEETS
     assert found > TWEETS
+    assert ties <= 3

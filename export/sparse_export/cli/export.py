@@ -196,7 +196,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
         typer.Option(
             help="int8: what serves it. vnni: x86 with AVX-512 VNNI, AVX-VNNI or AMX, and Arm; any: older "
             "ones too, for which weights have 7 bits.",
-            show_default="vnni",
+            show_default="vnni, on a processor without it any",
         ),
     ] = None,
     max_loss: Annotated[

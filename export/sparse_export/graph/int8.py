@@ -27,7 +27,6 @@ Array = npt.NDArray[Any]
 MIN_INPUTS, MIN_OUTPUTS = 64, 16
 MIN_TABLE = 4096
 _ZERO_POINT = 128
-DEFAULT_TARGET_CPU: TargetCpu = "vnni"
 # The magnitude that a column's largest weight becomes. Processors without VNNI add the products of two pairs
 # in 16 bits, which hold 2 · 255 · 64.
 _LARGEST: Mapping[TargetCpu, int] = {"vnni": 127, "any": 63}

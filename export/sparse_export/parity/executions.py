@@ -35,7 +35,6 @@ from sparse_serve.cuda import (
 )
 from sparse_serve.errors import CheckpointError, first_line
 from sparse_serve.op_library import DOMAIN, Device
-from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.tasks import TASK_IDS
 
 Array = npt.NDArray[Any]
@@ -174,8 +173,6 @@ def open_session(
     options.log_severity_level = 3
     if op_library is not None:
         options.register_custom_ops_library(str(op_library))
-    # What processors with VNNI answer, wherever the gate is.
-    options.add_session_config_entry(EXACT_SUMS_PARAMETER, "1")
     # So that a graph given as bytes finds weights that lie beside its file.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     # Where a provider is missing, ONNX Runtime takes the CPU without a word.

@@ -26,6 +26,7 @@ from sparse_serve.cli.options import (
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.extras import needing
 from sparse_serve.profiling.measure import STABLE_WINDOWS, Distribution, StabilityRule
 from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions, profile
 from sparse_serve.profiling.report import VARIANTS, Report, Variant
@@ -104,6 +105,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         typer.Option(
             "-u",
             "--url",
+            envvar="SPARSE_SERVE_PROFILE_URL",  # that of the others says whom to ask, not what to measure
             help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
         ),
     ] = None,
@@ -178,6 +180,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     Starts servers of its own on free loopback ports and stops them. Ctrl-C leaves a report of what was
     measured, marked as a part.
     """
+    with needing("profile", "serve,report"):  # what draws, before all is measured
+        import matplotlib  # noqa: F401, PLC0415
     if concurrency_range is None and request_rate_range is None:
         concurrency_range = "1"
     if client_cores >= available_cores():

@@ -21,7 +21,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN
-from sparse_serve.processor import exact_sums
 from sparse_serve.repository.config import (
     ALL_CORES,
     CONFIG_NAME,
@@ -45,7 +44,6 @@ from sparse_serve.repository.config import (
 from sparse_serve.repository.contents import MANIFEST_NAME, MODEL_NAME, Contents
 from sparse_serve.repository.manifest import Manifest, read_manifest
 from sparse_serve.repository.staging import replaced_folders
-from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer
 
@@ -315,8 +313,6 @@ def config_of_graph(
             op_library=op_library,
             computing=computing,
         )
-    if manifest.target_cpu is not None:
-        config.parameters[EXACT_SUMS_PARAMETER].string_value = exact_sums(manifest.target_cpu)
     return config
 
 

@@ -21,8 +21,6 @@ TUNABLE = frozenset(
 """The parts of a configuration that are the operator's; the name is held against the folder."""
 
 THREADS_PARAMETER = "intra_op_thread_count"
-EXACT_SUMS_PARAMETER = "session.x64quantprecision"
-"""ONNX Runtime's own: "1" for right sums of 8-bit integers on x86 without VNNI too, slower there alone."""
 
 SESSION_PARAMETERS = frozenset(
     {
@@ -32,7 +30,6 @@ SESSION_PARAMETERS = frozenset(
         "enable_mem_arena",
         "enable_mem_pattern",
         "execution_mode",
-        EXACT_SUMS_PARAMETER,
         "gpu_mem_limit",
         "inter_op_thread_count",
         THREADS_PARAMETER,

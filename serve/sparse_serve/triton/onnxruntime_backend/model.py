@@ -29,7 +29,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 # Before any other version of the package that may be installed where Triton runs.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_serve.repository.tunable import EXACT_SUMS_PARAMETER
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
@@ -433,7 +432,6 @@ class TritonPythonModel:
         options.inter_op_num_threads = max(0, self._integer("inter_op_thread_count"))
         options.enable_cpu_mem_arena = self._boolean("enable_mem_arena", options.enable_cpu_mem_arena)
         options.enable_mem_pattern = self._boolean("enable_mem_pattern", options.enable_mem_pattern)
-        options.add_session_config_entry(EXACT_SUMS_PARAMETER, self.parameters.get(EXACT_SUMS_PARAMETER, "1"))
         if DEVICE_INITIALIZERS in self.parameters:
             options.add_session_config_entry(DEVICE_INITIALIZERS, self.parameters[DEVICE_INITIALIZERS])
         for library in config.get("model_operations", {}).get("op_library_filename", []):
