@@ -1,7 +1,7 @@
 """The library with kernels for CPUs and GPUs, without a GPU: it loads, and answers as the other one does.
 
 It is built for one compute capability, which takes minutes the first time and is kept: with
-SPARSE_OPS_TEST_CUDA set, as CI does, or where it has been built before. Any test of the ops runs on it with
+SPARSE_OPS_TEST_CUDA set, or where it has been built before. Any test of the ops runs on it with
 `SPARSE_OPS_TEST_LIBRARY=build/cuda_test/ops/libsparse_ops_cuda.so`.
 """
 
