@@ -100,12 +100,12 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     client_cores: Annotated[
         int, typer.Option(min=0, help="Cores that the measuring client has to itself.")
     ] = 0,
-    url: Annotated[
+    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on it.
+    profile_url: Annotated[
         str | None,
         typer.Option(
             "-u",
             "--url",
-            envvar="SPARSE_SERVE_PROFILE_URL",  # that of the others says whom to ask, not what to measure
             help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
         ),
     ] = None,
@@ -189,7 +189,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
-    if url is not None and variants != ",".join(VARIANTS):
+    if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     options = ProfileOptions(
         repository=model_repository,
@@ -212,7 +212,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         text_pair_column=text_pair_column,
         label_column=label_column,
         task_mix=_task_mix(task, task_mix),
-        url=url,
+        url=profile_url,
         memory_limit=_memory("--memory-limit", memory_limit),
         budget=Budget(_memory("--memory-budget", memory_budget), latency_budget, min_throughput),
     )
