@@ -27,13 +27,18 @@ OPTIONS = [
     if option.param_type_name == "option"
 ]
 
+# `classify --url` asks a server; `profile --url` decides what is measured. One variable must not mean both.
+OF_ANOTHER_NAME = {("profile", "--url"): "SPARSE_SERVE_PROFILE_URL"}
+
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_an_option_reads_the_variable_of_its_name(
     command: typer.core.TyperCommand, option: typer.core.TyperOption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (long,) = (name for name in option.opts if name.startswith("--"))
-    variable = f"SPARSE_SERVE_{long.removeprefix('--').replace('-', '_').upper()}"
+    variable = OF_ANOTHER_NAME.get(
+        (command.name or "", long), f"SPARSE_SERVE_{long.removeprefix('--').replace('-', '_').upper()}"
+    )
     monkeypatch.setenv(variable, "from outside")
     context = command.make_context(command.name, [], resilient_parsing=True)
     assert option.resolve_envvar_value(context) == "from outside"
