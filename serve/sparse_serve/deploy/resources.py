@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from sparse_serve.deploy.limits import Limits, full_batches, instances
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.report import Measurement, Report
-from sparse_serve.repository.config import CONFIG_NAME, device_of, parameters, read_config
+from sparse_serve.repository.check import served_on
+from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
 from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.tunable import THREADS_PARAMETER
 
@@ -71,16 +72,12 @@ def needed_resources(entry: Entry, limits: Limits, report: Path | None, gpus: in
 
 
 def _gpus(entry: Entry, asked: int | None) -> int:
-    is_on_gpu = _is_on_gpu(entry)
+    is_on_gpu = served_on(entry) == "cuda"
     if is_on_gpu and asked == 0:
         raise OptionError(
             f"--gpus 0 leaves '{entry.name}' without the GPU that it computes on: give 1 or more"
         )
     return int(is_on_gpu) if asked is None else asked
-
-
-def _is_on_gpu(entry: Entry) -> bool:
-    return device_of(read_config(entry.graph_path / CONFIG_NAME)) == "cuda"
 
 
 def _cores(entry: Entry) -> int | None:
@@ -97,7 +94,7 @@ def _estimated(entry: Entry) -> tuple[int, str]:
         f"estimated from files and batches: measure it with sparse-serve profile {entry.name}, and give "
         "deploy --report"
     )
-    if _is_on_gpu(entry):  # whose memory has what is computed
+    if served_on(entry) == "cuda":  # whose memory has what is computed
         return _SERVER_MEMORY + _CUDA_MEMORY + copies * weights, basis
     return _SERVER_MEMORY + copies * weights + _arena_growth(entry) * computed, basis
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from sparse_serve.profiling.estimates import Estimate
@@ -78,17 +79,8 @@ def savings_figure(report: Report, model: str, quantity: Quantity) -> Markup | N
     def paint(drawing: Drawing) -> None:
         axes = drawing.axes
         for saving, change in found:
-            color = MUTED if change.is_noise else COLORS[saving.baseline]
             x, y = place(saving), 100 * change.saved
-            (bar,) = axes.bar(
-                x,
-                y,
-                0.92 * width,
-                color=color,
-                hatch="///" if change.is_noise else None,
-                edgecolor=PAPER,
-                lw=0,
-            )
+            bar = _bar(axes, x, y, width, COLORS[saving.baseline], is_noise=change.is_noise)
             bounds = ""
             if change.low is not None and change.high is not None:
                 low, high = 100 * change.low, 100 * change.high
@@ -326,16 +318,7 @@ def split_figure(report: Report, model: str, quantity: Quantity) -> Markup | Non
                 if step is None:
                     continue
                 x, y = place + (number - (len(steps) - 1) / 2) * width, step.saved / unit
-                color = MUTED if step.is_noise else _STEP_COLORS[name]
-                (bar,) = axes.bar(
-                    x,
-                    y,
-                    0.92 * width,
-                    color=color,
-                    hatch="///" if step.is_noise else None,
-                    edgecolor=PAPER,
-                    lw=0,
-                )
+                bar = _bar(axes, x, y, width, _STEP_COLORS[name], is_noise=step.is_noise)
                 if step.low is not None and step.high is not None:
                     axes.plot([x, x], [step.low / unit, step.high / unit], color=INK, lw=1, zorder=3)
                 verdict = ": noise" if step.is_noise else ""
@@ -456,6 +439,20 @@ def trade_figure(report: Report, quantity: Quantity) -> Markup | None:
         axes.set_title(f"{points[0][0].length} tokens")
 
     return draw(paint, f"quality against {QUANTITY_TITLES[quantity]}")
+
+
+def _bar(axes: Axes, x: float, y: float, width: float, color: str, *, is_noise: bool) -> Rectangle:
+    """Draw one of several bars side by side; grey and hatched where it is noise."""
+    drawn = axes.bar(
+        x,
+        y,
+        0.92 * width,
+        color=MUTED if is_noise else color,
+        hatch="///" if is_noise else None,
+        edgecolor=PAPER,
+        lw=0,
+    )
+    return drawn.patches[0]
 
 
 def _lines(report: Report, quantity: Quantity) -> Iterator[tuple[str, Variant, str, list[Measurement]]]:
