@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "axis_attention/axis_launch_cuda.h"
+#include "visit_element.h"
 
 using namespace sparse_ops;
 
@@ -103,7 +104,7 @@ int RunAxisAttention(const HostAxisAttention* call) {
   const cuda::AxisInputs inputs{call->sequences,   call->query_rows,   call->key_rows, call->query_borders,
                                 call->key_borders, call->query_tokens, call->rows,     call->columns};
   HostDevice device(call->full_blocks);
-  const auto run = [&](auto element) {
+  VisitElement(call->element, [&](auto element) {
     using Element = decltype(element);
     const PackedAttention<Element> tensors{static_cast<const Element*>(call->query),
                                            static_cast<const Element*>(call->key),
@@ -115,14 +116,7 @@ int RunAxisAttention(const HostAxisAttention* call) {
                                            call->scale,
                                            call->divisor};
     cuda::AxisLaunch<HostDevice, Element>(device, tensors, inputs, fixed, call->sparsegen != 0);
-  };
-  if (call->element == 0) {
-    run(float{});
-  } else if (call->element == 1) {
-    run(Half{});
-  } else {
-    run(BFloat16{});
-  }
+  });
   return device.is_whole() ? 0 : 1;
 }
 }

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/attention_launch_cuda.h"
 #include "axis_mask/axis_mask_cuda.h"
 #include "softmax_attention/softmax_attention_cuda.h"
 #include "sparsegen_attention/sparsegen_attention_cuda.h"
 #include "sparsegen_lin/sparsegen_lin_cuda.h"
+#include "visit_element.h"
 
 using namespace sparse_ops;
 
@@ -37,18 +39,6 @@ class SharedMemory {
   size_t bytes_;
   std::vector<unsigned char> memory_;
 };
-
-template <int kWidthValue>
-struct Width {
-  static constexpr int value = kWidthValue;
-};
-
-template <class Visit>
-void VisitElement(int element, const Visit& visit) {
-  if (element == 0) return visit(float{});
-  if (element == 1) return visit(Half{});
-  visit(BFloat16{});
-}
 
 }  // namespace
 
@@ -86,7 +76,7 @@ int RunAttention(const HostAttention* call) {
                       call->key_rows};
     launch.aligned = call->head_size * static_cast<int64_t>(sizeof(Element)) % 16 == 0;
     launch.tiles = cuda::QueryTileCount(launch.borders);
-    const auto run = [&](auto width) {
+    cuda::VisitWidth(call->head_size, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       if (call->support == nullptr) {
         SharedMemory memory(cuda::SoftmaxMemory<Element, kWidth>::kBytes);
@@ -114,14 +104,7 @@ int RunAttention(const HostAttention* call) {
         }
         if (!memory.is_whole()) result = 1;
       }
-    };
-    if (call->head_size <= 32) {
-      run(Width<32>{});
-    } else if (call->head_size <= 64) {
-      run(Width<64>{});
-    } else {
-      run(Width<128>{});
-    }
+    });
   });
   return result;
 }
