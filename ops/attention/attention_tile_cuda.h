@@ -331,6 +331,29 @@ class TileStages {
     }
   }
 
+  // Calls on_keys(warp, i, tile) and then on_values(warp, tile) by every warp, for each tile i of the rows.
+  template <class OnKeys, class OnValues>
+  SPARSE_OPS_BOTH void ForKeysAndValues(const AttentionBlock& block, const HeadRows<Element>& keys,
+                                        const HeadRows<Element>& values, const OnKeys& on_keys,
+                                        const OnValues& on_values) const {
+    ForEach(
+        block, 2 * ((keys.rows + kTileKeys - 1) / kTileKeys),
+        [&](int64_t i, Element* tile) {
+          HeadRows<Element> rows = keys;
+          if (i % 2 != 0) rows.first = values.first;
+          LoadTile<kWidth>(block, rows, i / 2 * kTileKeys, tile);
+        },
+        [&](int64_t i, const Element* tile) {
+          block.Warps([&](const Warp& warp) {
+            if (i % 2 == 0) {
+              on_keys(warp, i / 2, tile);
+            } else {
+              on_values(warp, tile);
+            }
+          });
+        });
+  }
+
  private:
   Element* memory_;
 };

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kWarpLanes)
     AddOffsetsKernel(const __grid_constant__ AxisPairs pairs, const __grid_constant__ Offsets offsets) {
   AddOffsets(Warp(0), pairs, offsets);
 }
-__global__ void __launch_bounds__(kThreads) PlanSequencesKernel(const __grid_constant__ AxisPairs pairs) {
+__global__ void __launch_bounds__(kThreads, 1) PlanSequencesKernel(const __grid_constant__ AxisPairs pairs) {
   const auto warp = static_cast<int32_t>(threadIdx.x) / kWarpLanes;
   const int32_t step = static_cast<int32_t>(gridDim.x) * kBlockWarps;
   for (int64_t s = int64_t{blockIdx.x} * kBlockWarps + warp; s < pairs.sizes.sequences; s += step) {

@@ -78,26 +78,17 @@ class SoftmaxTile {
   SPARSE_OPS_BOTH void AttendTiles() {
     const HeadRows<Element> keys = RowsOf(launch_, launch_.tensors.key, head_, tile_.key, tile_.keys);
     const HeadRows<Element> values = RowsOf(launch_, launch_.tensors.value, head_, tile_.key, tile_.keys);
-    const int64_t key_tiles = (tile_.keys + kTileKeys - 1) / kTileKeys;
     Each<typename Product::Weights> weights;
-    stages_.ForEach(
-        block_, 2 * key_tiles,
-        [&](int64_t i, Element* tile) {
-          HeadRows<Element> rows = keys;
-          if (i % 2 != 0) rows.first = values.first;
-          LoadTile<kWidth>(block_, rows, i / 2 * kTileKeys, tile);
+    stages_.ForKeysAndValues(
+        block_, keys, values,
+        [&](const Warp& warp, int64_t i, const Element* tile) {
+          Scores scores;
+          Product::Multiply(warp, fragments_[warp.index()], queries_, tile, &scores);
+          Weigh(warp, tile_.keys - i * kTileKeys, &scores);
+          Product::Round(warp, scores, &weights[warp.index()]);
         },
-        [&](int64_t i, const Element* tile) {
-          block_.Warps([&](const Warp& warp) {
-            if (i % 2 == 0) {
-              Scores scores;
-              Product::Multiply(warp, fragments_[warp.index()], queries_, tile, &scores);
-              Weigh(warp, tile_.keys - i / 2 * kTileKeys, &scores);
-              Product::Round(warp, scores, &weights[warp.index()]);
-            } else {
-              Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
-            }
-          });
+        [&](const Warp& warp, const Element* tile) {
+          Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
         });
   }
 

@@ -426,24 +426,16 @@ class SparsegenTile {
       });
     });
     Each<typename Product::Weights> weights;
-    stages_.ForEach(
-        block_, 2 * key_tiles_,
-        [&](int64_t i, Element* tile) {
-          HeadRows<Element> rows = keys_;
-          if (i % 2 != 0) rows.first = values_.first;
-          LoadTile<kWidth>(block_, rows, i / 2 * kTileKeys, tile);
+    stages_.ForKeysAndValues(
+        block_, keys_, values_,
+        [&](const Warp& warp, int64_t i, const Element* tile) {
+          Scores scores;
+          Score(warp, i, tile, &scores);
+          Weigh(warp, &scores);
+          Product::Round(warp, scores, &weights[warp.index()]);
         },
-        [&](int64_t i, const Element* tile) {
-          block_.Warps([&](const Warp& warp) {
-            if (i % 2 == 0) {
-              Scores scores;
-              Score(warp, i / 2, tile, &scores);
-              Weigh(warp, &scores);
-              Product::Round(warp, scores, &weights[warp.index()]);
-            } else {
-              Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
-            }
-          });
+        [&](const Warp& warp, const Element* tile) {
+          Product::AddValues(warp, weights[warp.index()], tile, &sums_[warp.index()]);
         });
     Write();
   }
