@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnxruntime
 import pynvml
 import pytest
 import yaml
+from fake_nvml import H200, no_driver, one_h200
 from image_runs import FAKE_TRITON, check_in_image, entrypoint
 from manifests import require_valid_compose
 from test_launcher import FAKE_TRITON as RECORDING_TRITON
@@ -22,10 +22,11 @@ from tiny_entry import DOCKER, MAX_LENGTH, edit, tiny_text_graph
 from sparse_serve import cuda, op_library
 from sparse_serve.classifier import Classifier
 from sparse_serve.cli import app, run
-from sparse_serve.cuda import CUDA_PROVIDER, CudaDevice, Machine, is_out_of_memory, probe
+from sparse_serve.cuda import CUDA_PROVIDER, Machine, is_out_of_memory, probe
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DeviceError, OpLibraryError, OptionError, ServerError
 from sparse_serve.info import read_info
+from sparse_serve.nvml import CudaDevice
 from sparse_serve.op_library import CUDA_LIBRARY_NAME, LIBRARY_NAME, library_path
 from sparse_serve.repository import check
 from sparse_serve.repository.check import Level, check_entry
@@ -38,7 +39,6 @@ from sparse_serve.triton.server import Server, ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
 
-H200 = CudaDevice("NVIDIA H200", 141 * 10**9, (9, 0))
 WHOLE = Machine(
     devices=(H200,),
     driver="580.65",
@@ -147,28 +147,12 @@ def test_nothing_is_in_the_way_of_a_whole_machine(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_probe_reads_nvml_and_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlSystemGetCudaDriverVersion_v2": 12040,
-        "nvmlSystemGetDriverVersion": "550.54",
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": "handle",
-        "nvmlDeviceGetName": "NVIDIA H200",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 * 10**9),
-        "nvmlDeviceGetCudaComputeCapability": (9, 0),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    one_h200(monkeypatch)
     found = probe()
-    assert (found.devices, found.driver, found.driver_cuda) == ([H200], "550.54", (12, 4))
+    assert (found.devices, found.driver, found.driver_cuda) == ((H200,), "550.54", (12, 4))
     assert found.onnxruntime == onnxruntime.__version__
     assert list(found.providers) == onnxruntime.get_available_providers()
-
-    def broken() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", broken)
+    no_driver(monkeypatch, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     assert probe().fault
 
 

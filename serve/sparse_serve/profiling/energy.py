@@ -6,9 +6,11 @@ Both count for the whole package or device, whoever used it. What cannot be read
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
+from sparse_serve.nvml import open_gpus
 from sparse_serve.profiling.measure import GpuSample
 
 _PACKAGES = Path("/sys/class/powercap")
@@ -33,7 +35,9 @@ class PowerMeter:
         self._packages = dict.fromkeys(energy_counters(), 0)
         self._last = {path: _microjoules(path) for path in self._packages}
         self._limits = {path: _microjoules(path.with_name("max_energy_range_uj")) for path in self._packages}
-        self.gpus = _gpus()
+        self.gpus: list[Any] = []
+        with suppress(pynvml.NVMLError):
+            self.gpus = open_gpus()
 
     def energy_mj(self) -> int:
         """Return a count of energy in mJ, of all counters together, that only grows; 0 where there are none.
@@ -67,15 +71,7 @@ class PowerMeter:
         return found
 
 
-def _gpus() -> list[object]:
-    try:
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-
-
-def _sample(gpu: object) -> GpuSample:
+def _sample(gpu: Any) -> GpuSample:
     utilisation = clock = power = None
     with suppress(pynvml.NVMLError):
         utilisation = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
