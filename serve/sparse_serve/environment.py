@@ -31,7 +31,7 @@ class Gpu(_Record):
     """One NVIDIA device; `cuda` is the highest version its driver supports.
 
     Clocks of its multiprocessors in MHz, the highest and the one set for applications; None what it does not
-    tell. Whether clocks are locked no driver tells: it shows in the clocks while something computes.
+    tell. Whether clocks are locked no driver tells: theirs do not vary while something computes.
     """
 
     name: str

@@ -55,12 +55,14 @@ def test_gpus_are_read_and_what_they_do_not_tell_is_absent(monkeypatch: pytest.M
         nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 1000 * (gpu + 1),
         nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=40 * gpu),
         nvmlDeviceGetClockInfo=1980,
+        nvmlDeviceGetCurrentClocksThrottleReasons=0b101,
         nvmlDeviceGetPowerUsage=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
         nvmlDeviceGetComputeRunningProcesses=lambda gpu: processes if gpu else [],
     )
     monkeypatch.setattr(energy, "_PACKAGES", Path("/missing"))
     meter = PowerMeter()
     assert meter.energy_mj() == 3000
-    assert meter.gpu_sample() == GpuSample(utilisation=0.4, sm_clock_mhz=1980.0, power_watts=None)
+    assert meter.gpu_sample() == GpuSample(0.4, 1980.0, power_watts=None, clock_limits=("power cap",))
+    assert meter.gpu_free_bytes() == 2 * 140 * 10**9
     assert meter.gpu_bytes([11, 13, 99]) == 3 << 20
     assert meter.gpu_bytes([13]) is None

@@ -11,12 +11,13 @@ the kernel charges to its control group, pages of files that it has read include
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from sparse_serve.errors import ServerError
+from sparse_serve.profiling.gpu_memory import GpuReading, GpuWatch
 
 # How often a request is measured in one server.
 MEMORY_REPEATS = 3
@@ -173,11 +174,15 @@ def _own_group() -> Path | None:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first."""
+    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first.
+
+    `gpu` is what it took on GPUs; None where it computes on none.
+    """
 
     idle_bytes: int
     idle_pss_bytes: int | None
     repeats: tuple[int, ...]
+    gpu: GpuReading | None = None
 
     @property
     def peak_above_idle_bytes(self) -> int:
@@ -194,6 +199,7 @@ def measure_memory(
     process_ids: Callable[[], Sequence[int]],
     warm_up: Callable[[], object],
     requests: Mapping[Key, Callable[[], object]],
+    watch: GpuWatch | None = None,
 ) -> dict[Key, MemoryReading]:
     """Measure the peak memory of each of `requests` above what the server holds after `warm_up`.
 
@@ -202,6 +208,7 @@ def measure_memory(
         warm_up: one tiny request, which makes the server allocate what every later one uses again.
         requests: what is measured, one after another, the smallest first: what a greater one leaves
             allocated would be counted again. Each is sent once in each of `MEMORY_REPEATS` repeats.
+        watch: sees the GPUs that the server computes on; None where it computes on none.
 
     Raises:
         ServerError: a process ended, or its peak cannot be reset.
@@ -211,9 +218,11 @@ def measure_memory(
     readings = {}
     for key, request in requests.items():
         repeats = []
-        for _ in range(MEMORY_REPEATS):
-            reset_peaks(process_ids())
-            request()
-            repeats.append(max(0, peak_bytes(process_ids()) - idle))
-        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats))
+        with nullcontext() if watch is None else watch.sampling():
+            for _ in range(MEMORY_REPEATS):
+                reset_peaks(process_ids())
+                request()
+                repeats.append(max(0, peak_bytes(process_ids()) - idle))
+        gpu = None if watch is None else watch.read(process_ids())
+        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats), gpu)
     return readings

@@ -98,7 +98,10 @@ _MEMORY_METHOD = (
     "at once, and it is read again; the median is the server's peak. Pages that processes share (tensors in "
     "/dev/shm among them) count in each, and peaks of different processes are added although they need not "
     "fall together; proportional memory (PSS) counts shared pages once. As deployed, with the arena as the "
-    "entry has it, memory is read of the servers that latency was measured on, after all of their load."
+    "entry has it, memory is read of the servers that latency was measured on, after all of their load. On a "
+    "GPU servers are measured one at a time, warmed up with a short row alone: what processes hold is the "
+    "driver's (NVML), what was taken is the devices' free memory before the server less the least that was "
+    "free during requests (sampled), and the arenas' mark is from the server's log."
 )
 _LATENCY_METHOD = (
     "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
@@ -366,7 +369,8 @@ class _Run:
 
     def _measure_memory(self, plan: _Plan, number: int, found: _Findings) -> None:
         """Measure every variant at each length on a fresh server, several at a time."""
-        with _workers() as pool:
+        # What the devices lack can be told of one server at a time.
+        with _workers(1 if plan.entry.manifest.device == "cuda" else _MOST_WORKERS) as pool:
             futures = {
                 (subject, workload.length): pool.submit(self._memory_of, plan, subject, workload)
                 for workload in plan.workloads
@@ -403,7 +407,10 @@ class _Run:
             tiny = _tiny(plan)
             try:
                 return measure_memory(
-                    served.process_ids, lambda: served.load.send(tiny, (served.load.output,)), requests
+                    served.process_ids,
+                    lambda: served.load.send(tiny, (served.load.output,)),
+                    requests,
+                    served.watch,
                 )
             except SparseServeError as error:
                 raise SparseServeError(served.why(error)) from error
@@ -552,8 +559,8 @@ def _stop(future: "Future[tuple[ServedSubject, ExitStack]]") -> None:
         future.result()[1].close()
 
 
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_WORKERS, available_cores()), thread_name_prefix="profile")
+def _workers(most: int = _MOST_WORKERS) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(most, available_cores()), thread_name_prefix="profile")
 
 
 def _tiny(plan: _Plan) -> Batch:

@@ -13,6 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling.energy import PowerMeter
+from sparse_serve.profiling.gpu_memory import ARENA_LOG, GpuWatch
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.measure import GpuSample
 from sparse_serve.profiling.memory import (
@@ -171,7 +172,8 @@ class SteadyReading:
 class ServedSubject:
     """A subject on a server of its own, or on a running one that is seen from outside, and its clients.
 
-    `before_bytes` is the server's resident memory before it was asked for anything.
+    `before_bytes` is the server's resident memory before it was asked for anything; `watch` sees the GPUs
+    where memory is measured of one that computes on them.
     """
 
     subject: Subject
@@ -180,6 +182,7 @@ class ServedSubject:
     gauges: ServerGauges | None = None
     group: Path | None = None
     before_bytes: int = 0
+    watch: GpuWatch | None = None
 
     @property
     def load(self) -> TritonLoad:
@@ -257,9 +260,10 @@ def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
 def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -> Iterator[ServedSubject]:
     """Serve one subject alone on free loopback ports, for so many `clients`.
 
-    With `for_memory`, ONNX Runtime's arena
-    is off and the C library gives blocks back as soon as they are freed. The server has a control group of
-    its own where one may be made.
+    With `for_memory`, ONNX Runtime's CPU arena is off and the C library gives blocks back as soon as they are
+    freed; of a server that computes on GPUs its arenas there are watched, and it warms up with a short row
+    alone, so that they have what requests need. The server has a control group of its own where one may be
+    made.
 
     Raises:
         ServerError: the server could not be started or does not answer.
@@ -271,7 +275,9 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
             config.parameters["intra_op_thread_count"].string_value = str(place.threads)
             if for_memory:
                 config.parameters["enable_mem_arena"].string_value = "0"
+                del config.model_warmup[1:]
 
+    is_watched = for_memory and subject.entry.manifest.device == "cuda"
     environment = {"MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)} if for_memory else {}
     with ExitStack() as stack:
         group = stack.enter_context(control_group(next(_numbers)))
@@ -283,13 +289,16 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
             portable=subject.variant == "portable",
             environment=environment,
             control_group=group,
+            extra_args=(ARENA_LOG,) if is_watched else (),
         )
+        server = TritonServer(options, RepositoryView(subject.loads, edit))
+        watch = GpuWatch(place.meter, server.log_path) if is_watched else None
         with on_cores(place.cores):
-            server = stack.enter_context(TritonServer(options, RepositoryView(subject.loads, edit)))
+            stack.enter_context(server)
         before = resident_bytes(server.process_ids())
         gauges = ServerGauges(server, place.meter)
         loads = tuple(_clients(stack, subject, server.grpc_url, clients, gauges))
-        yield ServedSubject(subject, server, loads, gauges, group, before)
+        yield ServedSubject(subject, server, loads, gauges, group, before, watch)
 
 
 @contextmanager
