@@ -3,7 +3,7 @@
 import csv
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +119,7 @@ def test_servers_on_a_gpu_are_watched_where_memory_is_measured(
 
     class Server:
         log_path, grpc_url = tmp_path / "log", ""
+        grpc_headers: Mapping[str, str] = {}
 
         def __init__(self, options: ServerOptions, view: Any) -> None:
             started.append((options, view))

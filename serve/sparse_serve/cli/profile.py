@@ -109,6 +109,10 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
         ),
     ] = None,
+    docker: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Measure containers of this image, as serve --mode docker runs."),
+    ] = None,
     inputs: Annotated[
         Path | None,
         typer.Option(help="Texts, one a line, that are cut to the lengths.", show_default="built-in texts"),
@@ -191,6 +195,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         )
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
+    if docker is not None and (profile_url is not None or not docker or docker.startswith("-")):
+        raise OptionError(f"--docker '{docker}' is no image, or stands beside --url: give one of the two")
     options = ProfileOptions(
         repository=model_repository,
         names=list(dict.fromkeys(names)),
@@ -213,6 +219,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         label_column=label_column,
         task_mix=_task_mix(task, task_mix),
         url=profile_url,
+        image=docker,
         memory_limit=_memory("--memory-limit", memory_limit),
         budget=Budget(_memory("--memory-budget", memory_budget), latency_budget, min_throughput),
     )

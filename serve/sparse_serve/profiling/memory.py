@@ -25,7 +25,7 @@ MEMORY_REPEATS = 3
 _PEAK_RESET = "5"
 
 _GROUP = "sparse-serve-"
-_CGROUPS = Path("/proc/self/cgroup")
+_LISTING = "/proc/{}/cgroup"
 _MOUNTS = Path("/proc/self/mounts")
 
 Key = TypeVar("Key")
@@ -153,10 +153,25 @@ def group_peak_bytes(group: Path) -> int | None:
     return None
 
 
+def container_group(process_id: int, container: str) -> Path | None:
+    """Return the folder of the control group of the container of that id; None where it is not to be seen.
+
+    `process_id` is that of a process of it.
+    """
+    group = _group(Path(_LISTING.format(process_id)))
+    named = [] if group is None else [each for each in (group, *group.parents) if container in each.name]
+    return named[-1] if named else None
+
+
 def _own_group() -> Path | None:
-    """Return the folder of this process's group in the hierarchy that counts memory."""
+    """Return the folder of this process's group."""
+    return _group(Path(_LISTING.format("self")))
+
+
+def _group(listing: Path) -> Path | None:
+    """Return the folder of the group, in the hierarchy that counts memory, by a `/proc/PID/cgroup`."""
     try:
-        groups = [line.split(":", 2) for line in _CGROUPS.read_text(encoding="utf-8").splitlines()]
+        groups = [line.split(":", 2) for line in listing.read_text(encoding="utf-8").splitlines()]
         mounts = [line.split() for line in _MOUNTS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None

@@ -40,7 +40,8 @@ class _Record(BaseModel):
 class Environment(_Record):
     """Where the report was made; None where something is absent or not to be found out.
 
-    `remote` is the address of a running server that was measured, of which nothing else can be seen.
+    `remote` is the address of a running server that was measured, of which nothing else can be seen. `image`
+    is what containers were measured of, and its id; what is in it is its own.
     """
 
     created: datetime
@@ -54,6 +55,7 @@ class Environment(_Record):
     python: str
     package: str
     remote: str | None = None
+    image: str | None = None
 
 
 class Served(_Record):
