@@ -29,10 +29,12 @@ from sparse_serve.info import read_info
 from sparse_serve.nvml import CudaDevice
 from sparse_serve.op_library import CUDA_LIBRARY_NAME, LIBRARY_NAME, library_path
 from sparse_serve.repository import check
+from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, Computing, device_of, read_config
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.triton.container import ContainerOptions, ContainerServer
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import Server, ServerOptions
@@ -160,6 +162,7 @@ def test_what_is_written_for_a_gpu(repository: Path, text_entry: Path) -> None:
     """The graph computes there, and warms up with the longest row and the fullest batch."""
     public, graph = (read_config(repository / name / CONFIG_NAME) for name in ("tiny", "tiny_model"))
     assert (device_of(public), device_of(graph)) == ("cpu", "cuda")
+    assert public.parameters["run_tokens"].string_value == str(RUN_TOKENS_ON["cuda"])
     assert list(graph.model_operations.op_library_filename) == [LIBRARY_NAME]
     assert [(each.batch_size, list(each.inputs["input_ids"].dims)) for each in graph.model_warmup] == [
         (1, [16]),
@@ -173,6 +176,17 @@ def test_what_is_written_for_a_gpu(repository: Path, text_entry: Path) -> None:
     assert len(text[4:].split()) == MAX_LENGTH - 8
     for entry in (repository / "tiny", text_entry):
         assert json.loads((entry / "manifest.json").read_text())["device"] == "cuda"
+
+
+def test_how_much_a_gpu_is_asked_for_at_a_time_is_the_operators(repository: Path) -> None:
+    known = str(RUN_TOKENS_ON["cuda"])
+    for tokens in ("8192", "0", "many"):
+        edit(repository / "tiny" / CONFIG_NAME, f'"{known}"', f'"{tokens}"')
+        known = tokens
+        errors = list(entry_faults(read_entry(repository / "tiny")))
+        told = f"run_tokens is '{tokens}': give a number of tokens from 1"
+        assert any(told in error for error in errors) == (tokens != "8192")
+        assert len(errors) == (tokens != "8192")
 
 
 @pytest.mark.parametrize("kind", [TritonServer, ContainerServer])
