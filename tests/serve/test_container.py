@@ -26,7 +26,9 @@ from sparse_serve.cli import app, run
 from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
 from sparse_serve.profiling import memory, subjects
+from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.report import read_report
+from sparse_serve.profiling.subjects import Place
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.triton import container as container_module
@@ -38,7 +40,7 @@ from sparse_serve.triton.container import (
 )
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.server import RepositoryView, ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -130,6 +132,22 @@ def test_what_is_asked_for_is_in_the_line(
     assert (line.gpus, line.memory, line.memory_swap) == ("device=0", "4g", "4g")
     assert all(published.startswith("0.0.0.0:") for published in line.publish)
     assert line.volume == [f"{repository}:/models:ro"]
+
+
+def test_the_line_of_a_view_has_what_its_links_lead_to(repository: Path) -> None:
+    """And the cores and the key that a profile wants."""
+    place = Place(1, frozenset({3, 1}), PowerMeter(), "other:1")
+    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = place.server(options, RepositoryView(("tiny_model",), lambda _config: None))
+    written = server.launch_line()
+    line = parsed(str(written))
+    overlay, key = map(str, written.scratch)
+    assert (line.image, line.cpuset_cpus) == ("other:1", "1,3")
+    assert line.volume == [f"{overlay}:/models:ro", f"{repository}:{repository}:ro", f"{key}:{key}:ro"]
+    assert line.env == ["VERIFY=0", f"ADMIN_KEY_FILE={key}"]
+    assert server.models == ("tiny_model",)
+    assert set(server.grpc_headers) == {"triton-grpc-protocol-admin-key"}
+    assert container_server(repository).grpc_headers == {}
 
 
 @pytest.mark.parametrize(("portable", "scratch"), [([], 1), (["--portable"], 2)])
