@@ -97,7 +97,7 @@ def run(state: Path, options: argparse.Namespace) -> int:
         env={
             **json.loads((state / "environment.json").read_text()),
             **dict(variable.split("=", 1) for variable in options.env),
-            "MODEL_REPOSITORY": volumes["/models"],
+            **({"MODEL_REPOSITORY": volumes["/models"]} if "/models" in volumes else {}),
         },
         start_new_session=True,
     )

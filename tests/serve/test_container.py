@@ -143,8 +143,8 @@ def test_the_line_of_a_view_has_what_its_links_lead_to(repository: Path) -> None
     line = parsed(str(written))
     overlay, key = map(str, written.scratch)
     assert (line.image, line.cpuset_cpus) == ("other:1", "1,3")
-    assert line.volume == [f"{overlay}:/models:ro", f"{repository}:{repository}:ro", f"{key}:{key}:ro"]
-    assert line.env == ["VERIFY=0", f"ADMIN_KEY_FILE={key}"]
+    assert line.volume == [f"{path}:{path}:ro" for path in (overlay, repository, key)]
+    assert line.env == [f"MODEL_REPOSITORY={overlay}", "VERIFY=0", f"ADMIN_KEY_FILE={key}"]
     assert server.models == ("tiny_model",)
     assert set(server.grpc_headers) == {"triton-grpc-protocol-admin-key"}
     assert container_server(repository).grpc_headers == {}
@@ -385,8 +385,9 @@ def test_profile_measures_containers(
     assert len(lines) == len(groups) == 4
     for line in lines:
         served, linked, key = (volume.split(":") for volume in line.volume)
-        assert (served[1], linked) == ("/models", [str(repository), str(repository), "ro"])
-        assert {"VERIFY=0", f"ADMIN_KEY_FILE={key[0]}"} <= set(line.env)
+        assert linked == [str(repository), str(repository), "ro"]
+        told = {f"MODEL_REPOSITORY={served[0]}", "VERIFY=0", f"ADMIN_KEY_FILE={key[0]}"}
+        assert told <= set(line.env)
         assert all(published.startswith("127.0.0.1:") for published in line.publish)
     assert docker.has_none()
     assert not leftovers()

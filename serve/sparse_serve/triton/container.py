@@ -176,27 +176,34 @@ class ContainerServer(Server):
         gpus = "all" if container.gpus is None and self.device == "cuda" else container.gpus
         if gpus is not None:
             flags += ["--gpus", gpus]
-        for name, value in {**self._checks(), **self.options.environment}.items():
+        for name, value in {**self._variables(), **self.options.environment}.items():
             flags += ["--env", f"{name}={value}"]
         return flags
 
     def _volumes(self) -> dict[Path, Path]:
-        """Return what the container sees of this machine, by paths: the links of a view lead out of it."""
-        served = self._overlay if self._is_changed else self.repository
-        linked = [self.repository.resolve()] if self._is_changed else []
-        key = [self._key_file] if self.container.tells_statistics else []
-        return {served: Path(_MODELS)} | {path: path for path in (*linked, *key)}
+        """Return what the container sees of this machine, and where.
 
-    def _checks(self) -> dict[str, str]:
-        """Return the variables by which the image's entry point checks what is checked here, and no more.
+        A view is at its own path, and what its links lead to.
+        """
+        own = [self._overlay, self.repository.resolve()] if self._is_changed else []
+        key = [self._key_file] if self.container.tells_statistics else []
+        served = {} if self._is_changed else {self.repository: Path(_MODELS)}
+        return served | {path: path for path in (*own, *key)}
+
+    def _variables(self) -> dict[str, str]:
+        """Return what the image's entry point is told: to check what is checked here, and no more.
 
         Of a view, whose links it would refuse, it checks less.
         """
+        view = {"MODEL_REPOSITORY": str(self._overlay), "VERIFY": "0"}
+        key = {"ADMIN_KEY_FILE": str(self._key_file)} if self.container.tells_statistics else {}
+        if self._is_changed:
+            return view | key
         pins = " ".join(f"{name}={digest}" for name, digest in self.options.pins.items())
         return {
-            **({"MANIFEST_DIGESTS": pins} if pins and not self._is_changed else {}),
-            **({} if self.options.verify and not self._is_changed else {"VERIFY": "0"}),
-            **({"ADMIN_KEY_FILE": str(self._key_file)} if self.container.tells_statistics else {}),
+            **({"MANIFEST_DIGESTS": pins} if pins else {}),
+            **({} if self.options.verify else {"VERIFY": "0"}),
+            **key,
         }
 
     @property
