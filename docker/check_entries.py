@@ -39,6 +39,7 @@ from sparse_serve.repository.contents import (
 from sparse_serve.repository.tunable import (
     ACCELERATOR,
     ACCELERATOR_PARAMETERS,
+    FRONT_PARAMETERS,
     SESSION_PARAMETERS,
     TEXT_PARAMETERS,
     TUNABLE,
@@ -62,7 +63,7 @@ GRAPH_PARTS = TUNABLE | {
 }
 FRONT = {"backend": "sparse_serve_text"}
 FRONT_PARTS = TUNABLE | {"backend", "input", "output", "parameters"}
-PARAMETERS = TEXT_PARAMETERS | {"model", "inputs", "max_length", "truncation", "tasks", "metrics"}
+PARAMETERS = FRONT_PARAMETERS | {"model", "inputs", "max_length", "truncation", "tasks", "metrics"}
 # Of a graph that takes text: what clients read, besides what operators tune.
 TOLD_PARAMETERS = {"max_length", "truncation", "tasks"}
 LEGACY_FRONT = {"backend": "python"}

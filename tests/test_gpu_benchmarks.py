@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -26,7 +27,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    unset = {name: value for name, value in os.environ.items() if name not in ("DATA", "ENCODER", "PARTS")}
+    own = ("DATA", "ENCODER", "ENCODER_CASED", "PARTS", "SETS")
+    unset = {name: value for name, value in os.environ.items() if name not in own}
     return subprocess.run(
         [str(GPU / "run.sh"), *arguments],
         env={**unset, "PYTHON": sys.executable, **environment},
@@ -46,8 +48,18 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     with (tmp_path / "steps.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["step"] for line in lines] == [each for each in listed() if each != "model_speed"]
-    assert {line["result"] for line in lines} == {"ended well"}
-    assert "waits: DATA is not set" in (tmp_path / "aaa_bert_base.log").read_text()
+    ended = {line["step"]: line["result"] for line in lines}
+    tools = {"sanitizer": "compute-sanitizer", "profiles": "ncu"}
+    for step in ("unpack", "build", "correctness", "op_speed"):
+        assert ended[step] == "ended well"
+    for step, tool in tools.items():
+        told = "ended well" if shutil.which(tool) else f"waits: {tool} is not on PATH"
+        assert ended[step].startswith(told)
+    assert ended["ssaf_bert_base_np"] == "waits: DATA is not set: give the folder with sst1/ and sst2/"
+    assert ended["aaa_bert_base"] == (
+        "waits: ENCODER_CASED is not set: give the folder of bert-base-cased; "
+        "DATA is not set: give the folder with sst2/, cola/, mrpc/ and rte/"
+    )
     with (tmp_path / "correctness.csv").open() as file:
         judged = list(csv.DictReader(file))
     ops = {"SparsegenLin", "AxisMask"}
@@ -58,6 +70,26 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     page = (tmp_path / "RESULTS.md").read_text()
     assert "| AxisCrossAttention | bfloat16 | 2 | 2 | – |" in page
     assert "None yet." not in page
+    row = rf"^\| `ssaf_bert_base_np` \| \S+ \| 0 \| {re.escape(ended['ssaf_bert_base_np'])} \|$"
+    assert re.search(row, page, re.MULTILINE)
+
+
+def test_a_step_waits_for_what_is_not_in_its_folders(tmp_path: Path) -> None:
+    """And is no longer said to, once it has been run with them."""
+    data, encoder, out = (tmp_path / name for name in ("data", "encoder", "out"))
+    (data / "sst1").mkdir(parents=True)
+    (data / "sst1" / "train.tsv").touch()
+    encoder.mkdir()
+    given = {"DATA": str(data), "ENCODER": str(encoder), "OUT": str(out)}
+    assert run("--dry-run", "ssaf_bert_base", **given).returncode == 0
+    lacking = f"waits: ENCODER {encoder} has no config.json; DATA {data} has no sst2/train.tsv"
+    assert lacking in (out / "RESULTS.md").read_text()
+    assert not (out / "ssaf_bert_base.done").exists()
+    (encoder / "config.json").touch()
+    assert run("--dry-run", "ssaf_bert_base", SETS="sst1", **given).returncode == 0
+    page = (out / "RESULTS.md").read_text()
+    assert "has no" not in page
+    assert re.search(r"^\| `ssaf_bert_base` \|.*\| ended well \|$", page, re.MULTILINE)
 
 
 def test_what_waits_is_in_the_ledger_in_order() -> None:

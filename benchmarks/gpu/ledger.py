@@ -34,8 +34,9 @@ def read(path: Path) -> list[Line]:
 
 
 def steps(lines: Iterable[Line]) -> Iterator[list[str]]:
+    """Yield how each step ended when it was last taken: well, failed, or waiting for what it lacks."""
     yield ["step", "ended", "minutes", "result"]
-    for line in lines:
+    for line in {line["step"]: line for line in lines}.values():
         yield [f"`{line['step']}`", line["ended"], line["minutes"], line["result"]]
 
 

@@ -7,8 +7,9 @@
 #   benchmarks/gpu/run.sh --list           the steps, and the minutes that each is given
 #
 # A step that has ended well is not run again (rm OUT/STEP.done does away with that); one that was interrupted
-# goes on where its script can. A step that fails does not keep the others from running, and is named at the end.
-# What a step prints goes to the terminal and to OUT/STEP.log, its minutes to OUT/steps.csv.
+# goes on where its script can. A step whose data or tools are missing waits, with the reason, and is taken when it is
+# run again with them. A step that fails does not keep the others from running, and is named at the end. What a step
+# prints goes to the terminal and to OUT/STEP.log, its minutes to OUT/steps.csv.
 #
 #   PARTS     folder of the wheels in parts (wheels.py pack); without it nothing is unpacked or installed
 #   OUT       where results are written (results/ of this folder; of a dry run build/gpu_dry_run)
@@ -24,6 +25,13 @@ steps=(
     "unpack 3" "build 4" "correctness 6" "sanitizer 15" "op_speed 12" "model_speed 12" "profiles 6"
     "ssaf_bert_base_np 240" "ssaf_bert_base 240" "aaa_bert_base 480" "pal_bert_base 300"
 )
+
+# What a step ends with that waits, having said for what.
+waiting=75
+waits() { # REASON
+    echo "waits: $1"
+    return $waiting
+}
 
 dry_run=false
 chosen=()
@@ -70,8 +78,8 @@ unpack() {
 
 build() {
     if $dry_run; then
-        make --dry-run cuda >/dev/null 2>&1 || echo "waits: this clone has no make cuda"
-        "$PYTHON" -c 'from sparse_serve.info import read_info; print(read_info()["cuda"])'
+        "$PYTHON" -c 'from sparse_serve.info import read_info; print(read_info()["cuda"])' || return 1
+        make --dry-run cuda >/dev/null 2>&1 || waits "this clone has no make cuda"
         return
     fi
     local options=() nvcc
@@ -89,8 +97,7 @@ correctness() { "$PYTHON" $here/correctness.py --device $device "${size[@]}" --o
 sanitizer() {
     local tool status=0
     if ! command -v compute-sanitizer >/dev/null; then
-        echo "waits: compute-sanitizer is not on PATH (it comes with the CUDA toolkit)"
-        $dry_run
+        waits "compute-sanitizer is not on PATH (it comes with the CUDA toolkit)"
         return
     fi
     for tool in memcheck racecheck initcheck synccheck; do
@@ -113,8 +120,7 @@ model_speed() {
 
 profiles() {
     if ! command -v ncu >/dev/null; then
-        echo "waits: ncu is not on PATH (it comes with the CUDA toolkit); its counters may need rights"
-        $dry_run
+        waits "ncu is not on PATH (it comes with the CUDA toolkit); its counters may need rights"
         return
     fi
     local op
@@ -125,17 +131,32 @@ profiles() {
     done
 }
 
+# What a script wants: it names its folders, and what is in them, where it refuses to run without.
+lacks() { # STEP
+    local name message part status=0
+    while IFS=$'\t' read -r name message; do
+        if [[ -z ${!name:-} ]]; then
+            waits "$name is not set: give the $message" || status=$?
+            continue
+        fi
+        local wanted=config.json
+        [[ $name != DATA ]] || wanted=$(grep -o '[a-z0-9_]*/' <<<"$message")
+        for part in $wanted; do
+            [[ $part != */ || -z ${SETS:-} || " $SETS " == *" ${part%/} "* ]] || continue
+            [[ $part != */ ]] || part+=train.tsv
+            [[ -e ${!name}/$part ]] || waits "$name ${!name} has no $part" || status=$?
+        done
+    done < <(sed -n 's/^: //p' "$here/$1.sh" | grep -o '{[A-Z_]*:?[^}]*' | sed 's/^{\([A-Z_]*\):?/\1\t/')
+    return $status
+}
+
 quality() { # STEP
     if $dry_run; then
-        bash -n "$here/$1.sh" || return 1
-        local name
-        for name in $(grep -o '"\${[A-Z_]*:?' "$here/$1.sh" | tr -dc 'A-Z_\n'); do
-            [[ -n ${!name:-} ]] || echo "waits: $name is not set ($(grep -m1 "^#   $name " "$here/$1.sh" | tr -s ' #' ' '))"
-        done
-        "$PYTHON" -m py_compile $(grep -o 'benchmarks/[a-z_/]*\.py' "$here/$1.sh" | sort -u)
+        bash -n "$here/$1.sh" \
+            && "$PYTHON" -m py_compile $(grep -o 'benchmarks/[a-z_/]*\.py' "$here/$1.sh" | sort -u) && lacks "$1"
         return
     fi
-    bash "$here/$1.sh"
+    lacks "$1" && bash "$here/$1.sh"
 }
 
 run() { # STEP
@@ -156,15 +177,14 @@ for step in "${steps[@]}"; do
     fi
     echo "== $name, about $minutes minutes"
     begun=$SECONDS
-    if run "$name" > >(tee "$OUT/$name.log") 2>&1; then
-        result="ended well"
-        touch "$OUT/$name.done"
-    else
-        result="failed"
-        failed+=("$name")
-    fi
+    run "$name" 2>&1 | tee "$OUT/$name.log"
+    case ${PIPESTATUS[0]} in
+        0) result="ended well" && touch "$OUT/$name.done" ;;
+        "$waiting") result="waits: $(sed -n 's/^waits: //p' "$OUT/$name.log" | paste -sd '\t' | sed 's/\t/; /g; s/"//g')" ;;
+        *) result="failed" && failed+=("$name") ;;
+    esac
     ended=$(date -u +%Y-%m-%dT%H:%MZ)
-    echo "$name,$ended,$(((SECONDS - begun + 30) / 60)),$result" >>"$OUT/steps.csv"
+    echo "$name,$ended,$(((SECONDS - begun + 30) / 60)),\"$result\"" >>"$OUT/steps.csv"
     # After each step, as the machine may be gone before the next.
     page=$here/RESULTS.md
     if $dry_run; then

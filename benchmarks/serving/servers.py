@@ -8,8 +8,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Batch
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import RepositoryView, ServerOptions
 
 OUTPUT = "logits"
 

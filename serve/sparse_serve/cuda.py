@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 
 from sparse_serve.errors import DeviceError, first_line
+from sparse_serve.nvml import CudaDevice, read_driver
 from sparse_serve.op_library import Device
 from sparse_serve.repository.config import CUDA_OPTIONS
 
@@ -28,21 +29,6 @@ _OUT_OF_MEMORY = re.compile(
     r"|is smaller than requested bytes",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class CudaDevice:
-    """One GPU.
-
-    Attributes:
-        name: such as "NVIDIA H200".
-        memory_bytes: all of its memory.
-        capability: its compute capability, such as (9, 0).
-    """
-
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -118,31 +104,10 @@ def probe() -> Machine:
         "runtime_cuda": runtime_cuda,
     }
     try:
-        pynvml.nvmlInit()
+        driver = read_driver()
     except pynvml.NVMLError as error:
         return Machine(**found, fault=str(error))
-    try:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return Machine(
-            **found,
-            devices=[_device(handle) for handle in handles],
-            driver=str(pynvml.nvmlSystemGetDriverVersion()),
-            driver_cuda=(cuda // 1000, cuda % 1000 // 10),
-        )
-    except pynvml.NVMLError as error:
-        return Machine(**found, fault=str(error))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _device(handle: Any) -> CudaDevice:
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return CudaDevice(
-        name=str(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        capability=(int(major), int(minor)),
-    )
+    return Machine(**found, devices=driver.devices, driver=driver.version, driver_cuda=driver.cuda)
 
 
 def _runtime() -> tuple[list[str], str | None, tuple[int, int] | None]:

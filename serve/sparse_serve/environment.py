@@ -10,6 +10,7 @@ import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparse_serve.digests import file_digest
+from sparse_serve.nvml import read_driver
 from sparse_serve.op_library import instruction_set, library_version
 
 
@@ -27,12 +28,18 @@ class Cpu(_Record):
 
 
 class Gpu(_Record):
-    """One NVIDIA device; `cuda` is the highest version its driver supports."""
+    """One NVIDIA device; `cuda` is the highest version its driver supports.
+
+    Clocks of its multiprocessors in MHz, the highest and the one set for applications; None what it does not
+    tell. Whether clocks are locked no driver tells: theirs do not vary while something computes.
+    """
 
     name: str
     memory_bytes: int = Field(ge=0)
     driver: str
     cuda: str
+    max_sm_clock_mhz: int | None = None
+    application_clock_mhz: int | None = None
 
 
 class OpLibrary(_Record):
@@ -69,24 +76,20 @@ def _cpu_model() -> str:
 def read_gpus() -> tuple[Gpu, ...] | None:
     """Describe the GPUs; None where no NVIDIA driver answers."""
     try:
-        pynvml.nvmlInit()
+        driver = read_driver()
     except pynvml.NVMLError:
         return None
-    try:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(
-            Gpu(
-                name=str(pynvml.nvmlDeviceGetName(handle)),
-                memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                driver=driver,
-                cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
-            )
-            for handle in handles
+    return tuple(
+        Gpu(
+            name=device.name,
+            memory_bytes=device.memory_bytes,
+            driver=driver.version,
+            cuda=".".join(map(str, driver.cuda)),
+            max_sm_clock_mhz=device.max_sm_clock_mhz,
+            application_clock_mhz=device.application_clock_mhz,
         )
-    finally:
-        pynvml.nvmlShutdown()
+        for device in driver.devices
+    )
 
 
 def read_op_library(path: Path) -> OpLibrary:

@@ -33,8 +33,8 @@ from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Several, Task
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import RepositoryView, ServerOptions
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ def run_parser() -> argparse.ArgumentParser:
         "--memory",
         "--memory-swap",
         "--gpus",
+        "--cpuset-cpus",
     ):
         parser.add_argument(option)
     for option in ("--cap-drop", "--security-opt", "--volume", "--publish", "--env"):
@@ -52,25 +53,40 @@ def main(state: Path, arguments: Sequence[str]) -> int:
     if command == "version":
         return 0
     if command == "image":
+        return inspect_image(state, rest[-1])
+    if command == "inspect":
         return inspect(state, rest[-1])
     if command == "run":
         return run(state, run_parser().parse_args(rest))
     return end(state, rest[-1], patience=float(rest[1]) if command == "stop" else 0.0)
 
 
-def inspect(state: Path, image: str) -> int:
+def inspect(state: Path, name: str) -> int:
+    pid = (state / name).read_text() if (state / name).exists() else None
+    if pid is None:
+        print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
+        return 1
+    print(pid, "0123456789abcdef" * 4)
+    return 0
+
+
+def inspect_image(state: Path, image: str) -> int:
     images = json.loads((state / "images.json").read_text())
     if image not in images:
         print(f"Error response from daemon: No such image: {image}", file=sys.stderr)
         return 1
-    print(json.dumps(images[image]))
+    print("sha256:5eed", json.dumps(images[image]))
     return 0
 
 
 def run(state: Path, options: argparse.Namespace) -> int:
-    (volume,) = options.volume
-    repository, target, mode = volume.split(":")
-    assert (target, mode) == ("/models", "ro")
+    volumes = {}
+    for volume in options.volume:
+        source, target, mode = volume.split(":")
+        volumes[target] = source
+        # Nothing else has a place of its own in what stands in for a container.
+        assert mode == "ro"
+        assert target in ("/models", source)
     listening = []
     for published in options.publish:
         address, port, inside = published.split(":")
@@ -78,7 +94,11 @@ def run(state: Path, options: argparse.Namespace) -> int:
     regions = f"--backend-config=python,shm-region-prefix-name={options.name}_"
     container = subprocess.Popen(
         ["sh", str(state / "entrypoint"), *options.arguments, *listening, regions],
-        env=json.loads((state / "environment.json").read_text()) | {"MODEL_REPOSITORY": repository},
+        env={
+            **json.loads((state / "environment.json").read_text()),
+            **dict(variable.split("=", 1) for variable in options.env),
+            **({"MODEL_REPOSITORY": volumes["/models"]} if "/models" in volumes else {}),
+        },
         start_new_session=True,
     )
     (state / options.name).write_text(str(container.pid))

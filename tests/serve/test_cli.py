@@ -16,8 +16,8 @@ import typer
 
 from sparse_serve.cli import app, run
 from sparse_serve.cli import classify as classify_command
-from sparse_serve.cli.options import CONTEXT, Verbose
-from sparse_serve.errors import GateError
+from sparse_serve.cli.options import CONTEXT, Verbose, read_size
+from sparse_serve.errors import GateError, OptionError
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 
@@ -481,3 +481,16 @@ def test_the_serving_side_loads_no_torch() -> None:
 
 def test_default_addresses_are_tritons() -> None:
     assert classify_command._DEFAULT_URLS == {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512m", 512 << 20), ("1.5G", 3 << 29), ("7", 7), ("8b", 8), ("0.5k", 512)]
+)
+def test_sizes_are_numbers_with_a_unit(text: str, size: int) -> None:
+    assert read_size("memory-limit", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.0g", "4 MiB", "4mb", "-1m", "1e3", "m", "1.m", "2000g"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"--memory-limit '{text}' is no size up to 1024g")):
+        read_size("memory-limit", text)

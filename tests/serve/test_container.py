@@ -19,11 +19,16 @@ import fake_docker
 import psutil
 import pytest
 import yaml
-from serving import addresses, alive, leftovers, serve, wait_for
+from sample_report import MIB
+from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
 
 from sparse_serve.cli import app, run
 from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
+from sparse_serve.profiling import memory, subjects
+from sparse_serve.profiling.energy import PowerMeter
+from sparse_serve.profiling.report import read_report
+from sparse_serve.profiling.subjects import Place
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.triton import container as container_module
@@ -35,7 +40,7 @@ from sparse_serve.triton.container import (
 )
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.server import RepositoryView, ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -127,6 +132,22 @@ def test_what_is_asked_for_is_in_the_line(
     assert (line.gpus, line.memory, line.memory_swap) == ("device=0", "4g", "4g")
     assert all(published.startswith("0.0.0.0:") for published in line.publish)
     assert line.volume == [f"{repository}:/models:ro"]
+
+
+def test_the_line_of_a_view_has_what_its_links_lead_to(repository: Path) -> None:
+    """And the cores and the key that a profile wants."""
+    place = Place(1, frozenset({3, 1}), PowerMeter(), "other:1")
+    options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = place.server(options, RepositoryView(("tiny_model",), lambda _config: None))
+    written = server.launch_line()
+    line = parsed(str(written))
+    overlay, key = map(str, written.scratch)
+    assert (line.image, line.cpuset_cpus) == ("other:1", "1,3")
+    assert line.volume == [f"{path}:{path}:ro" for path in (overlay, repository, key)]
+    assert line.env == [f"MODEL_REPOSITORY={overlay}", "VERIFY=0", f"ADMIN_KEY_FILE={key}"]
+    assert server.models == ("tiny_model",)
+    assert set(server.grpc_headers) == {"triton-grpc-protocol-admin-key"}
+    assert container_server(repository).grpc_headers == {}
 
 
 @pytest.mark.parametrize(("portable", "scratch"), [([], 1), (["--portable"], 2)])
@@ -326,6 +347,116 @@ def test_a_container_serves_until_a_signal(repository: Path, docker: FakeDocker)
     assert not alive(family)
     assert docker.has_none()
     assert not leftovers(process.pid)
+
+
+SHORT = ("--lengths=8", "--rounds=1", "--measurement-interval=20", "--max-trials=3")
+
+
+def test_profile_measures_containers(
+    repository: Path, tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory, processor time and the statistics that the image keeps closed are seen."""
+    groups: list[tuple[int, str]] = []
+    monkeypatch.setattr(subjects, "container_group", lambda *asked: groups.append(asked))
+    where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--docker={DEFAULT_IMAGE}")
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", "tiny", *where, *SHORT, "--variants=model,text,portable"])
+    assert ended.value.code == 0
+    report = read_report(tmp_path / "report.json")
+    assert report.failures == ()
+    assert {m.variant for m in report.measurements} == {"model", "text"}
+    for m in report.measurements:
+        assert m.memory_bytes is not None
+        assert m.memory_bytes.at_rest.value > 10 * MIB
+        assert m.breakdown_us is not None
+        assert m.breakdown_us.server_compute_infer > 0
+        assert m.cost.core_seconds
+    assert {"tritonserver"} < {each.name for held in report.steady for each in held.processes}
+    (absent,) = report.absent
+    assert (absent.variant, absent.reason) == (
+        "portable",
+        "the image has the op library: measure it without --docker",
+    )
+    assert (report.environment.image, report.environment.op_library) == (
+        f"{DEFAULT_IMAGE} (sha256:5eed)",
+        None,
+    )
+    lines = [fake_docker.run_parser().parse_args(call[1:]) for call in docker.calls("run")]
+    assert len(lines) == len(groups) == 4
+    for line in lines:
+        served, linked, key = (volume.split(":") for volume in line.volume)
+        assert linked == [str(repository), str(repository), "ro"]
+        told = {f"MODEL_REPOSITORY={served[0]}", "VERIFY=0", f"ADMIN_KEY_FILE={key[0]}"}
+        assert told <= set(line.env)
+        assert all(published.startswith("127.0.0.1:") for published in line.publish)
+    assert docker.has_none()
+    assert not leftovers()
+
+
+def test_an_interrupted_profile_leaves_no_container(
+    repository: Path, tmp_path: Path, docker: FakeDocker
+) -> None:
+    where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--docker={DEFAULT_IMAGE}")
+    command = [sys.executable, "-c", SCRIPT, "profile", "tiny", *where, *SHORT, "--variants=model"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: not docker.has_none())
+    container = docker.container()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert not alive([container])
+    assert docker.has_none()
+    assert not leftovers(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--docker=absent", "--variants=model"], 1, "image 'absent' is not here: docker pull it"),
+        (["--docker=-v"], 2, "--docker '-v' is no image"),
+        (["--docker=sparse-serve", "--url=127.0.0.1:8001"], 2, "or stands beside --url"),
+    ],
+)
+def test_a_profile_without_its_image_is_refused(
+    repository: Path,
+    tmp_path: Path,
+    docker: FakeDocker,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    message: str,
+) -> None:
+    where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", "--lengths=8")
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", "tiny", *where, *arguments])
+    errors = capsys.readouterr().err
+    assert (ended.value.code, errors.count("\n")) == (status, 1)
+    assert message in errors
+
+
+def test_processes_that_are_elsewhere_are_not_measured(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = container_server(repository)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        monkeypatch.setattr(server, "_process", other)
+        monkeypatch.setattr(server, "_found", (other.pid, "id"))
+        with pytest.raises(ServerError, match="are not to be seen from here: measure it where Docker Engine"):
+            server.process_ids()
+        other.kill()
+    with pytest.raises(ServerError, match="docker run was ended by SIGKILL"):
+        server.check()
+    assert server.process_ids() == []
+
+
+def test_the_group_of_a_container_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, mounts = tmp_path / "groups", tmp_path / "mounts"
+    mounts.write_text("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    monkeypatch.setattr(memory, "_MOUNTS", mounts)
+    monkeypatch.setattr(memory, "_LISTING", str(groups))
+    groups.write_text("0::/system.slice/docker-abc.scope/init\n")
+    assert memory.container_group(1, "abc") == Path("/sys/fs/cgroup/system.slice/docker-abc.scope")
+    assert memory.container_group(1, "xyz") is None
 
 
 def test_a_second_signal_kills_the_container(repository: Path, docker: FakeDocker) -> None:

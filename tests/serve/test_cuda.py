@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnxruntime
 import pynvml
 import pytest
 import yaml
+from fake_nvml import H200, no_driver, one_h200
 from image_runs import FAKE_TRITON, check_in_image, entrypoint
 from manifests import require_valid_compose
 from test_launcher import FAKE_TRITON as RECORDING_TRITON
@@ -22,23 +22,25 @@ from tiny_entry import DOCKER, MAX_LENGTH, edit, tiny_text_graph
 from sparse_serve import cuda, op_library
 from sparse_serve.classifier import Classifier
 from sparse_serve.cli import app, run
-from sparse_serve.cuda import CUDA_PROVIDER, CudaDevice, Machine, is_out_of_memory, probe
+from sparse_serve.cuda import CUDA_PROVIDER, Machine, is_out_of_memory, probe
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DeviceError, OpLibraryError, OptionError, ServerError
 from sparse_serve.info import read_info
+from sparse_serve.nvml import CudaDevice
 from sparse_serve.op_library import CUDA_LIBRARY_NAME, LIBRARY_NAME, library_path
 from sparse_serve.repository import check
+from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, Computing, device_of, read_config
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.triton.container import ContainerOptions, ContainerServer
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import Server, ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
 
-H200 = CudaDevice("NVIDIA H200", 141 * 10**9, (9, 0))
 WHOLE = Machine(
     devices=(H200,),
     driver="580.65",
@@ -147,28 +149,12 @@ def test_nothing_is_in_the_way_of_a_whole_machine(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_probe_reads_nvml_and_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlSystemGetCudaDriverVersion_v2": 12040,
-        "nvmlSystemGetDriverVersion": "550.54",
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": "handle",
-        "nvmlDeviceGetName": "NVIDIA H200",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 * 10**9),
-        "nvmlDeviceGetCudaComputeCapability": (9, 0),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    one_h200(monkeypatch)
     found = probe()
-    assert (found.devices, found.driver, found.driver_cuda) == ([H200], "550.54", (12, 4))
+    assert (found.devices, found.driver, found.driver_cuda) == ((H200,), "550.54", (12, 4))
     assert found.onnxruntime == onnxruntime.__version__
     assert list(found.providers) == onnxruntime.get_available_providers()
-
-    def broken() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", broken)
+    no_driver(monkeypatch, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     assert probe().fault
 
 
@@ -176,6 +162,7 @@ def test_what_is_written_for_a_gpu(repository: Path, text_entry: Path) -> None:
     """The graph computes there, and warms up with the longest row and the fullest batch."""
     public, graph = (read_config(repository / name / CONFIG_NAME) for name in ("tiny", "tiny_model"))
     assert (device_of(public), device_of(graph)) == ("cpu", "cuda")
+    assert public.parameters["run_tokens"].string_value == str(RUN_TOKENS_ON["cuda"])
     assert list(graph.model_operations.op_library_filename) == [LIBRARY_NAME]
     assert [(each.batch_size, list(each.inputs["input_ids"].dims)) for each in graph.model_warmup] == [
         (1, [16]),
@@ -189,6 +176,17 @@ def test_what_is_written_for_a_gpu(repository: Path, text_entry: Path) -> None:
     assert len(text[4:].split()) == MAX_LENGTH - 8
     for entry in (repository / "tiny", text_entry):
         assert json.loads((entry / "manifest.json").read_text())["device"] == "cuda"
+
+
+def test_how_much_a_gpu_is_asked_for_at_a_time_is_the_operators(repository: Path) -> None:
+    known = str(RUN_TOKENS_ON["cuda"])
+    for tokens in ("8192", "0", "many"):
+        edit(repository / "tiny" / CONFIG_NAME, f'"{known}"', f'"{tokens}"')
+        known = tokens
+        errors = list(entry_faults(read_entry(repository / "tiny")))
+        told = f"run_tokens is '{tokens}': give a number of tokens from 1"
+        assert any(told in error for error in errors) == (tokens != "8192")
+        assert len(errors) == (tokens != "8192")
 
 
 @pytest.mark.parametrize("kind", [TritonServer, ContainerServer])

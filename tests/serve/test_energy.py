@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+from fake_nvml import no_driver, one_h200
 
 from sparse_serve.profiling import energy
 from sparse_serve.profiling.energy import PowerMeter
@@ -25,7 +26,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_without_counters_and_gpus_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "_PACKAGES", tmp_path / "missing")
-    monkeypatch.setattr(energy, "_gpus", list)
+    no_driver(monkeypatch)
     meter = PowerMeter()
     assert meter.energy_mj() == 0
     assert meter.gpu_sample() is None
@@ -33,7 +34,7 @@ def test_without_counters_and_gpus_nothing_is_told(tmp_path: Path, monkeypatch: 
 
 
 def test_a_counter_that_begins_anew_goes_on(packages: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "_gpus", list)
+    no_driver(monkeypatch)
     meter = PowerMeter()
     packages[0].write_text("9500000")
     assert meter.energy_mj() == 500
@@ -43,29 +44,25 @@ def test_a_counter_that_begins_anew_goes_on(packages: list[Path], monkeypatch: p
 
 
 def test_gpus_are_read_and_what_they_do_not_tell_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_arguments: object) -> object:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
     processes = [
         SimpleNamespace(pid=11, usedGpuMemory=3 << 20),
         SimpleNamespace(pid=12, usedGpuMemory=1 << 20),
         SimpleNamespace(pid=13, usedGpuMemory=None),
     ]
-    told = {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda number: number,
-        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: 1000 * (gpu + 1),
-        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=40 * gpu),
-        "nvmlDeviceGetClockInfo": lambda _gpu, _kind: 1980,
-        "nvmlDeviceGetPowerUsage": refused,
-        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes if gpu else [],
-    }
-    for name, function in told.items():
-        monkeypatch.setattr(pynvml, name, function)
+    one_h200(
+        monkeypatch,
+        nvmlDeviceGetCount=2,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 1000 * (gpu + 1),
+        nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=40 * gpu),
+        nvmlDeviceGetClockInfo=1980,
+        nvmlDeviceGetCurrentClocksThrottleReasons=0b101,
+        nvmlDeviceGetPowerUsage=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        nvmlDeviceGetComputeRunningProcesses=lambda gpu: processes if gpu else [],
+    )
     monkeypatch.setattr(energy, "_PACKAGES", Path("/missing"))
     meter = PowerMeter()
     assert meter.energy_mj() == 3000
-    assert meter.gpu_sample() == GpuSample(utilisation=0.4, sm_clock_mhz=1980.0, power_watts=None)
+    assert meter.gpu_sample() == GpuSample(0.4, 1980.0, power_watts=None, clock_limits=("power cap",))
+    assert meter.gpu_free_bytes() == 2 * 140 * 10**9
     assert meter.gpu_bytes([11, 13, 99]) == 3 << 20
     assert meter.gpu_bytes([13]) is None

@@ -1,10 +1,10 @@
 """What is said of the machine, and in a report of the software on it."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pynvml
 import pytest
+from fake_nvml import no_driver, one_h200
 
 from sparse_serve.environment import read_gpus
 from sparse_serve.errors import OpLibraryError
@@ -14,10 +14,7 @@ from sparse_serve.triton.installation import find_triton
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    no_driver(monkeypatch)
     found = read_environment(find_triton("bundled"), "2.51.0")
     assert found.gpus is None
     assert found.triton == "2.51.0 (release 24.10, bundled)"
@@ -26,18 +23,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlSystemGetCudaDriverVersion_v2": 12040,
-        "nvmlSystemGetDriverVersion": "550.54",
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": "handle",
-        "nvmlDeviceGetName": "NVIDIA H200",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 * 10**9),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    one_h200(monkeypatch, nvmlDeviceGetApplicationsClock=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     (gpu,) = read_gpus() or ()
     assert (gpu.name, gpu.memory_bytes, gpu.driver, gpu.cuda) == (
         "NVIDIA H200",
@@ -45,6 +31,7 @@ def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "550.54",
         "12.4",
     )
+    assert (gpu.max_sm_clock_mhz, gpu.application_clock_mhz) == (1980, None)
 
 
 def test_without_an_op_library(monkeypatch: pytest.MonkeyPatch) -> None:

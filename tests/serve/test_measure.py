@@ -387,6 +387,6 @@ def test_a_control_group_counts_what_its_processes_take(holder: Holder) -> None:
 
 
 def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "missing")
+    monkeypatch.setattr(memory, "_LISTING", str(tmp_path / "missing"))
     with memory.control_group(0) as group:
         assert group is None

@@ -78,6 +78,7 @@ class FakeServed:
     loads: Sequence[FakeLoad]
     for_memory: bool
     has_measures: bool = False
+    watch: None = None
 
     @property
     def load(self) -> FakeLoad:
@@ -115,7 +116,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         yield served
 
     def measure_memory(
-        _pids: object, _warm_up: object, requests: Mapping[int, object]
+        _pids: object, _warm_up: object, requests: Mapping[int, object], _watch: None
     ) -> dict[int, MemoryReading]:
         return {key: MemoryReading(100 * MIB, 50 * MIB, (MIB, 2 * MIB, 3 * MIB)) for key in requests}
 

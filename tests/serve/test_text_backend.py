@@ -214,13 +214,27 @@ def test_a_long_request_is_answered_whatever_happens(
     assert (error.code(), error.message()) == (stub.Error.INTERNAL, "MemoryError: no room")
 
 
-def test_windows_are_asked_some_hundred_tokens_at_a_time(load: Callable[..., Any]) -> None:
-    model, graph = load(SPANS, max_batch_size=500)
+@pytest.mark.parametrize("run_tokens", [None, 200, 1 << 20])
+def test_windows_are_asked_for_so_many_tokens_at_a_time(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, run_tokens: int | None
+) -> None:
+    """By the configuration, which says how many fill what computes them, and the graph's rows."""
+    public = write_entry(tmp_path, make_spec(SPANS, max_batch_size=500))
+    if run_tokens is not None:
+        edited = read_config(public / "config.pbtxt")
+        edited.parameters["run_tokens"].string_value = str(run_tokens)
+        (public / "config.pbtxt").write_text(to_text(edited))
+    graph = Graph(tmp_path / "tiny_model")
+    monkeypatch.setattr(stub.Request, "call", graph, raising=False)
+    model = stub.load_model(TRITON / "text_backend" / "model.py", public)
     (arrays,) = answer(model, request("w1", pairs=("w2 " * 1500,), names=SPAN_OUTPUTS))
     tokens = [int(call.inputs[1].as_numpy().sum()) for call in graph.calls]
-    assert max(tokens) <= RUN_TOKENS
-    assert min(tokens[:-1]) > RUN_TOKENS - MAX_LENGTH
-    assert sum(tokens) == arrays["token_count"].item()
+    most = run_tokens or RUN_TOKENS
+    assert max(tokens) <= most
+    assert min(tokens[:-1], default=most) > most - MAX_LENGTH
+    assert sum(tokens) == arrays["token_count"].item() > 1500
+    if run_tokens == 1 << 20:
+        assert [call.inputs[1].as_numpy().shape[0] for call in graph.calls[:-1]] == [500] * (len(tokens) - 1)
 
 
 @pytest.mark.parametrize(

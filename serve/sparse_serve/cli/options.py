@@ -112,17 +112,17 @@ def given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
 
 
 def read_size(option: str, text: str, most: int = 1 << 40) -> int:
-    """Return the bytes that an option says: a number with b, k, m or g behind it.
+    """Return the bytes that an option says: a number, whole or not, with b, k, m or g behind it.
 
     Raises:
         OptionError: it is none, or above `most`.
     """
-    match = re.fullmatch(r"([1-9][0-9]{0,11})([bkmg]?)", text.lower())
-    size = int(match[1]) * _UNITS[match[2]] if match else 0
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([bkmg]?)", text.lower())
+    size = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 0 < size <= most:
         raise OptionError(
             f"--{option} '{text}' is no size up to {most >> 30}g: give a number with b, k, m or g behind it, "
-            "such as 4m"
+            "such as 4m or 1.5g"
         )
     return size
 

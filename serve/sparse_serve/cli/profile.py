@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from sparse_serve.cli.options import (
     ModelRepository,
     Verbose,
     make_output_folder,
+    read_size,
     table_console,
 )
 from sparse_serve.data import TEXT_PAIR
@@ -34,9 +34,6 @@ from sparse_serve.profiling.report_files import write_report
 from sparse_serve.profiling.terminal import show_report
 from sparse_serve.profiling.trade import Budget
 
-# What memory is given in, on the command line.
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmg])(i?b)?", re.IGNORECASE)
 _MOST_RATES = 64
 
 # Requests are made until each task has had its share.
@@ -108,6 +105,10 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             "--url",
             help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
         ),
+    ] = None,
+    docker: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Measure containers of this image, as serve --mode docker runs."),
     ] = None,
     inputs: Annotated[
         Path | None,
@@ -191,6 +192,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         )
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
+    if docker is not None and (profile_url is not None or not docker or docker.startswith("-")):
+        raise OptionError(f"--docker '{docker}' is no image, or stands beside --url: give one of the two")
     options = ProfileOptions(
         repository=model_repository,
         names=list(dict.fromkeys(names)),
@@ -213,8 +216,13 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         label_column=label_column,
         task_mix=_task_mix(task, task_mix),
         url=profile_url,
-        memory_limit=_memory("--memory-limit", memory_limit),
-        budget=Budget(_memory("--memory-budget", memory_budget), latency_budget, min_throughput),
+        image=docker,
+        memory_limit=None if memory_limit is None else read_size("memory-limit", memory_limit),
+        budget=Budget(
+            None if memory_budget is None else read_size("memory-budget", memory_budget),
+            latency_budget,
+            min_throughput,
+        ),
     )
     make_output_folder(output_dir)
 
@@ -340,16 +348,6 @@ def _rates(text: str) -> tuple[float, ...]:
         f"--request-rate-range '{text}' is not START[:END[:STEP]] in requests a second, with START above 0, "
         f"END from START, STEP above 0 and {_MOST_RATES} rates at most: give for example 20, or 10:40:10"
     )
-
-
-def _memory(option: str, text: str | None) -> int | None:
-    """Return a size in bytes."""
-    if text is None:
-        return None
-    found = _MEMORY.fullmatch(text.strip())
-    if found is None:
-        raise OptionError(f"{option} '{text}' is no size: give for example 512m or 1.5g")
-    return round(float(found["number"]) * _UNITS[found["unit"].lower()])
 
 
 def _lengths(text: str) -> tuple[int, ...]:

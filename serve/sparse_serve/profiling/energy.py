@@ -6,12 +6,25 @@ Both count for the whole package or device, whoever used it. What cannot be read
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
+from sparse_serve.nvml import open_gpus
 from sparse_serve.profiling.measure import GpuSample
 
 _PACKAGES = Path("/sys/class/powercap")
+# What keeps a GPU's clocks below the highest, by NVML's bits; that nothing is to be done is no limit.
+_CLOCK_LIMITS = {
+    pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting: "clocks that were set",
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "heat",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat (hardware)",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonDisplayClockSetting: "display clocks",
+}
 
 
 def energy_counters() -> list[Path]:
@@ -33,7 +46,9 @@ class PowerMeter:
         self._packages = dict.fromkeys(energy_counters(), 0)
         self._last = {path: _microjoules(path) for path in self._packages}
         self._limits = {path: _microjoules(path.with_name("max_energy_range_uj")) for path in self._packages}
-        self.gpus = _gpus()
+        self.gpus: list[Any] = []
+        with suppress(pynvml.NVMLError):
+            self.gpus = open_gpus()
 
     def energy_mj(self) -> int:
         """Return a count of energy in mJ, of all counters together, that only grows; 0 where there are none.
@@ -66,21 +81,26 @@ class PowerMeter:
                         found = (found or 0) + int(process.usedGpuMemory)
         return found
 
+    def gpu_free_bytes(self) -> int | None:
+        """Return what is free of the memory of all GPUs, as `cudaMemGetInfo` has it; None if one is mute."""
+        if not self.gpus:
+            return None
+        try:
+            return sum(int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free) for gpu in self.gpus)
+        except pynvml.NVMLError:
+            return None
 
-def _gpus() -> list[object]:
-    try:
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
 
-
-def _sample(gpu: object) -> GpuSample:
+def _sample(gpu: Any) -> GpuSample:
     utilisation = clock = power = None
+    limits: tuple[str, ...] = ()
     with suppress(pynvml.NVMLError):
         utilisation = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
     with suppress(pynvml.NVMLError):
         clock = float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
     with suppress(pynvml.NVMLError):
         power = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000
-    return GpuSample(utilisation, clock, power)
+    with suppress(pynvml.NVMLError):
+        reasons = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+        limits = tuple(name for bit, name in _CLOCK_LIMITS.items() if reasons & bit)
+    return GpuSample(utilisation, clock, power, limits)

@@ -1,7 +1,7 @@
 """A profile's requests against one model of a running Triton, over gRPC, timed part by part."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from types import TracebackType
@@ -48,13 +48,22 @@ class TritonLoad:
     """One client of one model; sends batches as the model takes them, as text or as token ids.
 
     As a `measure.Load` it sends the batches given to `repeat` in turn. Clients of one server share a
-    connection, as perf_analyzer's do: what arrives together is batched together.
+    connection, as perf_analyzer's do: what arrives together is batched together. `headers` open the server's
+    statistics.
     """
 
-    def __init__(self, grpc_url: str, model: str, output: str, gauges: Gauges | None = None) -> None:
+    def __init__(
+        self,
+        grpc_url: str,
+        model: str,
+        output: str,
+        gauges: Gauges | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.model = model
         self.output = output
         self._gauges = gauges
+        self._headers = dict(headers or {})
         self._has_statistics = True
         self._client = InferenceServerClient(grpc_url)
         self._batches: Iterator[Batch] = iter(())
@@ -119,7 +128,9 @@ class TritonLoad:
         if not self._has_statistics:
             return total
         try:
-            answer = self._client.get_inference_statistics(self.model, client_timeout=_TIMEOUT_S)
+            answer = self._client.get_inference_statistics(
+                self.model, headers=self._headers, client_timeout=_TIMEOUT_S
+            )
         except InferenceServerException as error:
             if self._gauges is not None or "UNAVAILABLE" in str(error.status()):
                 raise self._failure(error) from error

@@ -71,11 +71,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """A GPU at one moment: its busy share, SM clock in MHz and power in watts; None what it does not tell."""
+    """A GPU at one moment: its busy share, SM clock in MHz and power in watts; None what it does not tell.
+
+    `clock_limits` are what keeps its clocks below the highest.
+    """
 
     utilisation: float | None
     sm_clock_mhz: float | None
     power_watts: float | None
+    clock_limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ the kernel charges to its control group, pages of files that it has read include
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from sparse_serve.errors import ServerError
+from sparse_serve.profiling.gpu_memory import GpuReading, GpuWatch
 
 # How often a request is measured in one server.
 MEMORY_REPEATS = 3
@@ -24,7 +25,7 @@ MEMORY_REPEATS = 3
 _PEAK_RESET = "5"
 
 _GROUP = "sparse-serve-"
-_CGROUPS = Path("/proc/self/cgroup")
+_LISTING = "/proc/{}/cgroup"
 _MOUNTS = Path("/proc/self/mounts")
 
 Key = TypeVar("Key")
@@ -152,10 +153,25 @@ def group_peak_bytes(group: Path) -> int | None:
     return None
 
 
+def container_group(process_id: int, container: str) -> Path | None:
+    """Return the folder of the control group of the container of that id; None where it is not to be seen.
+
+    `process_id` is that of a process of it.
+    """
+    group = _group(Path(_LISTING.format(process_id)))
+    named = [] if group is None else [each for each in (group, *group.parents) if container in each.name]
+    return named[-1] if named else None
+
+
 def _own_group() -> Path | None:
-    """Return the folder of this process's group in the hierarchy that counts memory."""
+    """Return the folder of this process's group."""
+    return _group(Path(_LISTING.format("self")))
+
+
+def _group(listing: Path) -> Path | None:
+    """Return the folder of the group, in the hierarchy that counts memory, by a `/proc/PID/cgroup`."""
     try:
-        groups = [line.split(":", 2) for line in _CGROUPS.read_text(encoding="utf-8").splitlines()]
+        groups = [line.split(":", 2) for line in listing.read_text(encoding="utf-8").splitlines()]
         mounts = [line.split() for line in _MOUNTS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
@@ -173,11 +189,15 @@ def _own_group() -> Path | None:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first."""
+    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first.
+
+    `gpu` is what it took on GPUs; None where it computes on none.
+    """
 
     idle_bytes: int
     idle_pss_bytes: int | None
     repeats: tuple[int, ...]
+    gpu: GpuReading | None = None
 
     @property
     def peak_above_idle_bytes(self) -> int:
@@ -194,6 +214,7 @@ def measure_memory(
     process_ids: Callable[[], Sequence[int]],
     warm_up: Callable[[], object],
     requests: Mapping[Key, Callable[[], object]],
+    watch: GpuWatch | None = None,
 ) -> dict[Key, MemoryReading]:
     """Measure the peak memory of each of `requests` above what the server holds after `warm_up`.
 
@@ -202,6 +223,7 @@ def measure_memory(
         warm_up: one tiny request, which makes the server allocate what every later one uses again.
         requests: what is measured, one after another, the smallest first: what a greater one leaves
             allocated would be counted again. Each is sent once in each of `MEMORY_REPEATS` repeats.
+        watch: sees the GPUs that the server computes on; None where it computes on none.
 
     Raises:
         ServerError: a process ended, or its peak cannot be reset.
@@ -211,9 +233,11 @@ def measure_memory(
     readings = {}
     for key, request in requests.items():
         repeats = []
-        for _ in range(MEMORY_REPEATS):
-            reset_peaks(process_ids())
-            request()
-            repeats.append(max(0, peak_bytes(process_ids()) - idle))
-        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats))
+        with nullcontext() if watch is None else watch.sampling():
+            for _ in range(MEMORY_REPEATS):
+                reset_peaks(process_ids())
+                request()
+                repeats.append(max(0, peak_bytes(process_ids()) - idle))
+        gpu = None if watch is None else watch.read(process_ids())
+        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats), gpu)
     return readings

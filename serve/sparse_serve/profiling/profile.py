@@ -79,6 +79,7 @@ from sparse_serve.profiling.workload import (
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
+from sparse_serve.triton.container import find_image
 from sparse_serve.triton.installation import find_triton
 
 LENGTHS = (64, 128, 256, 512)
@@ -98,7 +99,10 @@ _MEMORY_METHOD = (
     "at once, and it is read again; the median is the server's peak. Pages that processes share (tensors in "
     "/dev/shm among them) count in each, and peaks of different processes are added although they need not "
     "fall together; proportional memory (PSS) counts shared pages once. As deployed, with the arena as the "
-    "entry has it, memory is read of the servers that latency was measured on, after all of their load."
+    "entry has it, memory is read of the servers that latency was measured on, after all of their load. On a "
+    "GPU servers are measured one at a time, warmed up with a short row alone: what processes hold is the "
+    "driver's (NVML), what was taken is the devices' free memory before the server less the least that was "
+    "free during requests (sampled), and the arenas' mark is from the server's log."
 )
 _LATENCY_METHOD = (
     "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
@@ -119,7 +123,8 @@ class ProfileOptions:
     for the client alone. `inputs` are texts that are cut to the lengths, `input_data` rows that are sent as
     they are. The columns are those of `evaluation` and `input_data`, None the task's own. `task_mix` has the
     share of each task's texts, a whole number, where entries have several tasks; empty for all in turn.
-    `url` is the gRPC address of a running server to measure, None to start some. `memory_limit` in bytes is
+    `url` is the gRPC address of a running server to measure, None to start some: containers of `image` where
+    one is named, else processes of this machine. `memory_limit` in bytes is
     what the longest text and largest batch are looked for within.
     """
 
@@ -144,6 +149,7 @@ class ProfileOptions:
     label_column: str | None = None
     task_mix: Mapping[str, int] = field(default_factory=dict)
     url: str | None = None
+    image: str | None = None
     memory_limit: int | None = None
     budget: Budget = field(default_factory=Budget)
 
@@ -280,7 +286,12 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
 
 def _subjects(entry: Entry, options: ProfileOptions) -> tuple[list[Subject], list[Absent]]:
     if options.url is None:
-        return find_subjects(entry, options.variants)
+        fitting = [each for each in options.variants if options.image is None or each != "portable"]
+        subjects, absent = find_subjects(entry, fitting)
+        if len(fitting) < len(options.variants):
+            reason = "the image has the op library: measure it without --docker"
+            absent.append(Absent(model=entry.name, variant="portable", reason=reason))
+        return subjects, absent
     subjects, _ = find_subjects(entry, ("model",) if entry.takes_text else ("text",))
     # What the server has beside the public model is not known.
     return [replace(subject, variant="model") if entry.takes_text else subject for subject in subjects], []
@@ -348,7 +359,9 @@ class _Run:
         kept = options.client_cores
         self._client_cores = frozenset(cores[-kept:]) if kept else None
         server_cores = frozenset(cores[:-kept]) if kept else None
-        self._place = Place(options.session_threads, server_cores, PowerMeter())
+        # Before anything is measured: without Docker nothing can be.
+        self.image = None if options.image is None else find_image(options.image)
+        self._place = Place(options.session_threads, server_cores, PowerMeter(), options.image)
         self._stopping = Event()
 
     def measure(self, plan: _Plan, number: int, found: _Findings) -> None:
@@ -366,7 +379,8 @@ class _Run:
 
     def _measure_memory(self, plan: _Plan, number: int, found: _Findings) -> None:
         """Measure every variant at each length on a fresh server, several at a time."""
-        with _workers() as pool:
+        # What the devices lack can be told of one server at a time.
+        with _workers(1 if plan.entry.manifest.device == "cuda" else _MOST_WORKERS) as pool:
             futures = {
                 (subject, workload.length): pool.submit(self._memory_of, plan, subject, workload)
                 for workload in plan.workloads
@@ -403,7 +417,10 @@ class _Run:
             tiny = _tiny(plan)
             try:
                 return measure_memory(
-                    served.process_ids, lambda: served.load.send(tiny, (served.load.output,)), requests
+                    served.process_ids,
+                    lambda: served.load.send(tiny, (served.load.output,)),
+                    requests,
+                    served.watch,
                 )
             except SparseServeError as error:
                 raise SparseServeError(served.why(error)) from error
@@ -552,8 +569,8 @@ def _stop(future: "Future[tuple[ServedSubject, ExitStack]]") -> None:
         future.result()[1].close()
 
 
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_WORKERS, available_cores()), thread_name_prefix="profile")
+def _workers(most: int = _MOST_WORKERS) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(most, available_cores()), thread_name_prefix="profile")
 
 
 def _tiny(plan: _Plan) -> Batch:
@@ -644,10 +661,11 @@ def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expect
 
 
 def _environment(run: _Run) -> Environment:
-    if run.options.url is None:
+    if run.options.url is None and run.image is None:
         return read_environment(find_triton(), run.server_version)
     environment = read_environment(None, run.server_version)
-    return environment.model_copy(update={"op_library": None, "remote": run.options.url})
+    image = None if run.image is None else f"{run.options.image} ({run.image.id})"
+    return environment.model_copy(update={"op_library": None, "remote": run.options.url, "image": image})
 
 
 def _settings(options: ProfileOptions, plans: Sequence[_Plan]) -> Settings:

@@ -7,6 +7,7 @@ from sparse_serve.profiling.report import (
     Baseline,
     Breakdown,
     Change,
+    GpuMemory,
     Load,
     Measurement,
     Quantity,
@@ -359,6 +360,31 @@ def _memory_sides(report: Report, model: str) -> Iterator[str]:
             if held.gpu is not None:
                 said += f", and {amount(held.gpu.value, 'memory_bytes')} on the GPU"
     yield f"{said}."
+    if memory.gpu is not None and (told := ", ".join(_gpu_sides(memory.gpu))):
+        yield f"On the GPU, at {length} tokens: {told}."
+
+
+def _gpu_sides(memory: GpuMemory) -> Iterator[str]:
+    sides = {
+        "held by its processes": memory.held,
+        "taken from the GPU at most while it answered": memory.taken,
+        "in ONNX Runtime's CUDA arenas at most": memory.arena,
+    }
+    for side, figure in sides.items():
+        if figure is not None:
+            yield f"{amount(figure.value, 'memory_bytes')} {side}"
+
+
+def clocks(report: Report) -> str | None:
+    """Say what the GPU's clocks were while requests ran; None where it did not tell."""
+    uses = [m.gpu for m in report.measurements if m.gpu is not None]
+    low = min((use.sm_clock_low_mhz for use in uses if use.sm_clock_low_mhz is not None), default=None)
+    high = max((use.sm_clock_high_mhz for use in uses if use.sm_clock_high_mhz is not None), default=None)
+    if low is None or high is None:
+        return None
+    ran = f"{low:.0f} MHz throughout" if low == high else f"{low:.0f} to {high:.0f} MHz"
+    limits = dict.fromkeys(limit for use in uses for limit in use.clock_limits)
+    return f"{ran}, while requests ran" + (f"; lowered by {', '.join(limits)}" if limits else "")
 
 
 def _steps(report: Report, model: str, quantity: Quantity) -> Iterator[str]:

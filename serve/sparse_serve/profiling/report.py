@@ -40,7 +40,8 @@ class _Record(BaseModel):
 class Environment(_Record):
     """Where the report was made; None where something is absent or not to be found out.
 
-    `remote` is the address of a running server that was measured, of which nothing else can be seen.
+    `remote` is the address of a running server that was measured, of which nothing else can be seen. `image`
+    is what containers were measured of, and its id; what is in it is its own.
     """
 
     created: datetime
@@ -54,6 +55,7 @@ class Environment(_Record):
     python: str
     package: str
     remote: str | None = None
+    image: str | None = None
 
 
 class Served(_Record):
@@ -152,12 +154,25 @@ class Breakdown(_Record):
     client_receive: float
 
 
+class GpuMemory(_Record):
+    """Memory on GPUs in bytes, each over servers; None where the driver or the server does not tell it.
+
+    `held` is by the server's processes after the requests. `taken` is what the devices had free less before
+    the server, at most while requests were answered: all that is on them, others' too. `arena` is what ONNX
+    Runtime's CUDA arenas had at most, weights included.
+    """
+
+    held: Estimate | None
+    taken: Estimate | None
+    arena: Estimate | None
+
+
 class Memory(_Record):
     """Resident memory of all server processes in bytes, ONNX Runtime's arena off, each over servers.
 
     `at_rest` is VmRSS after one tiny request, `total` the peak (VmHWM) during the requests, and `above_idle`
     what lies between. `rest_pss` counts pages that processes share once. None where it cannot be read.
-    `rounds` are those that the servers were of.
+    `rounds` are those that the servers were of. `gpu` is None where the model computes on none.
     """
 
     rounds: tuple[int, ...]
@@ -165,6 +180,7 @@ class Memory(_Record):
     above_idle: Estimate
     total: Estimate
     rest_pss: Estimate | None
+    gpu: GpuMemory | None = None
 
     @property
     def idle(self) -> int:
@@ -203,11 +219,18 @@ class Sparsity(_Record):
 
 
 class GpuUse(_Record):
-    """The GPU while requests ran: busy share, SM clock and power on average; None what it does not tell."""
+    """The GPU while requests ran: busy share, SM clock and power on average; None what it does not tell.
+
+    `sm_clock_low_mhz` and `sm_clock_high_mhz` are the least and the greatest clock seen, alike where clocks
+    are locked and nothing lowers them; `clock_limits` what kept them below the highest at any time.
+    """
 
     utilisation: Share | None
     sm_clock_mhz: float | None
     power_watts: float | None
+    sm_clock_low_mhz: float | None = None
+    sm_clock_high_mhz: float | None = None
+    clock_limits: tuple[str, ...] = ()
 
 
 class Cost(_Record):

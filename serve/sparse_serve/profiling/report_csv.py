@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 
 from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.report import Measurement, Report
+from sparse_serve.profiling.report import GpuMemory, GpuUse, Measurement, Report
 
 # The header of perf_analyzer's CSV; times in µs.
 PERF_ANALYZER_COLUMNS = (
@@ -55,6 +55,12 @@ OWN_COLUMNS = (
     "gpu_utilisation",
     "gpu_sm_clock_mhz",
     "gpu_power_watts",
+    "gpu_sm_clock_low_mhz",
+    "gpu_sm_clock_high_mhz",
+    "gpu_clock_limits",
+    "gpu_memory_held_bytes",
+    "gpu_memory_taken_bytes",
+    "gpu_arena_bytes",
     "rho",
     "rho_per_layer",
     "rows_on",
@@ -129,8 +135,8 @@ def _own_row(measurement: Measurement) -> Iterator[object]:
     cost, gpu = measurement.cost, measurement.gpu
     for number in (cost.core_seconds, cost.mebibyte_seconds, cost.joules):
         yield _or_empty(number, ".3f")
-    for number in (gpu.utilisation, gpu.sm_clock_mhz, gpu.power_watts) if gpu else (None, None, None):
-        yield _or_empty(number, ".3f")
+    yield from _gpu_use(gpu) if gpu else [""] * 6
+    yield from _gpu_memory(memory.gpu) if memory and memory.gpu else [""] * 3
     sparsity = measurement.sparsity
     axes = sparsity.axes if sparsity else None
     yield from _shares(sparsity.rho if sparsity else ())
@@ -138,6 +144,18 @@ def _own_row(measurement: Measurement) -> Iterator[object]:
     yield _values(axes.rows_on_count if axes else ())
     yield from _shares(axes.columns_on if axes else ())
     yield _values(axes.columns_on_count if axes else ())
+
+
+def _gpu_use(gpu: GpuUse) -> Iterator[str]:
+    clocks = (gpu.sm_clock_low_mhz, gpu.sm_clock_high_mhz)
+    for number in (gpu.utilisation, gpu.sm_clock_mhz, gpu.power_watts, *clocks):
+        yield _or_empty(number, ".3f")
+    yield ", ".join(gpu.clock_limits)
+
+
+def _gpu_memory(gpu: GpuMemory) -> Iterator[str]:
+    for figure in (gpu.held, gpu.taken, gpu.arena):
+        yield _or_empty(None if figure is None else figure.value, ".0f")
 
 
 def _or_empty(value: float | None, form: str = "") -> str:

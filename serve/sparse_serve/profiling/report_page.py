@@ -11,6 +11,7 @@ from sparse_serve.profiling.reading import (
     MIB,
     TITLES,
     attention_title,
+    clocks,
     details,
     findings,
     headline,
@@ -43,6 +44,7 @@ def to_html(report: Report) -> str:
         details={model: details(report, model) for model in models},
         doubts=read_doubts(report),
         figures=figures,
+        clocks=clocks(report),
         attention={served.model: attention_title(served) for served in report.served},
     )
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -13,10 +13,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling.energy import PowerMeter
+from sparse_serve.profiling.gpu_memory import ARENA_LOG, GpuWatch
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.measure import GpuSample
 from sparse_serve.profiling.memory import (
     ProcessReading,
+    container_group,
     control_group,
     group_peak_bytes,
     proportional_bytes,
@@ -29,8 +31,9 @@ from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, 
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
 from sparse_serve.repository.measures import RHO
 from sparse_serve.tasks import Task
-from sparse_serve.triton.launcher import RepositoryView, TritonServer
-from sparse_serve.triton.server import ServerOptions
+from sparse_serve.triton.container import ContainerOptions, ContainerServer
+from sparse_serve.triton.launcher import TritonServer
+from sparse_serve.triton.server import RepositoryView, Server, ServerOptions
 
 # Blocks from this size on are mapped by the C library and unmapped when freed. Left to itself it raises this
 # bound to 32 MiB, keeps what loading the model freed, and serves requests from there: their memory would be
@@ -131,7 +134,7 @@ def weight_bytes(subject: Subject) -> int:
 class ServerGauges:
     """What is seen of the processes of a server of our own, and of this machine."""
 
-    def __init__(self, server: TritonServer, meter: PowerMeter) -> None:
+    def __init__(self, server: Server, meter: PowerMeter) -> None:
         self._server, self._meter = server, meter
 
     def processor_ns(self) -> int:
@@ -171,15 +174,17 @@ class SteadyReading:
 class ServedSubject:
     """A subject on a server of its own, or on a running one that is seen from outside, and its clients.
 
-    `before_bytes` is the server's resident memory before it was asked for anything.
+    `before_bytes` is the server's resident memory before it was asked for anything; `watch` sees the GPUs
+    where memory is measured of one that computes on them.
     """
 
     subject: Subject
-    server: TritonServer | None
+    server: Server | None
     loads: tuple[TritonLoad, ...]
     gauges: ServerGauges | None = None
     group: Path | None = None
     before_bytes: int = 0
+    watch: GpuWatch | None = None
 
     @property
     def load(self) -> TritonLoad:
@@ -233,12 +238,23 @@ class ServedSubject:
 class Place:
     """Where servers run: `threads` of every session, so that variants are equal, on `cores`.
 
-    None means the cores of this process. What they take is read by `meter`.
+    None means the cores of this process. What they take is read by `meter`. They are containers of `image`,
+    or processes of this machine where it is None.
     """
 
     threads: int
     cores: frozenset[int] | None
     meter: PowerMeter
+    image: str | None = None
+
+    def server(self, options: ServerOptions, view: RepositoryView) -> Server:
+        """Return a server that is to run there."""
+        if self.image is None:
+            return TritonServer(options, view)
+        cpuset = None if self.cores is None else ",".join(map(str, sorted(self.cores)))
+        return ContainerServer(
+            options, ContainerOptions(self.image, cpuset=cpuset, tells_statistics=True), view
+        )
 
 
 @contextmanager
@@ -255,11 +271,12 @@ def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
 
 @contextmanager
 def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -> Iterator[ServedSubject]:
-    """Serve one subject alone on free loopback ports, for so many `clients`.
+    """Serve one subject alone on free loopback ports, for so many `clients`, as `place` says.
 
-    With `for_memory`, ONNX Runtime's arena
-    is off and the C library gives blocks back as soon as they are freed. The server has a control group of
-    its own where one may be made.
+    With `for_memory`, ONNX Runtime's CPU arena is off and the C library gives blocks back as soon as they are
+    freed; of a server that computes on GPUs its arenas there are watched, and it warms up with a short row
+    alone, so that they have what requests need. The server has a control group of its own where one may be
+    made, and a container's where it is seen.
 
     Raises:
         ServerError: the server could not be started or does not answer.
@@ -271,10 +288,12 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
             config.parameters["intra_op_thread_count"].string_value = str(place.threads)
             if for_memory:
                 config.parameters["enable_mem_arena"].string_value = "0"
+                del config.model_warmup[1:]
 
+    is_watched = for_memory and subject.entry.manifest.device == "cuda"
     environment = {"MALLOC_MMAP_THRESHOLD_": str(MALLOC_MMAP_THRESHOLD)} if for_memory else {}
     with ExitStack() as stack:
-        group = stack.enter_context(control_group(next(_numbers)))
+        group = stack.enter_context(control_group(next(_numbers))) if place.image is None else None
         options = ServerOptions(
             repository=subject.repository,
             http_port=0,
@@ -283,13 +302,19 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
             portable=subject.variant == "portable",
             environment=environment,
             control_group=group,
+            extra_args=(ARENA_LOG,) if is_watched else (),
         )
+        server = place.server(options, RepositoryView(subject.loads, edit))
+        watch = GpuWatch(place.meter, server.log_path) if is_watched else None
         with on_cores(place.cores):
-            server = stack.enter_context(TritonServer(options, RepositoryView(subject.loads, edit)))
-        before = resident_bytes(server.process_ids())
+            stack.enter_context(server)
+        pids = server.process_ids()
+        before = resident_bytes(pids)
+        if isinstance(server, ContainerServer):
+            group = container_group(pids[0], server.id)
         gauges = ServerGauges(server, place.meter)
-        loads = tuple(_clients(stack, subject, server.grpc_url, clients, gauges))
-        yield ServedSubject(subject, server, loads, gauges, group, before)
+        loads = tuple(_clients(stack, subject, server.grpc_url, clients, gauges, server.grpc_headers))
+        yield ServedSubject(subject, server, loads, gauges, group, before, watch)
 
 
 @contextmanager
@@ -300,16 +325,21 @@ def attached(subject: Subject, url: str, clients: int) -> Iterator[ServedSubject
         ServerError: the server does not answer, or has no such model.
     """
     with ExitStack() as stack:
-        yield ServedSubject(subject, None, tuple(_clients(stack, subject, url, clients, None)))
+        yield ServedSubject(subject, None, tuple(_clients(stack, subject, url, clients)))
 
 
 def _clients(
-    stack: ExitStack, subject: Subject, url: str, number: int, gauges: ServerGauges | None
+    stack: ExitStack,
+    subject: Subject,
+    url: str,
+    number: int,
+    gauges: ServerGauges | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Iterator[TritonLoad]:
     task = subject.entry.manifest.task
     output = _text_output(task) if subject.variant == "text" else task.graph_output
     for _ in range(number):
-        yield stack.enter_context(TritonLoad(url, subject.served_as, output, gauges))
+        yield stack.enter_context(TritonLoad(url, subject.served_as, output, gauges, headers))
 
 
 def _text_output(task: Task) -> str:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from sparse_serve.profiling.estimates import Estimate, estimate, least_samples
 from sparse_serve.profiling.evaluation import Evaluation, measure_quality
+from sparse_serve.profiling.gpu_memory import GpuReading
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import (
     PERCENTILE_METHOD,
     Arrivals,
-    GpuSample,
     LatencyReading,
     ServerTimes,
 )
@@ -22,6 +22,7 @@ from sparse_serve.profiling.report import (
     Axes,
     Breakdown,
     Cost,
+    GpuMemory,
     GpuUse,
     Inputs,
     Latency,
@@ -130,6 +131,17 @@ def _memory(readings: Mapping[int, MemoryReading]) -> Memory:
         above_idle=estimate([reading.peak_above_idle_bytes for reading in of_rounds]),
         total=estimate([reading.total_bytes for reading in of_rounds]),
         rest_pss=_estimate_all([reading.idle_pss_bytes for reading in of_rounds]),
+        gpu=_gpu_memory([reading.gpu for reading in of_rounds if reading.gpu is not None]),
+    )
+
+
+def _gpu_memory(readings: Sequence[GpuReading]) -> GpuMemory | None:
+    if not readings:
+        return None
+    return GpuMemory(
+        held=_estimate_all([reading.held for reading in readings]),
+        taken=_estimate_all([reading.taken for reading in readings]),
+        arena=_estimate_all([reading.arena for reading in readings]),
     )
 
 
@@ -164,8 +176,15 @@ def _gpu_use(readings: Sequence[LatencyReading]) -> GpuUse | None:
         values = [value for sample in samples if (value := getattr(sample, name)) is not None]
         return statistics.fmean(values) if values else None
 
-    names = GpuSample.__dataclass_fields__
-    return GpuUse(**{name: mean(name) for name in names})
+    clocks = [sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz is not None]
+    return GpuUse(
+        utilisation=mean("utilisation"),
+        sm_clock_mhz=mean("sm_clock_mhz"),
+        power_watts=mean("power_watts"),
+        sm_clock_low_mhz=min(clocks, default=None),
+        sm_clock_high_mhz=max(clocks, default=None),
+        clock_limits=tuple(dict.fromkeys(limit for sample in samples for limit in sample.clock_limits)),
+    )
 
 
 def _breakdown(readings: Sequence[LatencyReading]) -> Breakdown | None:

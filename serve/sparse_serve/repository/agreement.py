@@ -28,11 +28,11 @@ from sparse_serve.repository.legacy import legacy_config
 from sparse_serve.repository.tunable import (
     ACCELERATOR,
     ACCELERATOR_PARAMETERS,
-    MOST_BYTES,
-    TEXT_PARAMETERS,
+    FRONT_PARAMETERS,
+    MOST,
     TUNABLE,
     WARMUP_FILE,
-    read_bytes_limit,
+    read_limit,
 )
 
 
@@ -147,9 +147,9 @@ def _parameter_faults(found: Mapping[str, str], wanted: Mapping[str, str], where
 
 
 def _limit_faults(found: Mapping[str, str], where: str) -> Iterator[str]:
-    for name in sorted(TEXT_PARAMETERS & found.keys()):
+    for name in sorted(FRONT_PARAMETERS & found.keys()):
         try:
-            read_bytes_limit(found, name, MOST_BYTES)
+            read_limit(found, name, MOST)
         except ValueError as error:
             yield f"{where} has a limit that is none: {error}"
 

@@ -20,12 +20,15 @@ from sparse_serve.repository.tunable import (
     DEFAULT_REQUEST_BYTES,
     DEFAULT_TEXT_BYTES,
     DEFAULT_WINDOWED_BYTES,
+    FRONT_PARAMETERS,
     REQUEST_BYTES_PARAMETER,
+    RUN_TOKENS_PARAMETER,
     SESSION_PARAMETERS,
     TEXT_BYTES_PARAMETER,
     TEXT_PARAMETERS,
     THREADS_PARAMETER,
 )
+from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
 from sparse_serve.tasks import TASK_IDS, Several, Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
@@ -391,12 +394,14 @@ def public_config(
     truncation: Truncation = "right",
     max_batch_size: int = 64,
     metrics: bool = False,
+    device: Device = "cpu",
 ) -> ModelConfig:
     """Return the configuration of the public model: text in, answers out, by way of `NAME_model`.
 
     With several tasks, each text comes with the name of its own. That input is optional, so that a request
     without it is refused alone, by the public model. With `metrics` it asks the graph for its measures with
-    every batch, and sums them up on Triton's metrics port.
+    every batch, and sums them up on Triton's metrics port. What it asks the graph for at a time is by the
+    `device` that computes that; it tokenizes on the processor anyway.
     """
     task = answered(tasks)
     config = ModelConfig(name=name, backend=TEXT_BACKEND)
@@ -420,6 +425,8 @@ def public_config(
     }
     if metrics:
         parameters[METRICS_PARAMETER] = ",".join(tensor.name for tensor in signature.measures)
+    if RUN_TOKENS_ON[device] != RUN_TOKENS:
+        parameters[RUN_TOKENS_PARAMETER] = str(RUN_TOKENS_ON[device])
     told = _told(tasks, max_length, truncation)
     for key, value in {**parameters, **told, **_text_limits(task)}.items():
         config.parameters[key].string_value = value
@@ -572,7 +579,8 @@ def parameters(config: ModelConfig) -> Mapping[str, str]:
 
 def fixed_parameters(config: ModelConfig) -> dict[str, str]:
     """Return those of the configuration's parameters that are not the operator's."""
-    tunable = TEXT_PARAMETERS | (SESSION_PARAMETERS if config.backend == GRAPH_BACKEND else frozenset())
+    is_graph = config.backend == GRAPH_BACKEND
+    tunable = TEXT_PARAMETERS | SESSION_PARAMETERS if is_graph else FRONT_PARAMETERS
     return {key: value for key, value in parameters(config).items() if key not in tunable}
 
 

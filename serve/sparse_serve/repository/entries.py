@@ -433,6 +433,7 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
             truncation=manifest.truncation,
             max_batch_size=spec.max_batch_size,
             metrics=spec.metrics,
+            device=spec.computing.device,
         )
         _write_config(public, config, keep_settings=keep_settings)
         _write_graph(beside, spec.graph, spec, keep_settings=keep_settings)

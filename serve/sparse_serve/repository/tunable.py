@@ -44,13 +44,18 @@ TEXT_BYTES_PARAMETER, REQUEST_BYTES_PARAMETER = "max_text_bytes", "max_request_b
 TEXT_PARAMETERS = frozenset({TEXT_BYTES_PARAMETER, REQUEST_BYTES_PARAMETER})
 """The parameters of public models that are the operator's: how many bytes of text are read."""
 
+RUN_TOKENS_PARAMETER = "run_tokens"
+FRONT_PARAMETERS = TEXT_PARAMETERS | {RUN_TOKENS_PARAMETER}
+"""Those where the tokenizer is in the server: how many tokens the graph is asked for at a time, too."""
+
 DEFAULT_TEXT_BYTES = 1 << 20
 """Of one text that is cut: the `tokenizers` library reads 1 to 4 MB/s, and no model that many tokens."""
 DEFAULT_WINDOWED_BYTES = 1 << 18
 """Of one text that is read in windows, all of which are computed: about 250 of 384 tokens."""
 DEFAULT_REQUEST_BYTES = 4 << 20
 """Of all texts of a request: what a gateway lets through as a body unless it is told otherwise."""
-MOST_BYTES = 1 << 30
+MOST = 1 << 30
+"""Of bytes, and of tokens."""
 
 ACCELERATOR = "cuda"
 """The accelerator that may be asked for: what others open is theirs to say."""
@@ -78,13 +83,14 @@ WARMUP_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What names a file of `model_warmup` inside the model's folder `warmup`, where Triton looks for it."""
 
 
-def read_bytes_limit(parameters: Mapping[str, str], name: str, default: int) -> int:
-    """Return one of `TEXT_PARAMETERS`, or what it is where a configuration lacks it.
+def read_limit(parameters: Mapping[str, str], name: str, default: int) -> int:
+    """Return one of `FRONT_PARAMETERS`, or what it is where a configuration lacks it.
 
     Raises:
-        ValueError: it is no number from 1 to `MOST_BYTES`.
+        ValueError: it is no number from 1 to `MOST`.
     """
     text = parameters.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MOST_BYTES):
-        raise ValueError(f"{name} is {text!r:.80}: give a number of bytes from 1 to {MOST_BYTES}")
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MOST):
+        unit = "tokens" if name == RUN_TOKENS_PARAMETER else "bytes"
+        raise ValueError(f"{name} is {text!r:.80}: give a number of {unit} from 1 to {MOST}")
     return int(text)

@@ -13,7 +13,7 @@ from sparse_serve.repository.tunable import (
     DEFAULT_TEXT_BYTES,
     REQUEST_BYTES_PARAMETER,
     TEXT_BYTES_PARAMETER,
-    read_bytes_limit,
+    read_limit,
 )
 
 _LENGTH = struct.Struct("<I")
@@ -48,8 +48,8 @@ class TextLimits:
             ValueError: one is no number, or out of bounds.
         """
         return cls(
-            read_bytes_limit(parameters, TEXT_BYTES_PARAMETER, DEFAULT_TEXT_BYTES),
-            read_bytes_limit(parameters, REQUEST_BYTES_PARAMETER, DEFAULT_REQUEST_BYTES),
+            read_limit(parameters, TEXT_BYTES_PARAMETER, DEFAULT_TEXT_BYTES),
+            read_limit(parameters, REQUEST_BYTES_PARAMETER, DEFAULT_REQUEST_BYTES),
         )
 
     def strings_of(self, encoded: npt.NDArray[np.uint8]) -> npt.NDArray[np.object_]:

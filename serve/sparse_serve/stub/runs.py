@@ -8,12 +8,14 @@ RUN_TOKENS_ON = {"cpu": RUN_TOKENS, "cuda": 32 * RUN_TOKENS}
 """By what computes: a GPU is filled by tens of thousands, and has the memory for them."""
 
 
-def run_borders(row_tokens: Iterable[int], most_rows: int | None = None) -> list[int]:
-    """Return where rows are divided so that each run has `RUN_TOKENS` at most, or one row."""
+def run_borders(
+    row_tokens: Iterable[int], most_rows: int | None = None, run_tokens: int = RUN_TOKENS
+) -> list[int]:
+    """Return where rows are divided so that each run has `run_tokens` at most, or one row."""
     borders: list[int] = []
     begin = tokens = 0
     for row, own in enumerate(row_tokens):
-        if (tokens and tokens + own > RUN_TOKENS) or row - begin == most_rows:
+        if (tokens and tokens + own > run_tokens) or row - begin == most_rows:
             borders.append(row)
             begin, tokens = row, 0
         tokens += own

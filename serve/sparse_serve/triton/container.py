@@ -3,16 +3,19 @@
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import stat
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+
+import psutil
 
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.repository.check import require_library_version
@@ -24,7 +27,7 @@ from sparse_serve.triton.preflight import (
     refuse_listening_arguments,
     servable_models,
 )
-from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
+from sparse_serve.triton.server import LaunchLine, RepositoryView, Server, ServerOptions
 
 DEFAULT_IMAGE = "sparse-serve"
 # Set by docker/serve.Dockerfile, for what can be known of an image before it runs.
@@ -44,22 +47,59 @@ _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What is the container's own: `gpus` and `memory` as `docker run` takes them.
+    """What is the container's own: `gpus`, `memory` and `cpuset` as `docker run` takes them.
 
-    Without `gpus` it has all of them where a model computes on one, else none; without `memory` no limit.
+    Without `gpus` it has all of them where a model computes on one, else none; without `memory` no limit,
+    without `cpuset` all cores. With `tells_statistics` they are open to who has a key of this process's own.
     """
 
     image: str = DEFAULT_IMAGE
     gpus: str | None = None
     memory: str | None = None
+    cpuset: str | None = None
+    tells_statistics: bool = False
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that Docker has here: its id, and the version of its op library where it says so."""
+
+    id: str
+    library_version: int | None
+
+
+def find_image(name: str) -> Image:
+    """Ask Docker for an image.
+
+    Raises:
+        ServerError: there is no Docker, it does not answer, or it does not have the image.
+    """
+    if shutil.which("docker") is None:
+        raise ServerError("no docker on PATH: install Docker Engine, or serve without a container")
+    _docker("version", failure="Docker does not answer: start it, or get the right to use it")
+    missing = (
+        f"image '{name}' is not here: docker pull it, or build it in a clone of sparse-serve with "
+        f"docker build -f docker/serve.Dockerfile -t {DEFAULT_IMAGE} ."
+    )
+    told = _docker("image", "inspect", "--format", "{{.Id}} {{json .Config.Labels}}", name, failure=missing)
+    identity, _, labels = told.partition(" ")
+    version = str((json.loads(labels) or {}).get(LIBRARY_LABEL))
+    return Image(identity, int(version) if version.isdecimal() else None)
 
 
 class ContainerServer(Server):
     """A container of our image, by way of the `docker` on PATH; published on the options' address."""
 
-    def __init__(self, options: ServerOptions, container: ContainerOptions | None = None) -> None:
-        super().__init__(options)
+    def __init__(
+        self,
+        options: ServerOptions,
+        container: ContainerOptions | None = None,
+        view: RepositoryView | None = None,
+    ) -> None:
+        super().__init__(options, view)
         self.container = container or ContainerOptions()
+        self._key = secrets.token_hex(16)
+        self._found: tuple[int, str] | None = None
         self._probed = 0.0
         self._is_faulty = False
 
@@ -85,13 +125,17 @@ class ContainerServer(Server):
             raise OptionError("--portable is for a server without the op library, and the image has it")
         refuse_listening_arguments(options.extra_args)
         self._refuse_options_in_values()
-        self.models = servable_models(self.repository, verify=options.verify, pins=options.pins)
+        self.models = servable_models(
+            self.repository, self.view.models, verify=options.verify, pins=options.pins
+        )
         self.device = check_device(self.repository, self.models)
         _require_one_library(self.repository)
         _require_readable(self.repository)
         if claim_ports:
             self._claim_ports()
-        return LaunchLine(("docker", "run", *self._flags(), self.container.image, *options.extra_args), {})
+        scratch = [self._overlay] * self._is_changed + [self._key_file] * self.container.tells_statistics
+        command = ("docker", "run", *self._flags(), self.container.image, *options.extra_args)
+        return LaunchLine(command, {}, tuple(scratch))
 
     def _refuse_options_in_values(self) -> None:
         container = self.container
@@ -104,7 +148,7 @@ class ContainerServer(Server):
                 f"--memory '{container.memory}' is no size; give a number with b, k, m or g behind it, "
                 "such as 4g"
             )
-        if ":" in str(self.repository):
+        if ":" in str(self.repository) or (self._is_changed and ":" in str(self.repository.resolve())):
             raise RepositoryError(
                 f"model repository '{self.repository}' has a colon in its path, which docker takes for the "
                 "end of it: rename it, or serve a link to it from a path without"
@@ -119,27 +163,99 @@ class ContainerServer(Server):
             *("--user", f"{_USER}:{_USER}", "--read-only", "--tmpfs", "/tmp"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
             *("--shm-size", _SHARED_MEMORY),
-            *("--volume", f"{self.repository}:{_MODELS}:ro"),
         ]
+        for source, target in self._volumes().items():
+            flags += ["--volume", f"{source}:{target}:ro"]
         for port, inside in zip(published, _PORTS.values(), strict=True):
             flags += ["--publish", f"{address}:{port}:{inside}"]
         if container.memory is not None:
             # Without a limit of its own, as much again may be swapped out, and latency with it.
             flags += ["--memory", container.memory, "--memory-swap", container.memory]
+        if container.cpuset is not None:
+            flags += ["--cpuset-cpus", container.cpuset]
         gpus = "all" if container.gpus is None and self.device == "cuda" else container.gpus
         if gpus is not None:
             flags += ["--gpus", gpus]
-        for name, value in {**self._checks(), **self.options.environment}.items():
+        for name, value in {**self._variables(), **self.options.environment}.items():
             flags += ["--env", f"{name}={value}"]
         return flags
 
-    def _checks(self) -> dict[str, str]:
-        """Return the variables by which the image's entry point checks what is checked here, and no more."""
+    def _volumes(self) -> dict[Path, Path]:
+        """Return what the container sees of this machine, and where.
+
+        A view is at its own path, and what its links lead to.
+        """
+        own = [self._overlay, self.repository.resolve()] if self._is_changed else []
+        key = [self._key_file] if self.container.tells_statistics else []
+        served = {} if self._is_changed else {self.repository: Path(_MODELS)}
+        return served | {path: path for path in (*own, *key)}
+
+    def _variables(self) -> dict[str, str]:
+        """Return what the image's entry point is told: to check what is checked here, and no more.
+
+        Of a view, whose links it would refuse, it checks less.
+        """
+        view = {"MODEL_REPOSITORY": str(self._overlay), "VERIFY": "0"}
+        key = {"ADMIN_KEY_FILE": str(self._key_file)} if self.container.tells_statistics else {}
+        if self._is_changed:
+            return view | key
         pins = " ".join(f"{name}={digest}" for name, digest in self.options.pins.items())
         return {
             **({"MANIFEST_DIGESTS": pins} if pins else {}),
             **({} if self.options.verify else {"VERIFY": "0"}),
+            **key,
         }
+
+    @property
+    def _key_file(self) -> Path:
+        return self._folder / "key"
+
+    @property
+    def grpc_headers(self) -> Mapping[str, str]:
+        """The key, as Triton's gRPC wants it."""
+        return {"triton-grpc-protocol-admin-key": self._key} if self.container.tells_statistics else {}
+
+    @property
+    def id(self) -> str:
+        """The container's id, which its control group has in its name.
+
+        Raises:
+            ServerError: Docker does not tell it.
+        """
+        return self._inspected()[1]
+
+    def process_ids(self) -> list[int]:
+        """Return the ids, on this machine, of the container's first process and all its descendants.
+
+        None once it has ended.
+
+        Raises:
+            ServerError: they are not to be seen from here.
+        """
+        if self.poll() is not None or self._process is None:
+            return []
+        try:
+            first = psutil.Process(self._inspected()[0])
+            family = [first, *first.children(recursive=True)]
+            is_seen = any(each.name() == "tritonserver" for each in family)
+        except (psutil.NoSuchProcess, ValueError):
+            is_seen = False
+        if not is_seen:
+            self._require_unended()
+            raise ServerError(
+                f"the processes of container {self.name} are not to be seen from here: measure it where "
+                "Docker Engine runs, or as a running server by its address"
+            )
+        return [each.pid for each in family]
+
+    def _inspected(self) -> tuple[int, str]:
+        """Return the id of the container's first process on Docker's machine, and its own."""
+        if self._found is None:
+            failure = f"Docker does not tell of container {self.name}"
+            told = _docker("inspect", "--format", "{{.State.Pid}} {{.Id}}", self.name, failure=failure)
+            pid, _, identity = told.strip().partition(" ")
+            self._found = int(pid), identity
+        return self._found
 
     def _prepare(self) -> None:
         """Check that Docker runs and has an image that fits the repository.
@@ -148,23 +264,19 @@ class ContainerServer(Server):
             ServerError: there is no Docker, it does not answer, or it does not have the image.
             OpLibraryError: the image has another version of the op library than an entry was made for.
         """
-        if shutil.which("docker") is None:
-            raise ServerError(
-                "no docker on PATH: install Docker Engine, or serve with --mode path or --mode bundled"
-            )
-        _docker("version", failure="Docker does not answer: start it, or get the right to use it")
-        image = self.container.image
-        missing = (
-            f"image '{image}' is not here: docker pull it, or build it in a clone of sparse-serve with "
-            f"docker build -f docker/serve.Dockerfile -t {DEFAULT_IMAGE} ."
-        )
-        labels = _docker("image", "inspect", "--format", "{{json .Config.Labels}}", image, failure=missing)
-        version = str((json.loads(labels) or {}).get(LIBRARY_LABEL))
-        if version.isdecimal():
+        name = self.container.image
+        version = find_image(name).library_version
+        if version is not None:
             remedy = "export it again, or build the image of its release"
-            require_library_version(
-                find_entries(self.repository), int(version), f"image '{image}' has", remedy
-            )
+            require_library_version(find_entries(self.repository), version, f"image '{name}' has", remedy)
+        self._found = None
+        self._write_overlay()
+        if self.container.tells_statistics:
+            self._key_file.write_text(self._key, encoding="ascii")
+        # Whatever this process's umask is, the container's user reads what it is given.
+        given = [self._key_file, self._overlay, *self._overlay.rglob("*")]
+        for path in (path for path in given if path.exists() and not path.is_symlink()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _end_command(self) -> Sequence[str]:
         # Killing the client leaves the container running.

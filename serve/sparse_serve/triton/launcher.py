@@ -6,8 +6,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import ServerError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
-from sparse_serve.repository.entries import overlay_repository
 from sparse_serve.triton.connections import end_receiving, listens
 from sparse_serve.triton.installation import (
     ONNXRUNTIME,
@@ -37,7 +35,7 @@ from sparse_serve.triton.preflight import (
     require_loopback,
     servable_models,
 )
-from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
+from sparse_serve.triton.server import LaunchLine, RepositoryView, Server, ServerOptions
 
 # Nobody needs these over the network; the key that would open them is thrown away.
 _CLOSED_APIS = ("shared-memory", "model-repository", "trace", "logging")
@@ -51,23 +49,11 @@ _BURY_SECONDS, _BURY_INTERVAL = 0.5, 0.02
 _INSTANCE = re.compile(r"(?P<model>[^/]+)_\d+_\d+")
 
 
-@dataclass(frozen=True)
-class RepositoryView:
-    """What is served of a repository: these of its models, their configurations changed in place by `edit`.
-
-    None means all models, and as they are.
-    """
-
-    models: Sequence[str] | None = None
-    edit: Callable[[ModelConfig], None] | None = None
-
-
 class TritonServer(Server):
     """The `tritonserver` on PATH, or the bundled one, as processes of this machine."""
 
     def __init__(self, options: ServerOptions, view: RepositoryView | None = None) -> None:
-        super().__init__(options)
-        self.view = view or RepositoryView()
+        super().__init__(options, view)
         self.installation: TritonInstallation | None = None
         self._op_library: Path | None = None
         self._family: dict[psutil.Process, str] = {}
@@ -153,10 +139,6 @@ class TritonServer(Server):
         ]
 
     @property
-    def _overlay(self) -> Path:
-        return self._folder / "repository"
-
-    @property
     def _backends(self) -> Path:
         return self._folder / "backends"
 
@@ -173,21 +155,19 @@ class TritonServer(Server):
             (folder / LIBRARY_NAME).symlink_to(self._op_library)
         if self.installation is not None:
             backend_directory(self.installation, self._backends, self._backends_of_models())
-        if self._is_changed:
-            overlay_repository(self.repository, self._overlay, self._edit, self.models)
+        self._write_overlay()
 
     def _backends_of_models(self) -> list[str]:
         return [backend_of(read_config(self.repository / model / CONFIG_NAME)) for model in self.models]
 
     @property
     def _is_changed(self) -> bool:
-        return self.options.portable or self.view != RepositoryView()
+        return self.options.portable or super()._is_changed
 
     def _edit(self, config: ModelConfig) -> None:
         if self.options.portable:
             remove_op_library(config)
-        if self.view.edit is not None:
-            self.view.edit(config)
+        super()._edit(config)
 
     def _is_ready(self) -> bool:
         # Another process may have taken the port since it was found free, and answer in our place.

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from sparse_serve.cuda import MEMORY_REMEDY, is_out_of_memory
 from sparse_serve.errors import ServerError
 from sparse_serve.op_library import Device
 from sparse_serve.repository.config import CONFIG_NAME, read_config
-from sparse_serve.repository.entries import entry_models
+from sparse_serve.repository.entries import entry_models, overlay_repository
 from sparse_serve.triton import guard, probe
 from sparse_serve.triton.installation import Mode
 from sparse_serve.triton.log import LogFile, reason_in_log
@@ -33,7 +33,7 @@ from sparse_serve.triton.preflight import (
 )
 
 # What Triton's log says where it cannot listen; between our look at a free port and that, others can take it.
-_PORT_TAKEN = "already in use"
+_PORT_TAKEN = ("already in use", "already allocated")
 _PORT_ATTEMPTS = 3
 
 
@@ -72,6 +72,17 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
+class RepositoryView:
+    """What is served of a repository: these of its models, their configurations changed in place by `edit`.
+
+    None means all models, and as they are.
+    """
+
+    models: Sequence[str] | None = None
+    edit: Callable[[ModelConfig], None] | None = None
+
+
+@dataclass(frozen=True)
 class LaunchLine:
     """A command, and the variables that are set for it beside this process's own.
 
@@ -96,8 +107,9 @@ class Server(ABC):
     same where this process cannot, having been killed.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, view: RepositoryView | None = None) -> None:
         self.options = options
+        self.view = view or RepositoryView()
         self.models: tuple[str, ...] = ()
         self.device: Device = "cpu"
         # As they were at the start: the repository may change under a server, which goes on as it is.
@@ -170,6 +182,21 @@ class Server(ABC):
             ServerError: Triton was not found, or a port is taken.
         """
 
+    @property
+    def grpc_headers(self) -> Mapping[str, str]:
+        """What a client sends to be told of the server's statistics."""
+        return {}
+
+    @abstractmethod
+    def process_ids(self) -> list[int]:
+        """Return the ids of the server's process and all its descendants, the server's first.
+
+        None once it has ended.
+
+        Raises:
+            ServerError: they are not to be seen from here.
+        """
+
     @abstractmethod
     def check(self) -> None:
         """Look whether the server and every model still answer; cheap enough for every second.
@@ -202,7 +229,9 @@ class Server(ABC):
     def _lost_a_port(self, error: BaseException) -> bool:
         """Tell whether another process has taken a port that was found free, and another one will do."""
         ports = (self.options.http_port, self.options.grpc_port, self.options.metrics_port)
-        return 0 in ports and isinstance(error, ServerError) and _PORT_TAKEN in str(error)
+        return (
+            0 in ports and isinstance(error, ServerError) and any(said in str(error) for said in _PORT_TAKEN)
+        )
 
     def _start(self) -> None:
         guard.clear(Path(tempfile.gettempdir()))
@@ -234,6 +263,23 @@ class Server(ABC):
     @abstractmethod
     def _prepare(self) -> None:
         """Do what the command relies on, and writing it does not."""
+
+    @property
+    def _overlay(self) -> Path:
+        """The view of the repository that is served, where it is not the repository itself."""
+        return self._folder / "repository"
+
+    @property
+    def _is_changed(self) -> bool:
+        return self.view != RepositoryView()
+
+    def _edit(self, config: ModelConfig) -> None:
+        if self.view.edit is not None:
+            self.view.edit(config)
+
+    def _write_overlay(self) -> None:
+        if self._is_changed:
+            overlay_repository(self.repository, self._overlay, self._edit, self.models)
 
     def _claim_ports(self) -> None:
         options = self.options

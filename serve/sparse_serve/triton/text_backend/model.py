@@ -2,8 +2,8 @@
 
 A python-based backend: it ships once with the package and the image, and takes all that is an entry's own
 from the entry: tokenizer.json and the parameters of config.pbtxt. It turns a whole dynamic batch into rows of
-NAME_model, asks that some hundred tokens at a time, and answers per request. A request of more than that is
-answered by a thread, so that short ones do not wait for it. What the answers are is said in
+NAME_model, asks that about a thousand tokens at a time, or as many as fill a GPU, and answers per request. A
+long request is answered by a thread, so that short ones do not wait for it. What the answers are is said in
 `sparse_serve.tasks`; here is what is Triton's.
 
 Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.errors import TaskError
 from sparse_serve.repository.measures import MEASURES, RHO
+from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
@@ -39,8 +40,8 @@ from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, 
 
 STAGES = ("tokenize", "graph", "answer")
 
-# Bytes that are taken for a token until a text has been read.
-TOKEN_BYTES = 4
+# Of a request that does not keep others waiting: to be read by a processor, whatever computes the graph.
+SHORT_BYTES = 4 * RUN_TOKENS
 # That answer what takes long, beside each other, and each with a tokenizer of its own: how it cuts is a
 # tokenizer's state.
 LONG_THREADS = 2
@@ -83,6 +84,7 @@ class TritonPythonModel:
             self.max_length = int(parameters["max_length"])
             self.truncation = parameters.get("truncation", "right")
             self.limits = TextLimits.of(parameters)
+            self.run_tokens = read_limit(parameters, RUN_TOKENS_PARAMETER, RUN_TOKENS)
             tasks = read_tasks(json.loads(parameters["tasks"]))
             self.task = answered(tasks)
             if (len(tasks) > 1) != (TASK_IDS in self.graph_inputs):
@@ -118,7 +120,7 @@ class TritonPythonModel:
                 asked[index] = self._read(request)
             except Exception as failure:
                 responses[index] = self._refuse(failure)
-        long = [index for index, each in asked.items() if each.bytes > RUN_TOKENS * TOKEN_BYTES]
+        long = [index for index, each in asked.items() if each.bytes > SHORT_BYTES]
         if not long:
             responses |= self._answer(asked, self.tokenizer)
             return [responses[index] for index in range(len(requests))]
@@ -262,7 +264,8 @@ class TritonPythonModel:
         """Return the graph's outputs of these names for all windows of the texts, float32."""
         windows = [window for text in encoded for window in text.windows]
         task_ids = self.task.task_ids(encoded)
-        borders = [0, *run_borders(list(map(len, windows)), self.max_rows), len(windows)]
+        borders = run_borders(list(map(len, windows)), self.max_rows, self.run_tokens)
+        borders = [0, *borders, len(windows)]
         runs = [slice(begin, end) for begin, end in pairwise(borders)]
         batches = [self._run_batch(windows[run], task_ids[run], names) for run in runs]
         return {name: stack([batch[name] for batch in batches]) for name in names}
