@@ -27,8 +27,9 @@ from sparse_serve.profiling.report import (
     Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
+from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.profiling.theory import expected, growth
 from sparse_serve.profiling.trade import trade_points
 
 HEADS = 12

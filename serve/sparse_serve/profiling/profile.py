@@ -52,7 +52,7 @@ from sparse_serve.profiling.report import (
     Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
+from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import (
     MALLOC_MMAP_THRESHOLD,
     Place,
@@ -66,6 +66,7 @@ from sparse_serve.profiling.subjects import (
     serving,
     weight_bytes,
 )
+from sparse_serve.profiling.theory import expected, growth
 from sparse_serve.profiling.trade import Budget, pick, trade_points
 from sparse_serve.profiling.workload import (
     BUILT_IN,

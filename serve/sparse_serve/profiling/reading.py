@@ -469,8 +469,8 @@ def _padding(report: Report, model: str) -> Iterator[str]:
 
 
 _NOT_IN_THEORY = (
-    "; theory leaves out the mask, indices, copies that the run time makes between layouts, and how it plans "
-    "its buffers"
+    "; theory counts the buffers of BERT's layers in fp32, and neither other layers and types nor what the "
+    "server takes to hand a request on"
 )
 
 
@@ -503,8 +503,8 @@ def _growth(report: Report, model: str) -> Iterator[str]:
         if found.model == model:
             yield (
                 f"Memory of padded eager attention grows by {found.measured:.0f} bytes per squared token; "
-                f"theory ({found.live_copies} live score tensors × batch {found.batch} × {found.heads} heads "
-                f"× 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
+                f"theory ({found.live_copies} live score tensors of {found.heads} heads and a mask, × batch "
+                f"{found.batch} × 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
             )
 
 

@@ -295,8 +295,8 @@ class Steady(_Record):
 class Expected(_Record):
     """Memory as theory expects it, in bytes; `scores` are those of attention that forms them.
 
-    `weights` lie in the server at rest. `activations` are those that are live at once where one layer is
-    computed, and `scores` what attention adds to them; the peak above idle is expected to be both together.
+    `weights` lie in the server at rest. `activations` are the buffers that ONNX Runtime holds for the layers
+    at the peak, and `scores` what attention adds to them; the peak above idle is expected to be both.
     """
 
     model: str
@@ -431,7 +431,7 @@ class Growth(_Record):
 
     Of one request at a time: of several, as many rows run at once as happen to be batched.
 
-    Theory: `live_copies` · batch · heads · 4 bytes per squared token. Measured: c of the parabola
+    Theory: (`live_copies` · heads + 1 mask) · batch · 4 bytes per squared token. Measured: c of the parabola
     a + b·L + c·L² through the peaks at `lengths`, the three longest.
     """
 
