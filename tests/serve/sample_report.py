@@ -142,6 +142,7 @@ SSAF = Served(
     lambd=-4.0,
     takes_text=True,
     command="sparse-serve export checkpoints/reviews --name reviews",
+    checkpoint=None,
 )
 AAA = SSAF.model_copy(update={"normalizer": "softmax", "pattern": "axis+local2", "lambd": None})
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, get_args
@@ -16,9 +17,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from sparse_serve.cli.checkpoints import exported, is_checkpoint
 from sparse_serve.cli.options import (
     DEFAULT_REPOSITORY,
     ModelRepository,
+    Program,
     Verbose,
     make_output_folder,
     table_console,
@@ -44,7 +47,14 @@ _MOST_SHARES = 20
 
 
 def profile_command(  # noqa: PLR0913  one parameter per option
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Entries of the repository.")],
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Entries of the repository; or checkpoints, as paths or hub ids, which are exported for it.",
+        ),
+    ],
     *,
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
     output_dir: Annotated[
@@ -191,9 +201,13 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         )
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
+    names = list(dict.fromkeys(name.rstrip("/") for name in names))
+    checkpoints = [name for name in names if is_checkpoint(name, model_repository)]
+    if checkpoints and profile_url is not None:
+        raise OptionError(f"a running server (--url) has entries: '{checkpoints[0]}' is a checkpoint")
     options = ProfileOptions(
         repository=model_repository,
-        names=list(dict.fromkeys(names)),
+        names=names,
         lengths=_lengths(lengths),
         concurrencies=_concurrencies(concurrency_range) if concurrency_range is not None else (),
         request_rates=_rates(request_rate_range) if request_rate_range is not None else (),
@@ -218,7 +232,14 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     )
     make_output_folder(output_dir)
 
-    with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
+    entries = set(names) - set(checkpoints)
+    with (
+        _terminated_as_interrupted(),
+        exported(checkpoints, entries, model_repository, context.find_object(Program)) as made,
+        ConsoleProgress(Console(stderr=True)) as progress,
+    ):
+        called = {each.checkpoint: name for name, each in made.items()}
+        options = replace(options, names=[called.get(name, name) for name in names], exported=made)
 
         def keep(report: Report) -> None:
             try:

@@ -46,6 +46,7 @@ from sparse_serve.profiling.report import (
     Measurement,
     Quality,
     Report,
+    Served,
     Settings,
     Sparsity,
     Stage,
@@ -112,10 +113,20 @@ _LATENCY_METHOD = (
 )
 
 
+@dataclass(frozen=True)
+class FromCheckpoint:
+    """An entry that was exported to be profiled: from what, where it is, and the line that makes it again."""
+
+    checkpoint: str
+    repository: Path
+    command: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     """What to measure; times in ms, lengths, concurrencies and rates ascending, rates in requests a second.
 
+    `exported` has those of the `names` that are not in `repository`.
     `threads` None means one per available core that is not the client's; `client_cores` is how many are kept
     for the client alone. `inputs` are texts that are cut to the lengths, `input_data` rows that are sent as
     they are. The columns are those of `evaluation` and `input_data`, None the task's own. `task_mix` has the
@@ -126,6 +137,7 @@ class ProfileOptions:
 
     repository: Path
     names: Sequence[str]
+    exported: Mapping[str, FromCheckpoint] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS
     concurrencies: Sequence[int] = (1,)
     request_rates: Sequence[float] = ()
@@ -221,7 +233,7 @@ def profile(
         ServerError: nothing could be measured.
         KeyboardInterrupt: nothing was measured yet.
     """
-    plans = [_plan(read_entry(repository_path(options.repository) / name), options) for name in options.names]
+    plans = [_plan(_read_entry(name, options), options) for name in options.names]
     for absent in (absent for plan in plans for absent in plan.absent):
         progress.notice(f"{absent.model} {absent.variant} is left out: {absent.reason}")
     progress.start(sum(_steps(plan, options) for plan in plans))
@@ -245,6 +257,11 @@ def profile(
     if not any(found.latency for found in findings):
         raise run.first_error or SparseServeError("nothing could be measured")
     return _report(plans, findings, run, partial_reason)
+
+
+def _read_entry(name: str, options: ProfileOptions) -> Entry:
+    made = options.exported.get(name)
+    return read_entry(repository_path(options.repository if made is None else made.repository) / name)
 
 
 def _steps(plan: _Plan, options: ProfileOptions) -> int:
@@ -577,7 +594,7 @@ def _report(
         measurements += ours
         theory += _theory(plan, ours)
         held += [summary.steady(subject, readings) for subject, readings in found.steady.items()]
-    served = tuple(summary.served(plan.entry) for plan in plans)
+    served = tuple(_served(plan.entry, options.exported.get(plan.entry.name)) for plan in plans)
     quality = tuple(quality for found in findings for quality in found.quality.values())
     found_noise = tuple(noise(measurements))
     settings = _settings(options, plans)
@@ -611,6 +628,13 @@ def _report(
         trade=tuple(points) if len(points) > 1 else (),
         pick=pick(points, served, options.budget, options.repository) if options.budget.is_set else None,
     )
+
+
+def _served(entry: Entry, made: FromCheckpoint | None) -> Served:
+    served = summary.served(entry)
+    if made is None:
+        return served
+    return served.model_copy(update={"command": made.command, "checkpoint": made.checkpoint})
 
 
 def _measurements(plan: _Plan, found: _Findings, options: ProfileOptions) -> Iterator[Measurement]:

@@ -243,6 +243,7 @@ def findings(report: Report, model: str) -> list[str]:
         *_time(report, model),
         *_sparsity(report, model),
         *_capacity(report, model),
+        *_checkpoint(report, model),
     ]
 
 
@@ -450,6 +451,15 @@ def _tasks(report: Report, model: str) -> Iterator[str]:
     if shares:
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         yield f"It has several tasks, and was sent texts of each in turn: {named}."
+
+
+def _checkpoint(report: Report, model: str) -> Iterator[str]:
+    for served in report.served:
+        if served.model == model and served.checkpoint is not None:
+            yield (
+                f"{model} was exported from {served.checkpoint} for this report, and is in no repository: "
+                f"`{served.command}` puts it there."
+            )
 
 
 def _padding(report: Report, model: str) -> Iterator[str]:

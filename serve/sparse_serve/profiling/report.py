@@ -18,7 +18,7 @@ from sparse_serve.errors import DataError
 from sparse_serve.profiling.estimates import Estimate
 
 SCHEMA_NAME = "report.schema.json"
-SCHEMA_VERSION: Literal[6] = 6
+SCHEMA_VERSION: Literal[7] = 7
 
 Variant = Literal["model", "control", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
 Baseline = Literal["padded_eager", "padded_fused", "packed_dense"]
@@ -57,7 +57,7 @@ class Environment(_Record):
 
 
 class Served(_Record):
-    """A model as it was exported, by `command`.
+    """A model as it was exported, by `command`, and from `checkpoint` for this report where that is not None.
 
     `task` is the type of what it answers, "several_tasks" of several. `normalizer` makes attention weights:
     "softmax", or "sparsegen" at `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such
@@ -75,6 +75,7 @@ class Served(_Record):
     lambd: float | None
     takes_text: bool
     command: str
+    checkpoint: str | None
 
 
 class Settings(_Record):
@@ -479,7 +480,7 @@ class Pick(_Record):
 class Report(_Record):
     """Everything `profile` found out. `partial` says why it ended early, None where it did not."""
 
-    schema_version: Literal[6] = SCHEMA_VERSION
+    schema_version: Literal[7] = SCHEMA_VERSION
     partial: str | None
     environment: Environment
     settings: Settings
