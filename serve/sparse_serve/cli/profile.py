@@ -36,6 +36,7 @@ from sparse_serve.profiling.report import VARIANTS, Report, Variant
 from sparse_serve.profiling.report_files import write_report
 from sparse_serve.profiling.terminal import show_report
 from sparse_serve.profiling.trade import Budget
+from sparse_serve.profiling.workload import TOKEN_COUNT
 
 # What memory is given in, on the command line.
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -129,6 +130,13 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             help="Texts that are sent as they are, in the place of --lengths: TSV, CSV, JSONL, lines."
         ),
     ] = None,
+    input_lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Token counts of recorded traffic that texts are cut to, in the place of --lengths: one a "
+            f"line, or a table's column {TOKEN_COUNT}."
+        ),
+    ] = None,
     evaluation: Annotated[
         Path | None,
         typer.Option(
@@ -199,6 +207,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
+    if input_data is not None and input_lengths is not None:
+        raise OptionError("give --input-data for texts or --input-lengths for their lengths alone, not both")
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     names = list(dict.fromkeys(name.rstrip("/") for name in names))
@@ -221,6 +231,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         client_cores=client_cores,
         inputs=inputs,
         input_data=input_data,
+        input_lengths=input_lengths,
         evaluation=evaluation,
         text_column=text_column,
         text_pair_column=text_pair_column,

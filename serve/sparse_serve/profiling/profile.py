@@ -78,6 +78,8 @@ from sparse_serve.profiling.workload import (
     Workload,
     make_workload,
     own_workload,
+    read_token_counts,
+    recorded_workload,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
@@ -96,11 +98,12 @@ _MOST_WORKERS = 4
 _MEMORY_METHOD = (
     "A fresh server per round, variant and length, loading only what the variant needs, with ONNX Runtime's "
     "CPU arena off. At rest is VmRSS of all server processes after one tiny request. Then, for each "
-    f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), as many requests are sent "
-    "at once, and it is read again; the median is the server's peak. Pages that processes share (tensors in "
-    "/dev/shm among them) count in each, and peaks of different processes are added although they need not "
-    "fall together; proportional memory (PSS) counts shared pages once. As deployed, with the arena as the "
-    "entry has it, memory is read of the servers that latency was measured on, after all of their load."
+    f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), the longest request is "
+    "sent so many times at once, and it is read again; the median is the server's peak. Pages that processes "
+    "share (tensors in /dev/shm among them) count in each, and peaks of different processes are added "
+    "although they need not fall together; proportional memory (PSS) counts shared pages once. As deployed, "
+    "with the arena as the entry has it, memory is read of the servers that latency was measured on, after "
+    "all of their load."
 )
 _LATENCY_METHOD = (
     "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
@@ -126,11 +129,12 @@ class FromCheckpoint:
 class ProfileOptions:
     """What to measure; times in ms, lengths, concurrencies and rates ascending, rates in requests a second.
 
-    `exported` has those of the `names` that are not in `repository`.
-    `threads` None means one per available core that is not the client's; `client_cores` is how many are kept
-    for the client alone. `inputs` are texts that are cut to the lengths, `input_data` rows that are sent as
-    they are. The columns are those of `evaluation` and `input_data`, None the task's own. `task_mix` has the
-    share of each task's texts, a whole number, where entries have several tasks; empty for all in turn.
+    `exported` has those of the `names` that are not in `repository`. `threads` None means one per available
+    core that is not the client's; `client_cores` is how many are kept for the client alone. `inputs` are
+    texts that are cut to the lengths, or to those of recorded traffic in `input_lengths`, `input_data` rows
+    that are sent as they are. The columns are those of `evaluation` and `input_data`, None the task's own.
+    `task_mix` has the share of each task's texts, a whole number, where entries have several tasks; empty for
+    all in turn.
     `url` is the gRPC address of a running server to measure, None to start some. `memory_limit` in bytes is
     what the longest text and largest batch are looked for within.
     """
@@ -151,6 +155,7 @@ class ProfileOptions:
     client_cores: int = 0
     inputs: Path | None = None
     input_data: Path | None = None
+    input_lengths: Path | None = None
     evaluation: Path | None = None
     text_column: str | None = None
     text_pair_column: str | None = None
@@ -274,7 +279,7 @@ def _steps(plan: _Plan, options: ProfileOptions) -> int:
 
 def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
     longest = entry.manifest.max_length
-    for length in options.lengths if options.input_data is None else ():
+    for length in options.lengths if options.input_data is options.input_lengths is None else ():
         if length > longest:
             raise OptionError(
                 f"length {length} is more than the {longest} tokens '{entry.name}' takes; "
@@ -314,6 +319,9 @@ def _workloads(entry: Entry, turns: Turns, options: ProfileOptions) -> list[Work
         rows = [(row.text, row.text_pair) for row in data.rows]
         return [own_workload(tokens, rows, options.batch_size, str(options.input_data), turns)]
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
+    if options.input_lengths is not None:
+        counts, recorded = read_token_counts(options.input_lengths), str(options.input_lengths)
+        return [recorded_workload(tokens, texts, counts, options.batch_size, recorded, turns)]
     return [
         make_workload(tokens, texts, length, options.batch_size, source, turns) for length in options.lengths
     ]
@@ -416,7 +424,7 @@ class _Run:
 
         clients = max(self.options.concurrencies)
         with serving(subject, self._place, clients, for_memory=True) as served:
-            served.repeat(workload.batches)
+            served.repeat([workload.heaviest])
             requests = {number: partial(at_once, number) for number in self.options.concurrencies}
             tiny = _tiny(plan)
             try:
@@ -660,7 +668,7 @@ def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expect
     """Yield what theory expects of each variant's memory at each length, one request at a time."""
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
-    rows = {workload.length: workload.batches[0].row_lengths for workload in plan.workloads}
+    rows = {workload.length: workload.heaviest.row_lengths for workload in plan.workloads}
     for measurement in measurements:
         if measurement.concurrency == 1 and measurement.memory_bytes is not None:
             theory = expected(measurement, shape, weights[measurement.variant], rows[measurement.length])
