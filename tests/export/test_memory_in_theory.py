@@ -67,6 +67,6 @@ def test_onnx_runtime_takes_what_theory_expects(
     exported: Exported, taken: dict[str, int], variant: Variant, least: float
 ) -> None:
     """Packed graphs of two layers take less: of their last, which computes one row, there is but one more."""
-    live = live_bytes(variant, graph_shape(read_entry(exported.path)), [POSITIONS] * ROWS)
+    live = live_bytes(variant, graph_shape(read_entry(exported.path)), [[POSITIONS] * ROWS])
     assert live is not None
     assert least < taken[variant] / sum(live) < 1.1

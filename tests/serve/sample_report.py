@@ -250,7 +250,7 @@ def report_of(
             theory
             for each in measured
             if each.concurrency == 1
-            and (theory := expected(each, SHAPE, 90 * MIB, [each.length] * each.batch)) is not None
+            and (theory := expected(each, SHAPE, 90 * MIB, [[each.length] * each.batch])) is not None
         ),
         capacity=(),
         absent=tuple(absent),

@@ -13,7 +13,7 @@ from sparse_serve.profiling.figures import trade_figure
 from sparse_serve.profiling.report import Quality, Report, TradePoint
 from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.subjects import GraphShape
-from sparse_serve.profiling.theory import expected, live_bytes
+from sparse_serve.profiling.theory import expected, live_bytes, runs_of
 from sparse_serve.profiling.trade import Budget, pick
 
 REPOSITORY = Path("model_repository")
@@ -127,7 +127,7 @@ def test_theory_counts_what_lives_at_once(
     Rows of 512, 375, 239 and 102 tokens are computed two at a time. Counted are the allocations of the demo's
     model in ONNX Runtime.
     """
-    found = expected(measurement(variant, 512, batch=4), SHAPE, 9, [512, 375, 239, 102])
+    found = expected(measurement(variant, 512, batch=4), SHAPE, 9, runs_of([512, 375, 239, 102]))
     assert found is not None
     assert found.scores == scores
     assert found.activations == (hidden * 384 + inner * 1536) * tokens * 4
@@ -136,15 +136,24 @@ def test_theory_counts_what_lives_at_once(
 
 def test_theory_is_of_the_run_that_takes_most() -> None:
     """Of three rows of 256 tokens together, and one of 1,024 alone, the long one forms more scores."""
-    together, alone = (live_bytes("padded_eager", SHAPE, rows) for rows in ([256, 256, 256, 1024], [1024]))
+    together, alone = (
+        live_bytes("padded_eager", SHAPE, runs_of(rows)) for rows in ([256, 256, 256, 1024], [1024])
+    )
     assert together == alone
 
 
+def test_a_backend_divides_a_request_by_what_it_takes_for_lengths() -> None:
+    rows = [512, 375, 239, 102]
+    assert runs_of(rows) == [[512, 375], [239, 102]]
+    assert runs_of(rows, [725, 530, 340, 140]) == [[512], [375, 239, 102]]
+    assert runs_of(rows, [100, 100, 100, 100]) == [[512, 375], [239, 102]]
+
+
 def test_short_texts_peak_in_the_feed_forward_layers() -> None:
-    assert live_bytes("padded_fused", GraphShape(2, 8, 64), [4]) == ((5 * 8 + 3 * 64) * 4 * 4, 0)
+    assert live_bytes("padded_fused", GraphShape(2, 8, 64), [[4]]) == ((5 * 8 + 3 * 64) * 4 * 4, 0)
 
 
 def test_without_a_shape_there_is_no_theory() -> None:
     shapes: Sequence[GraphShape] = [GraphShape(None, 384, 1536), GraphShape(12, None, None)]
-    assert [expected(measurement(), shape, 9, [128]) for shape in shapes] == [None, None]
-    assert expected(measurement("portable"), SHAPE, 9, [128]) is None
+    assert [expected(measurement(), shape, 9, [[128]]) for shape in shapes] == [None, None]
+    assert expected(measurement("portable"), SHAPE, 9, [[128]]) is None

@@ -67,7 +67,7 @@ from sparse_serve.profiling.subjects import (
     serving,
     weight_bytes,
 )
-from sparse_serve.profiling.theory import expected, growth
+from sparse_serve.profiling.theory import expected, growth, runs_of
 from sparse_serve.profiling.trade import Budget, pick, trade_points
 from sparse_serve.profiling.workload import (
     BUILT_IN,
@@ -83,6 +83,7 @@ from sparse_serve.profiling.workload import (
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
+from sparse_serve.stub.runs import TOKEN_BYTES
 from sparse_serve.triton.installation import find_triton
 
 LENGTHS = (64, 128, 256, 512)
@@ -668,12 +669,22 @@ def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expect
     """Yield what theory expects of each variant's memory at each length, one request at a time."""
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
-    rows = {workload.length: workload.heaviest.row_lengths for workload in plan.workloads}
+    runs = {workload.length: _runs(plan.entry, workload.heaviest) for workload in plan.workloads}
     for measurement in measurements:
         if measurement.concurrency == 1 and measurement.memory_bytes is not None:
-            theory = expected(measurement, shape, weights[measurement.variant], rows[measurement.length])
+            theory = expected(measurement, shape, weights[measurement.variant], runs[measurement.length])
             if theory is not None:
                 yield theory
+
+
+def _runs(entry: Entry, batch: Batch) -> list[Sequence[int]]:
+    """Return the lengths of the rows that are computed together, of one request."""
+    if not entry.takes_text or find_triton().kind != "bundled":
+        return runs_of(batch.row_lengths)
+    # Its backend divides a request before a text has been read.
+    texts = zip(batch.texts, batch.text_pairs or [""] * len(batch.texts), strict=True)
+    about = [(len(text.encode()) + len(pair.encode())) // TOKEN_BYTES for text, pair in texts]
+    return runs_of(batch.row_lengths, [min(each, entry.manifest.max_length) for each in about])
 
 
 def _environment(run: _Run) -> Environment:

@@ -45,11 +45,25 @@ _FUSED = _Buffers(hidden=5, own_hidden=4, own_scores=1)
 _PACKED = _Buffers(hidden=7)
 
 
-def live_bytes(variant: Variant, shape: GraphShape, rows: Sequence[int]) -> tuple[int, int] | None:
+def runs_of(rows: Sequence[int], about: Sequence[int] | None = None) -> list[Sequence[int]]:
+    """Return the true lengths of the rows of each run of a request: a graph computes some at a time.
+
+    `about` is what a backend takes for the lengths before, by which it hands rows to the graph; None where it
+    hands over the whole request.
+    """
+    parts = [rows] if about is None else _split(rows, run_borders(about))
+    return [run for part in parts for run in _split(part, run_borders(part))]
+
+
+def _split(rows: Sequence[int], borders: Sequence[int]) -> list[Sequence[int]]:
+    return [rows[begin:end] for begin, end in pairwise([0, *borders, len(rows)])]
+
+
+def live_bytes(variant: Variant, shape: GraphShape, runs: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """Return the bytes of activations and of scores at a request's peak, None where there is no theory.
 
-    `rows` are the true lengths of the rows of a request, which is computed in runs of some of them: padded
-    graphs compute each row as long as the longest of its run, packed ones the true tokens. Theory is of
+    `runs` are the true lengths of the rows of a request, by run (`runs_of`): padded graphs compute each row
+    as long as the longest of its run, packed ones the true tokens. Theory is of
     BERT's layers in fp32, by the count of `_Buffers`; there is none of the portable fallback, and none
     without a shape.
     """
@@ -67,18 +81,17 @@ def live_bytes(variant: Variant, shape: GraphShape, rows: Sequence[int]) -> tupl
         scores = (buffers.scores * heads + bool(buffers.scores)) * pairs
         return (held + own) * FLOAT_BYTES, (scores + own_scores) * FLOAT_BYTES
 
-    borders = [0, *run_borders(list(rows)), len(rows)]
-    return max((live(rows[begin:end]) for begin, end in pairwise(borders)), key=sum)
+    return max(map(live, runs), key=sum)
 
 
 def expected(
-    measurement: Measurement, shape: GraphShape, weights: int, rows: Sequence[int]
+    measurement: Measurement, shape: GraphShape, weights: int, runs: Sequence[Sequence[int]]
 ) -> Expected | None:
-    """Return what theory expects of a variant's memory with one request at a time, of rows so long.
+    """Return what theory expects of a variant's memory with one request at a time, in runs of such rows.
 
     None where `live_bytes` has no theory.
     """
-    live = live_bytes(measurement.variant, shape, rows)
+    live = live_bytes(measurement.variant, shape, runs)
     if live is None:
         return None
     activations, scores = live

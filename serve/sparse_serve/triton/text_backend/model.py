@@ -33,14 +33,12 @@ from sparse_serve.repository.measures import MEASURES, RHO
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
-from sparse_serve.stub.runs import RUN_TOKENS, run_borders
+from sparse_serve.stub.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
 from sparse_serve.tasks import TASK_IDS, answered, read_tasks
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
 STAGES = ("tokenize", "graph", "answer")
 
-# Bytes that are taken for a token until a text has been read.
-TOKEN_BYTES = 4
 # That answer what takes long, beside each other, and each with a tokenizer of its own: how it cuts is a
 # tokenizer's state.
 LONG_THREADS = 2
