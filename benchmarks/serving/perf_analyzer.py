@@ -41,7 +41,10 @@ NAME = "reviews"
 WHEEL = "tritonclient==2.51.0"
 # Under names with a digest in the wheel of the server.
 LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
+OURS = "profile"
+CLIENTS = (OURS, "perf_analyzer")
 COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
+PRINTED = ("Concurrency", *COLUMNS, "failed")
 WITHIN = 0.05
 
 
@@ -78,16 +81,18 @@ def benchmark(
         for number in range(rounds):
             for concurrency in map(int, concurrencies.split(",")):
                 asked = Asked(server.grpc_url, texts, concurrency, round(seconds * 1000))
-                clients = {"perf_analyzer": stock.ask, "profile": lambda it: profiled(it, repository)}
-                for name in sorted(clients, reverse=bool(number % 2)):
-                    about = environment(find_triton().version)
-                    line = {"client": name, "round": str(number), "length": str(length)}
-                    lines.append(about | line | clients[name](asked))
-                    print(name, *(f"{key} {lines[-1][key]}" for key in ("Concurrency", *COLUMNS)), flush=True)
+                for name in CLIENTS[:: -1 if number % 2 else 1]:
+                    line = environment(find_triton().version or "")
+                    line |= {"client": name, "round": str(number), "length": str(length)}
+                    line |= profiled(asked, repository) if name == OURS else stock.ask(asked)
+                    lines.append(line)
+                    print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
                     write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
     told = list(ratios(lines))
-    for concurrency, column, ours, theirs in told:
-        print(f"{concurrency} in flight, {column}: {ours:.1f} of {theirs:.1f}, {ours / theirs:.3f}")
+    for in_flight, column, ours, theirs in told:
+        print(f"{in_flight} in flight, {column}: {ours:.1f} of {theirs:.1f}, {ours / theirs:.3f}")
+    if len(told) < len(COLUMNS) * len(concurrencies.split(",")):
+        raise SystemExit("a figure is missing: it was not stable, or 100 requests need more --seconds")
     if max(abs(ours / theirs - 1) for *_, ours, theirs in told) > WITHIN:
         raise SystemExit(1)
 
@@ -132,7 +137,7 @@ class Stock:
         with tempfile.TemporaryDirectory() as folder:
             data, found = Path(folder, "data.json"), Path(folder, "found.csv")
             data.write_text(json.dumps({"data": [{TEXT_INPUT: [text]} for text in asked.texts]}), "utf-8")
-            run(
+            done = run(
                 [
                     *(str(self._program), "-m", NAME, "-i", "grpc", "-u", asked.url, "-f", str(found)),
                     *("--input-data", str(data), "--concurrency-range", str(asked.concurrency)),
@@ -140,6 +145,8 @@ class Stock:
                 ],
                 LD_LIBRARY_PATH=str(self._libraries),
             )
+            if done.returncode:  # it tells nothing of what was not stable
+                return {"Concurrency": str(asked.concurrency), "failed": one_line(done)}
             return only_row(found)
 
 
@@ -148,22 +155,26 @@ def profiled(asked: Asked, repository: Path) -> Line:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "texts.txt")
         data.write_text("".join(f"{text}\n" for text in asked.texts), "utf-8")
-        run(
+        done = run(
             [
                 *(str(COMMAND), "profile", NAME, f"--url={asked.url}", f"--model-repository={repository}"),
                 *(f"--input-data={data}", f"--concurrency-range={asked.concurrency}", "--rounds=1"),
                 *(f"--measurement-interval={asked.interval_ms}", f"--output-dir={folder}"),
             ]
         )
+        if done.returncode:
+            raise SystemExit(one_line(done))
         return only_row(Path(folder, "report.csv"))
 
 
-def run(command: Sequence[str], **variables: str) -> None:
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{command[0]}: status {done.returncode}: {done.stderr or done.stdout}")
+def run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+    environ = {**os.environ, **variables}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def one_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last that a program said."""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
 
 
 def only_row(path: Path) -> Line:
@@ -174,18 +185,22 @@ def only_row(path: Path) -> Line:
 
 
 def ratios(lines: Sequence[Line]) -> Iterator[tuple[str, str, float, float]]:
-    """Yield the medians of both over the rounds, ours first, by load and column."""
+    """Yield the medians of both over the rounds, ours first, by load and column.
+
+    Ours has no percentile of too few requests: for p99 of 100 windows must be long enough.
+    """
     for concurrency in dict.fromkeys(line["Concurrency"] for line in lines):
         for column in COLUMNS:
             ours, theirs = (
-                statistics.median(
+                [
                     float(line[column])
                     for line in lines
-                    if (line["client"], line["Concurrency"]) == (name, concurrency)
-                )
-                for name in ("profile", "perf_analyzer")
+                    if (line["client"], line["Concurrency"]) == (name, concurrency) and line.get(column)
+                ]
+                for name in CLIENTS
             )
-            yield concurrency, column, ours, theirs
+            if ours and theirs:
+                yield concurrency, column, statistics.median(ours), statistics.median(theirs)
 
 
 if __name__ == "__main__":
