@@ -479,8 +479,8 @@ def _padding(report: Report, model: str) -> Iterator[str]:
 
 
 _NOT_IN_THEORY = (
-    "; theory counts the buffers of BERT's layers in fp32, and neither other layers and types nor what the "
-    "server takes to hand a request on"
+    "; theory counts the buffers of BERT's layers in fp32, and not those of other layers and types, what the "
+    "server takes to hand a request on, and that blocks of less than 64 KiB may be there at rest"
 )
 
 
