@@ -3,6 +3,7 @@
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 COMMAND = Path(sysconfig.get_path("scripts"), "sparse-serve")
@@ -21,6 +22,20 @@ def export(checkpoint: Path, repository: Path, name: str, *options: str) -> None
 
 def export_small(checkpoint: Path, repository: Path, name: str, *options: str) -> None:
     """Export a model that costs next to nothing, with a checkpoint's tokenizer, labels and attention."""
+    sizes = {
+        "num_hidden_layers": SMALL_LAYERS,
+        "num_attention_heads": 2,
+        "hidden_size": SMALL_WIDTH,
+        "intermediate_size": 2 * SMALL_WIDTH,
+        "max_position_embeddings": SMALL_POSITIONS,
+    }
+    export_random(checkpoint, repository, name, sizes, *options)
+
+
+def export_random(
+    checkpoint: Path, repository: Path, name: str, sizes: Mapping[str, int], *options: str
+) -> None:
+    """Export a model of random weights, as a checkpoint but for some sizes, named as in its config."""
     if (repository / name).exists():
         return
     import torch  # noqa: PLC0415  not needed by who measures
@@ -30,9 +45,7 @@ def export_small(checkpoint: Path, repository: Path, name: str, *options: str) -
     from sparse_export.encoders.tokenizer import load_tokenizer  # noqa: PLC0415
 
     config = AutoConfig.from_pretrained(checkpoint)
-    config.num_hidden_layers, config.num_attention_heads = SMALL_LAYERS, 2
-    config.hidden_size, config.intermediate_size = SMALL_WIDTH, 2 * SMALL_WIDTH
-    config.max_position_embeddings = SMALL_POSITIONS
+    config.update(dict(sizes))
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config).eval()
     with tempfile.TemporaryDirectory() as work:

@@ -1,12 +1,16 @@
 """Every option of every command is also an environment variable."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from sparse_export.cli import app
+from sparse_serve.cli import run
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -56,3 +60,23 @@ def test_all_commands_were_walked() -> None:
         "check",
         "info",
     }
+
+
+def test_a_checkpoint_that_is_profiled_is_exported_by_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What exports is this program, started anew: torch does not come into the one that measures."""
+    called: list[list[str]] = []
+
+    def started(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        called.append(command)
+        return subprocess.CompletedProcess(command, 1, None, "error: enough")
+
+    monkeypatch.setattr(subprocess, "run", started)
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", "trained/reviews", f"--output-dir={tmp_path}"])
+    assert ended.value.code == 1
+    assert "checkpoint trained/reviews could not be exported: enough" in capsys.readouterr().err
+    (command,) = called
+    program = "from sparse_export.cli import main; main()"
+    assert command[:5] == [sys.executable, "-c", program, "export", "trained/reviews"]

@@ -27,8 +27,9 @@ from sparse_serve.profiling.report import (
     Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
+from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.profiling.theory import expected, growth
 from sparse_serve.profiling.trade import trade_points
 
 HEADS = 12
@@ -141,6 +142,7 @@ SSAF = Served(
     lambd=-4.0,
     takes_text=True,
     command="sparse-serve export checkpoints/reviews --name reviews",
+    checkpoint=None,
 )
 AAA = SSAF.model_copy(update={"normalizer": "softmax", "pattern": "axis+local2", "lambd": None})
 
@@ -248,7 +250,7 @@ def report_of(
             theory
             for each in measured
             if each.concurrency == 1
-            and (theory := expected(each, SHAPE, 90 * MIB, [each.length] * each.batch)) is not None
+            and (theory := expected(each, SHAPE, 90 * MIB, [[each.length] * each.batch])) is not None
         ),
         capacity=(),
         absent=tuple(absent),

@@ -1,6 +1,7 @@
 """Rounds of fresh servers that stand in for real ones: what fails, what is kept, and Ctrl-C."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,20 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from sample_report import MIB
 
 from sparse_serve.cli import app, run
 from sparse_serve.cli import profile as profile_command
-from sparse_serve.errors import ServerError, SparseServeError
+from sparse_serve.cli.checkpoints import is_checkpoint
+from sparse_serve.cli.options import Program
+from sparse_serve.data import read_texts
+from sparse_serve.errors import DataError, ServerError, SparseServeError
 from sparse_serve.profiling import profile as profile_module
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.memory import MemoryReading, ProcessReading
 from sparse_serve.profiling.profile import ProfileOptions, profile
+from sparse_serve.profiling.reading import findings
 from sparse_serve.profiling.report import Report, Variant, read_report
 from sparse_serve.profiling.subjects import SteadyReading, Subject
-from sparse_serve.profiling.workload import Batch
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.profiling.workload import (
+    MOST_OWN_REQUESTS,
+    Batch,
+    Tokens,
+    read_token_counts,
+    recorded_workload,
+)
+from sparse_serve.repository.entries import TOKENIZER_NAME, EntrySpec, read_entry, write_entry
 
 MS = 1_000_000
 
@@ -315,6 +327,66 @@ def test_texts_are_sent_as_they_are(script: Script, repository: Path, tmp_path: 
     assert report.measurements[0].tokens_per_request == pytest.approx(sum(inputs.row_lengths) / 3)
 
 
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
+def test_texts_are_as_long_as_those_of_recorded_traffic(
+    script: Script, repository: Path, tmp_path: Path, suffix: str
+) -> None:
+    """Lengths beyond what the model reads are cut there, and no text has fewer tokens than one."""
+    path = tmp_path / f"recorded.{suffix}"
+    counts = [5, 9, 3, 1, 7, 5, 5, 12, 1000, 4]
+    rows = [str(count) for count in counts] if suffix == "txt" else ["label,token_count"]
+    rows += [f"a,{count}" for count in counts] if suffix == "csv" else [""]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    report = profiled(repository, rounds=1, input_lengths=path, batch_size=2)
+    (inputs,) = report.inputs
+    most = read_entry(repository / "tiny").manifest.max_length
+    assert inputs.row_lengths == (5, 9, 3, 3, 7, 5, 5, 12, most, 4)
+    assert (inputs.source, inputs.requests, inputs.batch, inputs.length) == (str(path), 5, 2, most)
+    assert {m.length for m in report.measurements} == {most}
+
+
+def test_memory_is_that_of_the_longest_request(
+    script: Script, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recorded.txt"
+    path.write_text("5\n9\n3\n", encoding="utf-8")
+    given: dict[bool, set[tuple[int, ...]]] = {True: set(), False: set()}
+
+    def repeat(served: FakeServed, batches: Sequence[Batch]) -> None:
+        given[served.for_memory] |= {batch.row_lengths for batch in batches}
+
+    monkeypatch.setattr(FakeServed, "repeat", repeat)
+    profiled(repository, rounds=1, input_lengths=path)
+    assert given == {True: {(9,)}, False: {(5,), (9,), (3,)}}
+
+
+def test_of_much_traffic_some_is_taken_from_all_of_it(repository: Path) -> None:
+    entry = read_entry(repository / "tiny")
+    tokens = Tokens(entry.path / TOKENIZER_NAME, entry.manifest.task, entry.manifest.max_length)
+    counts = [4 + number % 2 for number in range(3 * MOST_OWN_REQUESTS)] + [8] * 3 * MOST_OWN_REQUESTS
+    workload = recorded_workload(tokens, read_texts(None), counts, 1, "recorded")
+    lengths = [length for batch in workload.batches for length in batch.row_lengths]
+    assert len(lengths) == MOST_OWN_REQUESTS
+    assert sorted(lengths)[-MOST_OWN_REQUESTS // 2 :] == [8] * (MOST_OWN_REQUESTS // 2)
+    few = recorded_workload(tokens, read_texts(None), [4, 5], 3, "recorded")
+    assert [batch.row_lengths for batch in few.batches] == [(4, 5, 4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("3\n-1\n", "line 2: '-1' is no number of tokens: give whole ones from 1"),
+        ("3\n4.5\n", "line 2: '4.5' is no number"),
+        ("\n", "has no numbers of tokens"),
+    ],
+)
+def test_lengths_that_are_none(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "recorded.txt"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_token_counts(path)
+
+
 def test_a_disk_that_is_full_loses_nothing(
     script: Script,
     repository: Path,
@@ -338,6 +410,93 @@ def test_a_disk_that_is_full_loses_nothing(
     (spare,) = tmp_path.glob("sparse-serve-report-*.json")
     assert errors.splitlines()[-1].endswith(f"what was measured is in {spare}: see report show")
     assert {m.rounds for m in read_report(spare).measurements} == {(1, 2, 3)}
+
+
+def with_program(script: str) -> typer.Typer:
+    """The commands of a program that does this in place of an export."""
+    program = typer.Typer()
+    program.add_typer(app)
+
+    @program.callback()
+    def root(context: typer.Context) -> None:
+        context.obj = Program((sys.executable, "-c", script))
+
+    return program
+
+
+def test_a_checkpoint_is_exported_for_its_report(
+    script: Script, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = (
+        "import shutil, sys; print('warning: its tokenizer cuts from the left', file=sys.stderr);"
+        f"shutil.copytree({str(repository)!r}, sys.argv[-1], dirs_exist_ok=True)"
+    )
+    place = [f"--model-repository={tmp_path / 'models'}", f"--output-dir={tmp_path / 'report'}"]
+    with pytest.raises(SystemExit) as ended:
+        run(with_program(export), ["profile", "trained/tiny", *place, *SHORT])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 0, errors
+    assert "warning: its tokenizer cuts from the left" in errors
+    report = read_report(tmp_path / "report" / "report.json")
+    (served,) = report.served
+    line = "sparse-serve export trained/tiny --name tiny --with-baselines --model-repository "
+    assert (served.model, served.checkpoint) == ("tiny", "trained/tiny")
+    assert served.command == f"{line}{tmp_path / 'models'}"
+    assert any(
+        each.startswith("tiny was exported from trained/tiny for this report")
+        for each in findings(report, "tiny")
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "status", "message"),
+    [
+        (
+            "import sys; sys.exit('error: export needs torch, which is not installed: pip install')",
+            ["trained/other"],
+            1,
+            "checkpoint trained/other could not be exported: export needs torch, which is not installed",
+        ),
+        (
+            "",
+            ["tiny", "trained/tiny"],
+            2,
+            "checkpoint trained/tiny would be called 'tiny' as another model is",
+        ),
+        ("", ["a/one", "b/one"], 2, "checkpoint b/one would be called 'one' as another model is"),
+        ("", ["a/one", "-u", "host:8001"], 2, "(--url) has entries: 'a/one' is a checkpoint"),
+        (None, ["a/one"], 1, "checkpoint a/one cannot be exported here"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_exported_is_one_line(
+    repository: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    program: str | None,
+    arguments: list[str],
+    status: int,
+    message: str,
+) -> None:
+    place = [f"--model-repository={repository}", f"--output-dir={tmp_path}"]
+    with pytest.raises(SystemExit) as ended:
+        run(app if program is None else with_program(program), ["profile", *arguments, *place])
+    assert ended.value.code == status
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1].startswith(f"error: {message}" if status == 1 else "error: ")
+    assert message in errors[-1]
+    assert sum(line.startswith("error: ") for line in errors) == 1
+
+
+def test_an_entry_is_found_before_a_checkpoint_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("models/reviews", "reviews", "other", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("reviews", "other"):
+        (tmp_path / folder / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    found = {name: is_checkpoint(name, Path("models")) for name in ("reviews", "other", "empty", "org/model")}
+    assert found == {"reviews": False, "other": True, "empty": False, "org/model": True}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")

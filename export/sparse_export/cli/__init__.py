@@ -3,10 +3,12 @@
 Importing this module loads no torch, so that the command works on a machine that only serves.
 """
 
+import sys
+
 import typer
 
 from sparse_serve.cli import app as serving
-from sparse_serve.cli.options import Version, add_command, run
+from sparse_serve.cli.options import Program, Version, add_command, run
 
 _EXTRAS = "export,cpu"
 
@@ -23,8 +25,9 @@ app.add_typer(serving)
 
 
 @app.callback()
-def root(version: Version = False) -> None:
+def root(context: typer.Context, version: Version = False) -> None:
     """Take the options that come before a command."""
+    context.obj = Program((sys.executable, "-c", f"from {__name__} import main; main()"))
 
 
 def main() -> None:

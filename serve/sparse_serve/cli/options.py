@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -60,6 +61,17 @@ def _print_version(wanted: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
 ]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The whole program, as a command may start it anew: `arguments` go before those of the command line.
+
+    The model side gives it to the commands of this one, which knows nothing of it.
+    """
+
+    arguments: tuple[str, ...]
+
 
 # Rows of a table that is read by a program are not to be folded.
 _WIDTH_OF_FILES = 10_000

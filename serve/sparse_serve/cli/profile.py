@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, get_args
@@ -15,9 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from sparse_serve.cli.checkpoints import exported, is_checkpoint
 from sparse_serve.cli.options import (
     DEFAULT_REPOSITORY,
     ModelRepository,
+    Program,
     Verbose,
     make_output_folder,
     read_size,
@@ -33,6 +36,7 @@ from sparse_serve.profiling.report import VARIANTS, Report, Variant
 from sparse_serve.profiling.report_files import write_report
 from sparse_serve.profiling.terminal import show_report
 from sparse_serve.profiling.trade import Budget
+from sparse_serve.profiling.workload import TOKEN_COUNT
 
 _MOST_RATES = 64
 
@@ -41,7 +45,14 @@ _MOST_SHARES = 20
 
 
 def profile_command(  # noqa: PLR0913  one parameter per option
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Entries of the repository.")],
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Entries of the repository; or checkpoints, as paths or hub ids, which are exported for it.",
+        ),
+    ],
     *,
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
     output_dir: Annotated[
@@ -120,6 +131,13 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             help="Texts that are sent as they are, in the place of --lengths: TSV, CSV, JSONL, lines."
         ),
     ] = None,
+    input_lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Token counts of recorded traffic that texts are cut to, in the place of --lengths: one a "
+            f"line, or a table's column {TOKEN_COUNT}."
+        ),
+    ] = None,
     evaluation: Annotated[
         Path | None,
         typer.Option(
@@ -190,13 +208,19 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
+    if input_data is not None and input_lengths is not None:
+        raise OptionError("give --input-data for texts or --input-lengths for their lengths alone, not both")
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     if docker is not None and (profile_url is not None or not docker or docker.startswith("-")):
         raise OptionError(f"--docker '{docker}' is no image, or stands beside --url: give one of the two")
+    names = list(dict.fromkeys(name.rstrip("/") for name in names))
+    checkpoints = [name for name in names if is_checkpoint(name, model_repository)]
+    if checkpoints and profile_url is not None:
+        raise OptionError(f"a running server (--url) has entries: '{checkpoints[0]}' is a checkpoint")
     options = ProfileOptions(
         repository=model_repository,
-        names=list(dict.fromkeys(names)),
+        names=names,
         lengths=_lengths(lengths),
         concurrencies=_concurrencies(concurrency_range) if concurrency_range is not None else (),
         request_rates=_rates(request_rate_range) if request_rate_range is not None else (),
@@ -210,6 +234,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         client_cores=client_cores,
         inputs=inputs,
         input_data=input_data,
+        input_lengths=input_lengths,
         evaluation=evaluation,
         text_column=text_column,
         text_pair_column=text_pair_column,
@@ -226,7 +251,14 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     )
     make_output_folder(output_dir)
 
-    with _terminated_as_interrupted(), ConsoleProgress(Console(stderr=True)) as progress:
+    entries = set(names) - set(checkpoints)
+    with (
+        _terminated_as_interrupted(),
+        exported(checkpoints, entries, model_repository, context.find_object(Program)) as made,
+        ConsoleProgress(Console(stderr=True)) as progress,
+    ):
+        called = {each.checkpoint: name for name, each in made.items()}
+        options = replace(options, names=[called.get(name, name) for name in names], exported=made)
 
         def keep(report: Report) -> None:
             try:

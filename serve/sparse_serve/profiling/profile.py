@@ -46,13 +46,14 @@ from sparse_serve.profiling.report import (
     Measurement,
     Quality,
     Report,
+    Served,
     Settings,
     Sparsity,
     Stage,
     Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import expected, growth, limits, noise, savings, splits
+from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import (
     MALLOC_MMAP_THRESHOLD,
     Place,
@@ -66,6 +67,7 @@ from sparse_serve.profiling.subjects import (
     serving,
     weight_bytes,
 )
+from sparse_serve.profiling.theory import expected, growth, runs_of
 from sparse_serve.profiling.trade import Budget, pick, trade_points
 from sparse_serve.profiling.workload import (
     BUILT_IN,
@@ -76,9 +78,12 @@ from sparse_serve.profiling.workload import (
     Workload,
     make_workload,
     own_workload,
+    read_token_counts,
+    recorded_workload,
 )
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
+from sparse_serve.stub.runs import TOKEN_BYTES
 from sparse_serve.triton.container import find_image
 from sparse_serve.triton.installation import find_triton
 
@@ -95,14 +100,14 @@ _MOST_WORKERS = 4
 _MEMORY_METHOD = (
     "A fresh server per round, variant and length, loading only what the variant needs, with ONNX Runtime's "
     "CPU arena off. At rest is VmRSS of all server processes after one tiny request. Then, for each "
-    f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), as many requests are sent "
-    "at once, and it is read again; the median is the server's peak. Pages that processes share (tensors in "
-    "/dev/shm among them) count in each, and peaks of different processes are added although they need not "
-    "fall together; proportional memory (PSS) counts shared pages once. As deployed, with the arena as the "
-    "entry has it, memory is read of the servers that latency was measured on, after all of their load. On a "
-    "GPU servers are measured one at a time, warmed up with a short row alone: what processes hold is the "
-    "driver's (NVML), what was taken is the devices' free memory before the server less the least that was "
-    "free during requests (sampled), and the arenas' mark is from the server's log."
+    f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), the longest request is "
+    "sent so many times at once, and it is read again; the median is the server's peak. Pages that processes "
+    "share (tensors in /dev/shm among them) count in each, and peaks of different processes are added "
+    "although they need not fall together; proportional memory (PSS) counts shared pages once. As deployed, "
+    "with the arena as the entry has it, memory is read of the servers that latency was measured on, after "
+    "all of their load. On a GPU servers are measured one at a time, warmed up with a short row alone: what "
+    "processes hold is the driver's (NVML), what was taken is the devices' free memory before the server "
+    "less the least that was free during requests (sampled), and the arenas' mark is from the server's log."
 )
 _LATENCY_METHOD = (
     "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
@@ -115,21 +120,33 @@ _LATENCY_METHOD = (
 )
 
 
+@dataclass(frozen=True)
+class FromCheckpoint:
+    """An entry that was exported to be profiled: from what, where it is, and the line that makes it again."""
+
+    checkpoint: str
+    repository: Path
+    command: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     """What to measure; times in ms, lengths, concurrencies and rates ascending, rates in requests a second.
 
-    `threads` None means one per available core that is not the client's; `client_cores` is how many are kept
-    for the client alone. `inputs` are texts that are cut to the lengths, `input_data` rows that are sent as
-    they are. The columns are those of `evaluation` and `input_data`, None the task's own. `task_mix` has the
-    share of each task's texts, a whole number, where entries have several tasks; empty for all in turn.
+    `exported` has those of the `names` that are not in `repository`. `threads` None means one per available
+    core that is not the client's; `client_cores` is how many are kept for the client alone. `inputs` are
+    texts that are cut to the lengths, or to those of recorded traffic in `input_lengths`, `input_data` rows
+    that are sent as they are. The columns are those of `evaluation` and `input_data`, None the task's own.
+    `task_mix` has the share of each task's texts, a whole number, where entries have several tasks; empty for
+    all in turn.
     `url` is the gRPC address of a running server to measure, None to start some: containers of `image` where
-    one is named, else processes of this machine. `memory_limit` in bytes is
-    what the longest text and largest batch are looked for within.
+    one is named, else processes of this machine. `memory_limit` in bytes is what the longest text and largest
+    batch are looked for within.
     """
 
     repository: Path
     names: Sequence[str]
+    exported: Mapping[str, FromCheckpoint] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS
     concurrencies: Sequence[int] = (1,)
     request_rates: Sequence[float] = ()
@@ -143,6 +160,7 @@ class ProfileOptions:
     client_cores: int = 0
     inputs: Path | None = None
     input_data: Path | None = None
+    input_lengths: Path | None = None
     evaluation: Path | None = None
     text_column: str | None = None
     text_pair_column: str | None = None
@@ -226,7 +244,7 @@ def profile(
         ServerError: nothing could be measured.
         KeyboardInterrupt: nothing was measured yet.
     """
-    plans = [_plan(read_entry(repository_path(options.repository) / name), options) for name in options.names]
+    plans = [_plan(_read_entry(name, options), options) for name in options.names]
     for absent in (absent for plan in plans for absent in plan.absent):
         progress.notice(f"{absent.model} {absent.variant} is left out: {absent.reason}")
     progress.start(sum(_steps(plan, options) for plan in plans))
@@ -252,6 +270,11 @@ def profile(
     return _report(plans, findings, run, partial_reason)
 
 
+def _read_entry(name: str, options: ProfileOptions) -> Entry:
+    made = options.exported.get(name)
+    return read_entry(repository_path(options.repository if made is None else made.repository) / name)
+
+
 def _steps(plan: _Plan, options: ProfileOptions) -> int:
     a_round = len(plan.workloads) * (
         len(options.arrivals) + (options.url is None and bool(options.concurrencies))
@@ -262,7 +285,7 @@ def _steps(plan: _Plan, options: ProfileOptions) -> int:
 
 def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
     longest = entry.manifest.max_length
-    for length in options.lengths if options.input_data is None else ():
+    for length in options.lengths if options.input_data is options.input_lengths is None else ():
         if length > longest:
             raise OptionError(
                 f"length {length} is more than the {longest} tokens '{entry.name}' takes; "
@@ -307,6 +330,9 @@ def _workloads(entry: Entry, turns: Turns, options: ProfileOptions) -> list[Work
         rows = [(row.text, row.text_pair) for row in data.rows]
         return [own_workload(tokens, rows, options.batch_size, str(options.input_data), turns)]
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
+    if options.input_lengths is not None:
+        counts, recorded = read_token_counts(options.input_lengths), str(options.input_lengths)
+        return [recorded_workload(tokens, texts, counts, options.batch_size, recorded, turns)]
     return [
         make_workload(tokens, texts, length, options.batch_size, source, turns) for length in options.lengths
     ]
@@ -412,7 +438,7 @@ class _Run:
 
         clients = max(self.options.concurrencies)
         with serving(subject, self._place, clients, for_memory=True) as served:
-            served.repeat(workload.batches)
+            served.repeat([workload.heaviest])
             requests = {number: partial(at_once, number) for number in self.options.concurrencies}
             tiny = _tiny(plan)
             try:
@@ -591,9 +617,9 @@ def _report(
     for plan, found in zip(plans, findings, strict=True):
         ours = list(_measurements(plan, found, options))
         measurements += ours
-        theory += _theory(plan, ours)
+        theory += _theory(plan, ours, in_container=run.image is not None)
         held += [summary.steady(subject, readings) for subject, readings in found.steady.items()]
-    served = tuple(summary.served(plan.entry) for plan in plans)
+    served = tuple(_served(plan.entry, options.exported.get(plan.entry.name)) for plan in plans)
     quality = tuple(quality for found in findings for quality in found.quality.values())
     found_noise = tuple(noise(measurements))
     settings = _settings(options, plans)
@@ -629,6 +655,13 @@ def _report(
     )
 
 
+def _served(entry: Entry, made: FromCheckpoint | None) -> Served:
+    served = summary.served(entry)
+    if made is None:
+        return served
+    return served.model_copy(update={"command": made.command, "checkpoint": made.checkpoint})
+
+
 def _measurements(plan: _Plan, found: _Findings, options: ProfileOptions) -> Iterator[Measurement]:
     subjects = sorted(plan.subjects, key=lambda subject: VARIANTS.index(subject.variant))
     for subject, workload, arrivals in product(subjects, plan.workloads, options.arrivals):
@@ -648,16 +681,31 @@ def _held(readings: Mapping[int, SteadyReading]) -> float | None:
     return estimate(held).value if held else None
 
 
-def _theory(plan: _Plan, measurements: Sequence[Measurement]) -> Iterator[Expected]:
-    """Yield what theory expects of each variant's memory at each length, one request at a time."""
+def _theory(plan: _Plan, measurements: Sequence[Measurement], *, in_container: bool) -> Iterator[Expected]:
+    """Yield what theory expects of each variant's memory at each length, one request at a time, on a CPU."""
+    if plan.entry.manifest.device != "cpu":
+        return
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
-    rows = {workload.length: workload.batches[0].row_lengths for workload in plan.workloads}
+    by_bytes = plan.entry.takes_text and not in_container and find_triton().kind == "bundled"
+    runs = {workload.length: _runs(plan.entry, workload.heaviest, by_bytes) for workload in plan.workloads}
     for measurement in measurements:
         if measurement.concurrency == 1 and measurement.memory_bytes is not None:
-            theory = expected(measurement, shape, weights[measurement.variant], rows[measurement.length])
+            theory = expected(measurement, shape, weights[measurement.variant], runs[measurement.length])
             if theory is not None:
                 yield theory
+
+
+def _runs(entry: Entry, batch: Batch, by_bytes: bool) -> list[Sequence[int]]:
+    """Return the lengths of the rows that are computed together, of one request.
+
+    With `by_bytes` the server divides a request before its texts have been read, as the bundled backend does.
+    """
+    if not by_bytes:
+        return runs_of(batch.row_lengths)
+    texts = zip(batch.texts, batch.text_pairs or [""] * len(batch.texts), strict=True)
+    about = [(len(text.encode()) + len(pair.encode())) // TOKEN_BYTES for text, pair in texts]
+    return runs_of(batch.row_lengths, [min(each, entry.manifest.max_length) for each in about])
 
 
 def _environment(run: _Run) -> Environment:

@@ -244,6 +244,7 @@ def findings(report: Report, model: str) -> list[str]:
         *_time(report, model),
         *_sparsity(report, model),
         *_capacity(report, model),
+        *_checkpoint(report, model),
     ]
 
 
@@ -478,6 +479,15 @@ def _tasks(report: Report, model: str) -> Iterator[str]:
         yield f"It has several tasks, and was sent texts of each in turn: {named}."
 
 
+def _checkpoint(report: Report, model: str) -> Iterator[str]:
+    for served in report.served:
+        if served.model == model and served.checkpoint is not None:
+            yield (
+                f"{model} was exported from {served.checkpoint} for this report, and is in no repository: "
+                f"`{served.command}` puts it there."
+            )
+
+
 def _padding(report: Report, model: str) -> Iterator[str]:
     shares = [inputs.padding_share for inputs in report.inputs if inputs.model == model]
     if not report.series(model, "model") or not shares:
@@ -495,8 +505,8 @@ def _padding(report: Report, model: str) -> Iterator[str]:
 
 
 _NOT_IN_THEORY = (
-    "; theory leaves out the mask, indices, copies that the run time makes between layouts, and how it plans "
-    "its buffers"
+    "; theory counts the buffers of BERT's layers in fp32, and not those of other layers and types, what the "
+    "server takes to hand a request on, and that blocks of less than 64 KiB may be there at rest"
 )
 
 
@@ -529,8 +539,8 @@ def _growth(report: Report, model: str) -> Iterator[str]:
         if found.model == model:
             yield (
                 f"Memory of padded eager attention grows by {found.measured:.0f} bytes per squared token; "
-                f"theory ({found.live_copies} live score tensors × batch {found.batch} × {found.heads} heads "
-                f"× 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
+                f"theory ({found.live_copies} live score tensors of {found.heads} heads and a mask, × batch "
+                f"{found.batch} × 4 bytes) says {found.theory:.0f}: a ratio of {found.ratio:.2f}."
             )
 
 

@@ -18,7 +18,7 @@ from sparse_serve.errors import DataError
 from sparse_serve.profiling.estimates import Estimate
 
 SCHEMA_NAME = "report.schema.json"
-SCHEMA_VERSION: Literal[6] = 6
+SCHEMA_VERSION: Literal[7] = 7
 
 Variant = Literal["model", "control", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
 Baseline = Literal["padded_eager", "padded_fused", "packed_dense"]
@@ -59,7 +59,7 @@ class Environment(_Record):
 
 
 class Served(_Record):
-    """A model as it was exported, by `command`.
+    """A model as it was exported, by `command`, and from `checkpoint` for this report where that is not None.
 
     `task` is the type of what it answers, "several_tasks" of several. `normalizer` makes attention weights:
     "softmax", or "sparsegen" at `lambd`, sparsegen-lin's λ. `pattern` names the pairs that may attend, such
@@ -77,6 +77,7 @@ class Served(_Record):
     lambd: float | None
     takes_text: bool
     command: str
+    checkpoint: str | None
 
 
 class Settings(_Record):
@@ -318,8 +319,8 @@ class Steady(_Record):
 class Expected(_Record):
     """Memory as theory expects it, in bytes; `scores` are those of attention that forms them.
 
-    `weights` lie in the server at rest. `activations` are those that are live at once where one layer is
-    computed, and `scores` what attention adds to them; the peak above idle is expected to be both together.
+    `weights` lie in the server at rest. `activations` are the buffers that ONNX Runtime holds for the layers
+    at the peak, and `scores` what attention adds to them; the peak above idle is expected to be both.
     """
 
     model: str
@@ -454,7 +455,7 @@ class Growth(_Record):
 
     Of one request at a time: of several, as many rows run at once as happen to be batched.
 
-    Theory: `live_copies` · batch · heads · 4 bytes per squared token. Measured: c of the parabola
+    Theory: (`live_copies` · heads + 1 mask) · batch · 4 bytes per squared token. Measured: c of the parabola
     a + b·L + c·L² through the peaks at `lengths`, the three longest.
     """
 
@@ -502,7 +503,7 @@ class Pick(_Record):
 class Report(_Record):
     """Everything `profile` found out. `partial` says why it ended early, None where it did not."""
 
-    schema_version: Literal[6] = SCHEMA_VERSION
+    schema_version: Literal[7] = SCHEMA_VERSION
     partial: str | None
     environment: Environment
     settings: Settings

@@ -1,17 +1,13 @@
-"""What the measurements say together: noise, savings, their split, and what theory expects of memory."""
+"""What the measurements say together: noise, savings and their split."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
-
-import numpy as np
+from itertools import product
 
 from sparse_serve.profiling.estimates import Estimate, estimate_difference, estimate_ratio
 from sparse_serve.profiling.report import (
     BASELINES,
     QUANTITIES,
     Change,
-    Expected,
-    Growth,
     Load,
     Measurement,
     Noise,
@@ -22,14 +18,6 @@ from sparse_serve.profiling.report import (
     Step,
     Variant,
 )
-from sparse_serve.profiling.subjects import GraphShape
-from sparse_serve.stub.runs import RUN_TOKENS, run_borders
-
-# ONNX Runtime cannot prove that QKᵀ and its sum with the broadcast mask have the same shape while lengths are
-# free, so the Add gets an output of its own: two score tensors are live there. Softmax then works in place,
-# and a graph runs one layer at a time.
-LIVE_SCORE_COPIES = 2
-FLOAT_BYTES = 4
 
 _SPLIT_QUANTITIES: tuple[Quantity, ...] = ("memory_bytes", "latency_ms")
 
@@ -170,81 +158,6 @@ def _step(
 def _is_noise(estimate: Estimate) -> bool:
     """Tell whether servers do not agree on which side of 0 a difference lies, or there is but one."""
     return estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high
-
-
-def growth(measurements: Sequence[Measurement], model: str, heads: int | None) -> Iterator[Growth]:
-    """Fit the peak memory of padded eager attention at its three longest lengths; nothing if it has fewer.
-
-    At shorter lengths the feed-forward layers set the peak, and theory speaks of the scores of one request at
-    a time, all of whose rows are computed at once. Without the number of `heads` there is no theory.
-    """
-    if heads is None:
-        return
-    eager = [
-        (m, m.memory_bytes.peak_above_idle)
-        for m in _of(measurements, "padded_eager")
-        if (m.model, m.concurrency) == (model, 1)
-        and m.memory_bytes is not None
-        and (m.batch == 1 or m.tokens_per_request <= RUN_TOKENS)
-    ]
-    for batch in dict.fromkeys(measurement.batch for measurement, _ in eager):
-        points = sorted((m.length, peak) for m, peak in eager if m.batch == batch)[-3:]
-        if len(points) < 3:
-            continue
-        lengths, peaks = zip(*points, strict=True)
-        quadratic = float(np.polyfit(lengths, peaks, deg=2)[0])
-        theory = float(LIVE_SCORE_COPIES * batch * heads * FLOAT_BYTES)
-        yield Growth(
-            model=model,
-            batch=batch,
-            heads=heads,
-            live_copies=LIVE_SCORE_COPIES,
-            lengths=lengths,
-            measured=quadratic,
-            theory=theory,
-            ratio=quadratic / theory,
-        )
-
-
-def expected(
-    measurement: Measurement, shape: GraphShape, weights: int, rows: Sequence[int]
-) -> Expected | None:
-    """Return what theory expects of a variant's memory with one request at a time; None without a shape.
-
-    `rows` are the true lengths of the rows of a request, which is computed in runs of some of them.
-
-    Live at once while a layer is computed: the hidden states that the residual connection keeps, and in
-    attention queries, keys, values and its output, or in the feed-forward layers their input and twice the
-    inner width, before the activation and behind it. Padded graphs compute every row as long as the longest;
-    packed ones the true tokens. Eager attention forms scores twice, before and behind the mask;
-    ONNX Runtime's fused one, on CPU, once; packed kernels form none.
-    """
-    if shape.heads is None or shape.hidden is None or shape.inner is None:
-        return None
-    length, borders = measurement.length, [0, *run_borders(list(rows)), len(rows)]
-    runs = [rows[begin:end] for begin, end in pairwise(borders)]
-    if measurement.variant in ("padded_eager", "padded_fused"):
-        together = max(map(len, runs))
-        tokens = together * length
-        copies = LIVE_SCORE_COPIES if measurement.variant == "padded_eager" else 1
-        scores = copies * together * shape.heads * length**2 * FLOAT_BYTES
-    elif measurement.variant == "portable":
-        return None
-    else:
-        tokens = max(map(sum, runs))
-        scores = 0
-    attention = 5 * shape.hidden * tokens * FLOAT_BYTES
-    feed_forward = (2 * shape.hidden + 2 * shape.inner) * tokens * FLOAT_BYTES
-    activations = attention if attention + scores > feed_forward else max(0, feed_forward - scores)
-    return Expected(
-        model=measurement.model,
-        variant=measurement.variant,
-        length=length,
-        batch=measurement.batch,
-        weights=weights,
-        activations=activations,
-        scores=scores,
-    )
 
 
 def _of(measurements: Sequence[Measurement], variant: Variant) -> list[Measurement]:

@@ -55,6 +55,7 @@ def served(entry: Entry) -> Served:
         lambd=manifest.attention.lambd,
         takes_text=entry.takes_text,
         command=manifest.command,
+        checkpoint=None,
     )
 
 

@@ -18,12 +18,16 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
+from sparse_serve.records import PLAIN, TABLES, iter_records, place
 from sparse_serve.tasks import TASK_IDS, EncodedText, Pairs, Task
 from sparse_serve.tasks.encoding import Truncation, graph_inputs, load_tokenizer, of_tasks, pad_id
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
 MOST_OWN_REQUESTS = 512
+
+# The column of recorded traffic, called as the output that tells it.
+TOKEN_COUNT = "token_count"
 
 # Lengths of a batch go evenly from a fifth of the longest to the longest, so that their mean is 0.6 of it.
 SHORTEST_SHARE = 0.2
@@ -75,7 +79,8 @@ class Batch:
 class Workload:
     """The different requests that are sent in turn; all have as many texts, the longest of `length` tokens.
 
-    Cut to a length, all have the same row lengths; texts of a user's own are as long as they are. Together
+    Cut to a length, all have the same row lengths; texts of a user's own are as long as they are, and those
+    of recorded traffic as its were. Together
     they have as many texts of each task as its share says.
     """
 
@@ -87,6 +92,11 @@ class Workload:
     def tokens_per_request(self) -> float:
         """True tokens of a request, on average."""
         return sum(sum(batch.row_lengths) for batch in self.batches) / len(self.batches)
+
+    @property
+    def heaviest(self) -> Batch:
+        """The request with the longest row, and of those the one with the most tokens."""
+        return max(self.batches, key=lambda batch: (max(batch.row_lengths), sum(batch.row_lengths)))
 
     @property
     def task_shares(self) -> dict[str, float]:
@@ -145,6 +155,11 @@ class Tokens:
     def shortest(self) -> int:
         """The tokens of the shortest row: one of each text beside the special ones."""
         return self.special + 1 + self.pairs
+
+    @property
+    def longest(self) -> int:
+        """The tokens that a row is cut at."""
+        return self._max_length
 
     def batch(self, texts: Sequence[str], text_pairs: Pairs = None, turns: Turns = ONE_TASK) -> Batch:
         """Tokenise texts, or pairs of texts, as the entry does, and pad them to the longest."""
@@ -206,19 +221,76 @@ def make_workload(
             f"length {length} leaves no room{what} beside the {tokens.special} special tokens; give more"
         )
     lengths = row_lengths(length, batch_size, tokens.shortest)
-    cuts = _Cuts(tokens, texts)
-    batches = []
     whole = len(turns) // gcd(len(turns), batch_size)  # after so many requests, each has had its turns
-    for request in range(whole * ceil(REQUESTS / whole)):
-        first = request * batch_size
-        own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
+    requests = [lengths] * (whole * ceil(REQUESTS / whole))
+    return Workload(length, source, tuple(_cut_batches(tokens, texts, requests, turns)))
+
+
+def read_token_counts(path: Path) -> list[int]:
+    """Return how many tokens the texts of recorded traffic had.
+
+    They are the lines of plain text (.txt), or the column `token_count` of a table (.tsv, .csv, .jsonl), as
+    what a model answers has it.
+
+    Raises:
+        DataError: the file cannot be read, has no such column, or something else than whole numbers from 1.
+    """
+    counts = []
+    for line, record in iter_records(path, [TOKEN_COUNT], {**TABLES, **PLAIN}):
+        text = str(record[TOKEN_COUNT]).strip()
+        if text:
+            if not (text.isdecimal() and int(text) > 0):
+                raise DataError(
+                    f"{place(path, line)}: '{text}' is no number of tokens: give whole ones from 1"
+                )
+            counts.append(int(text))
+    if not counts:
+        raise DataError(f"data file {path} has no numbers of tokens; it needs one or more")
+    return counts
+
+
+def recorded_workload(
+    tokens: Tokens,
+    texts: Sequence[str],
+    counts: Sequence[int],
+    batch_size: int,
+    source: str,
+    turns: Turns = ONE_TASK,
+) -> Workload:
+    """Make requests whose texts are as long as those of recorded traffic, in its order.
+
+    Of more than `MOST_OWN_REQUESTS` requests as many are taken, evenly from all of it; of fewer rows than a
+    request has, some are sent again. A count of more tokens than the model takes is cut there, as its text
+    would be, and one of fewer than a text has is as many as that.
+
+    Raises:
+        DataError: the texts cannot be cut to a length (no word of them is a single token).
+    """
+    requests = min(max(len(counts) // batch_size, 1), MOST_OWN_REQUESTS)
+    rows = requests * batch_size
+    step = max(len(counts) / rows, 1)
+    lengths = np.clip(
+        [counts[int(row * step) % len(counts)] for row in range(rows)], tokens.shortest, tokens.longest
+    )
+    of_requests = lengths.reshape(requests, batch_size).tolist()
+    batches = tuple(_cut_batches(tokens, texts, of_requests, turns))
+    return Workload(int(lengths.max()), source, batches)
+
+
+def _cut_batches(
+    tokens: Tokens, texts: Sequence[str], requests: Sequence[Sequence[int]], turns: Turns
+) -> Iterator[Batch]:
+    """Yield requests whose rows have these lengths, each beginning with another of the texts."""
+    cuts, first = _Cuts(tokens, texts), 0
+    for lengths in requests:
+        own_turns = [turns[(first + row) % len(turns)] for row in range(len(lengths))]
         rows = [
             cuts.row(first + row, true, needs_pair=tokens.needs_pair(turn))
             for row, (true, turn) in enumerate(zip(lengths, own_turns, strict=True))
         ]
         pairs = [pair for _, pair in rows] if tokens.pairs else None
-        batches.append(tokens.batch([text for text, _ in rows], pairs, own_turns))
-    return Workload(length, source, tuple(batches))
+        yield tokens.batch([text for text, _ in rows], pairs, own_turns)
+        first += len(lengths)
 
 
 def own_workload(
@@ -257,6 +329,7 @@ class _Cuts:
         self._tokens = tokens
         self._texts = texts
         self._filler = self._single_token_word()
+        self._joined: dict[int, tuple[str, list[int]]] = {}
 
     def row(self, first: int, length: int, *, needs_pair: bool) -> tuple[str, str | None]:
         """Return a text, and where it needs one a second text, of exactly `length` tokens together.
@@ -272,10 +345,7 @@ class _Cuts:
 
     def _cut(self, first: int, length: int, count: Callable[[str], int]) -> str:
         """Return a text that begins with text `first`, for which `count` gives exactly `length` tokens."""
-        start, number = first % len(self._texts), len(self._texts)
-        words = " ".join(islice(cycle(self._texts), start, start + number))
-        while len(ends := self._tokens.ends(words)) < length:
-            words = f"{words} {words}"
+        words, ends = self._words(first % len(self._texts), length)
         end = ends[length - count("") - 1]
         text = words[:end] if words[end : end + 1] in ("", " ") else words[: max(0, words.rfind(" ", 0, end))]
         while (found := count(text)) < length:
@@ -286,6 +356,18 @@ class _Cuts:
                 "give other texts with --inputs"
             )
         return text
+
+    def _words(self, start: int, least: int) -> tuple[str, list[int]]:
+        """Return all texts as one, from text `start`, of so many tokens at least, and where each ends."""
+        if start not in self._joined:
+            words = " ".join(islice(cycle(self._texts), start, start + len(self._texts)))
+            self._joined[start] = words, self._tokens.ends(words)
+        words, ends = self._joined[start]
+        while len(ends) < least:
+            words = f"{words} {words}"
+            ends = self._tokens.ends(words)
+        self._joined[start] = words, ends
+        return words, ends
 
     def _single_token_word(self) -> str:
         """Return a word that adds exactly one token wherever it is appended."""

@@ -6,6 +6,8 @@ RUN_TOKENS = 1024
 """Of one run: from some hundred on a token costs the same, and far more of them leave the caches."""
 RUN_TOKENS_ON = {"cpu": RUN_TOKENS, "cuda": 32 * RUN_TOKENS}
 """By what computes: a GPU is filled by tens of thousands, and has the memory for them."""
+TOKEN_BYTES = 4
+"""That are taken for a token of a text until it has been read."""
 
 
 def run_borders(

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
-from sparse_serve.stub.runs import run_borders
+from sparse_serve.stub.runs import TOKEN_BYTES, run_borders
 from sparse_serve.stub.turns import Turns
 
 ONNX_TYPES = {
@@ -64,8 +64,6 @@ SHORT_TOKENS = 256
 SHORT_SECONDS = 0.25
 # How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
 LONG_NICENESS = 10
-# Characters that are taken for a token: only the order of what is computed hangs on it.
-TOKEN_BYTES = 4
 # Texts up to this size are handed over in one array of their widest, where any of them is no UTF-8.
 SPELLED_BYTES = 1 << 14
 MASK = "attention_mask"

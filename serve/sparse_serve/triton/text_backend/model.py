@@ -34,14 +34,14 @@ from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.stub import meter
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
-from sparse_serve.stub.runs import RUN_TOKENS, run_borders
+from sparse_serve.stub.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
 from sparse_serve.tasks import TASK_IDS, answered, read_tasks
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
 STAGES = ("tokenize", "graph", "answer")
 
 # Of a request that does not keep others waiting: to be read by a processor, whatever computes the graph.
-SHORT_BYTES = 4 * RUN_TOKENS
+SHORT_BYTES = TOKEN_BYTES * RUN_TOKENS
 # That answer what takes long, beside each other, and each with a tokenizer of its own: how it cuts is a
 # tokenizer's state.
 LONG_THREADS = 2

@@ -1,0 +1,207 @@
+"""`profile` beside the stock perf_analyzer: the same server, the same texts, the same load, in turns.
+
+    python benchmarks/serving/perf_analyzer.py checkpoints/reviews
+
+Exports CHECKPOINT where it is missing and serves it once. In every round both clients ask for the same texts
+of `--length` tokens over gRPC, at each number of requests in flight, one after the other, and who begins
+alternates; both take windows until three agree within 10 %. Both CSV files are read by the same reader.
+perf_analyzer is the binary in the wheel of tritonclient 2.51.0, which is put into `--build`, with libraries
+from the wheel of nvidia-pytriton.
+
+Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. Prints medians over
+the rounds, with ratios of ours to perf_analyzer's; ends with 1 where one is not within 5 %. Six minutes.
+"""
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from entries import COMMAND, export
+from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
+from results import Line, environment, write_lines
+from servers import served
+
+from sparse_serve.data import read_texts
+from sparse_serve.profiling.report_csv import PERF_ANALYZER_COLUMNS
+from sparse_serve.profiling.workload import Tokens, make_workload
+from sparse_serve.repository.config import TEXT_INPUT
+from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
+from sparse_serve.triton.installation import find_triton
+
+NAME = "reviews"
+WHEEL = "tritonclient==2.51.0"
+# Under names with a digest in the wheel of the server.
+LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
+OURS = "profile"
+CLIENTS = (OURS, "perf_analyzer")
+COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
+PRINTED = ("Concurrency", *COLUMNS, "failed")
+WITHIN = 0.05
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What both clients are told: a server's gRPC, texts, requests in flight, and windows in ms."""
+
+    url: str
+    texts: Sequence[str]
+    concurrency: int
+    interval_ms: int
+
+
+def benchmark(
+    checkpoint: Checkpoint,
+    *,
+    repository: Repository = REPOSITORY,
+    results: Results = RESULTS,
+    build: Annotated[Path, typer.Option(help="Folder for perf_analyzer.")] = Path("build/perf_analyzer"),
+    length: Annotated[int, typer.Option(help="Of the texts, in tokens.")] = 128,
+    concurrencies: Annotated[str, typer.Option(help="Requests in flight.")] = "1,4",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of both.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Of a window.")] = 5,
+) -> None:
+    """Install and export what is missing, measure, and write what came out."""
+    stock = Stock(build.absolute())
+    export(checkpoint, repository, NAME)
+    entry = read_entry(repository / NAME)
+    task, most = entry.manifest.task, entry.manifest.max_length
+    tokens = Tokens(entry.path / TOKENIZER_NAME, task, most, in_graph=entry.takes_text)
+    texts = [batch.texts[0] for batch in make_workload(tokens, read_texts(None), length, 1).batches]
+    lines: list[Line] = []
+    with served(repository, [NAME]) as server:
+        for number in range(rounds):
+            for concurrency in map(int, concurrencies.split(",")):
+                asked = Asked(server.grpc_url, texts, concurrency, round(seconds * 1000))
+                for name in CLIENTS[:: -1 if number % 2 else 1]:
+                    line = environment(find_triton().version or "")
+                    line |= {"client": name, "round": str(number), "length": str(length)}
+                    line |= profiled(asked, repository) if name == OURS else stock.ask(asked)
+                    lines.append(line)
+                    print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
+                    write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
+    told = list(ratios(lines))
+    for in_flight, column, ours, theirs in told:
+        print(f"{in_flight} in flight, {column}: {ours:.1f} of {theirs:.1f}, {ours / theirs:.3f}")
+    if len(told) < len(COLUMNS) * len(concurrencies.split(",")):
+        raise SystemExit("a figure is missing: it was not stable, or 100 requests need more --seconds")
+    if max(abs(ours / theirs - 1) for *_, ours, theirs in told) > WITHIN:
+        raise SystemExit(1)
+
+
+class Stock:
+    """perf_analyzer as it comes, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Put it there, unless it is.
+
+        Raises:
+            RuntimeError: the wheel cannot be had, or the server's wheel has no such library.
+        """
+        self._program = folder / "bin" / "perf_analyzer"
+        self._libraries = folder / "lib"
+        if not self._program.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                str(folder),
+            ]
+            command += ["--only-binary=:all:", "--platform=manylinux1_x86_64", WHEEL]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{WHEEL}: {done.stderr.strip().splitlines()[-1]}")
+        self._program.chmod(0o755)
+        self._libraries.mkdir(exist_ok=True)
+        for name, pattern in LIBRARIES.items():
+            found = [path for folder in find_triton().library_folders for path in folder.glob(pattern)]
+            if not found:
+                raise RuntimeError(f"the wheel of nvidia-pytriton has no {pattern}")
+            (self._libraries / name).unlink(missing_ok=True)
+            (self._libraries / name).symlink_to(found[0])
+
+    def ask(self, asked: Asked) -> Line:
+        """Return what perf_analyzer measures."""
+        with tempfile.TemporaryDirectory() as folder:
+            data, found = Path(folder, "data.json"), Path(folder, "found.csv")
+            data.write_text(json.dumps({"data": [{TEXT_INPUT: [text]} for text in asked.texts]}), "utf-8")
+            done = run(
+                [
+                    *(str(self._program), "-m", NAME, "-i", "grpc", "-u", asked.url, "-f", str(found)),
+                    *("--input-data", str(data), "--concurrency-range", str(asked.concurrency)),
+                    *("--measurement-interval", str(asked.interval_ms)),
+                ],
+                LD_LIBRARY_PATH=str(self._libraries),
+            )
+            if done.returncode:  # it tells nothing of what was not stable
+                return {"Concurrency": str(asked.concurrency), "failed": one_line(done)}
+            return only_row(found)
+
+
+def profiled(asked: Asked, repository: Path) -> Line:
+    """Return what `profile` measures of the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "texts.txt")
+        data.write_text("".join(f"{text}\n" for text in asked.texts), "utf-8")
+        done = run(
+            [
+                *(str(COMMAND), "profile", NAME, f"--url={asked.url}", f"--model-repository={repository}"),
+                *(f"--input-data={data}", f"--concurrency-range={asked.concurrency}", "--rounds=1"),
+                *(f"--measurement-interval={asked.interval_ms}", f"--output-dir={folder}"),
+            ]
+        )
+        if done.returncode:
+            raise SystemExit(one_line(done))
+        return only_row(Path(folder, "report.csv"))
+
+
+def run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+    environ = {**os.environ, **variables}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def one_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last that a program said."""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+
+
+def only_row(path: Path) -> Line:
+    """Return the one row of a CSV file, by perf_analyzer's columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    return {name: row[name] for name in PERF_ANALYZER_COLUMNS}
+
+
+def ratios(lines: Sequence[Line]) -> Iterator[tuple[str, str, float, float]]:
+    """Yield the medians of both over the rounds, ours first, by load and column.
+
+    Ours has no percentile of too few requests: for p99 of 100 windows must be long enough.
+    """
+    for concurrency in dict.fromkeys(line["Concurrency"] for line in lines):
+        for column in COLUMNS:
+            ours, theirs = (
+                [
+                    float(line[column])
+                    for line in lines
+                    if (line["client"], line["Concurrency"]) == (name, concurrency) and line.get(column)
+                ]
+                for name in CLIENTS
+            )
+            if ours and theirs:
+                yield concurrency, column, statistics.median(ours), statistics.median(theirs)
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)
