@@ -15,8 +15,9 @@ from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import BF16, FP16
 from sparse_export.parity import questions
 from sparse_serve import Classifier
-from sparse_serve.cuda import CPU_PROVIDER, CUDA_PROVIDER, CudaDevice, Machine
+from sparse_serve.cuda import CPU_PROVIDER, CUDA_PROVIDER, Machine
 from sparse_serve.errors import CheckpointError, DeviceError, OpLibraryError, OptionError
+from sparse_serve.nvml import CudaDevice
 from sparse_serve.op_library import verify_library
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import (
