@@ -243,7 +243,7 @@ class Server(ABC):
         self._prepare()
         self._log = LogFile(self.log_path, echo=self.options.echo_log)
         self._process = subprocess.Popen(
-            line.arguments,
+            [*self._join(), *line.arguments],
             env={**os.environ, **line.environment, guard.MARK_VARIABLE: self._mark},
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
@@ -251,10 +251,15 @@ class Server(ABC):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        if self.options.control_group is not None:
-            members = self.options.control_group / "cgroup.procs"
-            members.write_text(str(self._process.pid), encoding="ascii")
         self._wait_until_ready()
+
+    def _join(self) -> Sequence[str]:
+        """Return what joins the control group and becomes the server, where one is asked for."""
+        if self.options.control_group is None:
+            return ()
+        # What is taken before a process is moved stays charged to the group that it comes from.
+        members = self.options.control_group / "cgroup.procs"
+        return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(members))
 
     def _end_command(self) -> Sequence[str]:
         """Return what ends the server where killing its processes does not."""
