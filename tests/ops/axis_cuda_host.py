@@ -4,7 +4,8 @@ import ctypes
 from functools import cache
 
 import numpy as np
-from cuda_host import ELEMENTS, UNWRITTEN, Array, compiled
+from builds import compiled
+from cuda_host import ELEMENTS, SHARED, UNWRITTEN, Array
 
 from axis_cases import AxisCase
 
@@ -36,8 +37,8 @@ class _AxisAttention(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile it, once for this process."""
-    return compiled("axis_cuda_host.cc", "-O1")
+    """Load it, once for this process."""
+    return ctypes.CDLL(str(compiled("axis_cuda_host.cc", "-O1", *SHARED)))
 
 
 def axis_attention(

@@ -1,27 +1,23 @@
 """The kernels for GPUs, run by a CPU: `cuda_host.cc`, compiled and called."""
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from builds import compiled
 
 from cases import Element
 
 Array = npt.NDArray[Any]
 Way = Literal["launched", "listed", "dense"]
 
-TESTS = Path(__file__).parent
 ELEMENTS: tuple[Element, ...] = ("float32", "float16", "bfloat16")
 WAYS: tuple[Way, ...] = ("launched", "listed", "dense")
-FLAGS = ("-std=gnu++17", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-shared", "-fPIC")
+SHARED = ("-shared", "-fPIC")
 
 SHARED_BYTES = 227 * 1024
 """What a block may have on compute capability 9.0."""
@@ -46,28 +42,10 @@ class _Attention(ctypes.Structure):
     )
 
 
-def compiled(source: str, *flags: str) -> ctypes.CDLL:
-    """Compile a file of this folder and load it."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "libcuda_host.so"
-        compiler = os.environ.get("CXX") or "g++"
-        command = [
-            compiler,
-            *FLAGS,
-            *flags,
-            f"-I{TESTS.parents[1] / 'ops'}",
-            str(TESTS / source),
-            "-o",
-            str(path),
-        ]
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(path))
-
-
 @cache
 def library() -> ctypes.CDLL:
-    """Compile it, once for this process."""
-    return compiled("cuda_host.cc")
+    """Load it, once for this process."""
+    return ctypes.CDLL(str(compiled("cuda_host.cc", "-O2", *SHARED)))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from cuda_host import (
     Way,
     attention,
     axis_mask,
+    library,
     read_elements,
     sparsegen_lin,
     write_elements,
@@ -36,6 +37,12 @@ LENGTHS = (1, 63, 64, 65, 127, 128, 129)
 CASES = [replace(case, num_heads=min(case.num_heads, 2)) for case in ATTENTION_CASES]
 # Of float32's numbers alone.
 BEYOND_16_BITS = ("query_times_scale", "scores_near_lambda")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> None:
+    """Skip the file where they are not compiled."""
+    library()
 
 
 def exists(case: AttentionCase, element: Element) -> bool:

@@ -1,7 +1,6 @@
 """The library with kernels for CPUs and GPUs, without a GPU: it loads, and answers as the other one does.
 
-It is built for every target, which takes minutes the first time and is kept: with SPARSE_OPS_TEST_CUDA set,
-or where it has been built before. Any test of the ops runs on it with
+It is built for every target, as `builds.py` says. Any test of the ops runs on it with
 `SPARSE_OPS_TEST_LIBRARY=build/cuda_test/ops/libsparse_ops_cuda.so`.
 """
 
@@ -15,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from builds import build_folder, run_build
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
@@ -50,19 +49,14 @@ def build() -> Path:
     nvcc = cuda_compiler()
     if nvcc is None or shutil.which("cmake") is None:
         pytest.skip("nvcc or cmake is not installed (extra cuda)")
-    folder = PROJECT / "build" / "cuda_test"
-    if "SPARSE_OPS_TEST_CUDA" not in os.environ and not folder.exists():
-        pytest.skip("SPARSE_OPS_TEST_CUDA is not set: compiling the kernels for GPUs takes minutes")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = build_folder("cuda_test")
     configured = ["cmake", "-S", str(PROJECT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
     options = ["SPARSE_OPS_CUDA=ON", f"SPARSE_OPS_NVCC={nvcc}"]
-    with FileLock(folder / ".lock"):
-        for command in (
-            [*configured, *(f"-D{option}" for option in options)],
-            ["cmake", "--build", str(folder), "--target", "sparse_ops_cuda"],
-        ):
-            built = subprocess.run(command, check=False, capture_output=True, text=True)
-            assert built.returncode == 0, (built.stdout + built.stderr)[-10_000:]
+    run_build(
+        folder,
+        [*configured, *(f"-D{option}" for option in options)],
+        ["cmake", "--build", str(folder), "--target", "sparse_ops_cuda"],
+    )
     return folder / "ops"
 
 

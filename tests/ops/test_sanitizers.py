@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from builds import build_folder, cxx, run_build
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
@@ -35,19 +35,15 @@ CASES = (
 )
 
 
-def compiler() -> str:
-    return os.environ.get("CXX") or "g++"
-
-
 @pytest.fixture(scope="module")
 def runtimes() -> list[str]:
     """What a process that is not built with sanitizers loads first."""
     found = []
     for name in ("libasan.so", "libubsan.so"):
-        asked = [compiler(), f"-print-file-name={name}"]
+        asked = [cxx(), f"-print-file-name={name}"]
         path = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
         if not Path(path).is_absolute():
-            pytest.skip(f"{compiler()} has no {name}")
+            pytest.skip(f"{cxx()} has no {name}")
         found.append(path)
     return found
 
@@ -57,16 +53,9 @@ def sanitized(runtimes: list[str]) -> Path:
     """The library, in a folder of its own where what has not changed is not built again."""
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
-    folder = PROJECT / "build" / "sanitize"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = build_folder("sanitize")
     configured = ["cmake", "-S", str(PROJECT), "-B", str(folder), "-DSPARSE_OPS_SANITIZE=ON"]
-    with FileLock(folder / ".lock"):
-        for command in (
-            [*configured, f"-DCMAKE_CXX_COMPILER={compiler()}"],
-            ["cmake", "--build", str(folder)],
-        ):
-            built = subprocess.run(command, check=False, capture_output=True, text=True)
-            assert built.returncode == 0, built.stdout + built.stderr
+    run_build(folder, [*configured, f"-DCMAKE_CXX_COMPILER={cxx()}"], ["cmake", "--build", str(folder)])
     return folder / "ops" / "libsparse_ops.so"
 
 
@@ -96,7 +85,7 @@ def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(
     """By one float, and by as many as reach the next piece; none where there is no overrun."""
     program, source = tmp_path / "scratch_overrun", TESTS / "scratch_overrun.cc"
     flags = ("-std=gnu++17", "-fsanitize=address", "-DSPARSE_OPS_SANITIZE", "-DSPARSE_OPS_TARGET=generic")
-    subprocess.run([compiler(), *flags, f"-I{PROJECT / 'ops'}", source, "-o", program], check=True)
+    subprocess.run([cxx(), *flags, f"-I{PROJECT / 'ops'}", source, "-o", program], check=True)
     assert subprocess.run([program, "40"], check=False).returncode == 0
     for floats in ("41", "60"):
         overrun = subprocess.run([program, floats], check=False, capture_output=True, text=True)

@@ -1,0 +1,57 @@
+"""What is compiled of the ops for tests alone, kept in `build` and built again where something has changed.
+
+It takes minutes the first time, and only what is in `ops` can break it: with SPARSE_OPS_TEST_BUILDS set, as
+in CI, or where it has been built before.
+"""
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+VARIABLE = "SPARSE_OPS_TEST_BUILDS"
+TESTS = Path(__file__).parent
+PROJECT = TESTS.parents[1]
+FLAGS = ("-std=gnu++17", "-Wall", "-Wextra", "-Wshadow", "-Werror", f"-I{PROJECT / 'ops'}")
+
+
+def cxx() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+def build_folder(name: str) -> Path:
+    """Return a folder in `build`; where it is not there and not asked for, the test is skipped."""
+    folder = PROJECT / "build" / name
+    if VARIABLE not in os.environ and not folder.exists():
+        pytest.skip(f"{VARIABLE} is not set: compiling build/{name} takes minutes")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def run_build(folder: Path, *commands: list[str]) -> None:
+    """Run what builds in a folder, one process at a time."""
+    with FileLock(folder / ".lock"):
+        for command in commands:
+            built = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert built.returncode == 0, (built.stdout + built.stderr)[-10_000:]
+
+
+def compiled(source: str, *flags: str) -> Path:
+    """Return what a file of this folder is compiled to, with all that it may include of the ops."""
+    folder = build_folder("host_kernels")
+    command = [cxx(), *FLAGS, *flags, str(TESTS / source)]
+    digest = hashlib.sha256(" ".join(command).encode())
+    for read in sorted([*(PROJECT / "ops").rglob("*.*"), *TESTS.glob("*.cc"), *TESTS.glob("*.h")]):
+        digest.update(read.read_bytes())
+    path = folder / f"{Path(source).stem}-{digest.hexdigest()[:16]}"
+    with FileLock(folder / f"{Path(source).stem}.lock"):
+        if not path.exists():
+            for former in folder.glob(f"{Path(source).stem}-*"):
+                former.unlink()
+            unfinished = path.with_suffix(".unfinished")
+            subprocess.run([*command, "-o", str(unfinished)], check=True)
+            unfinished.rename(path)
+    return path
