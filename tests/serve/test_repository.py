@@ -18,6 +18,7 @@ from sparse_serve.repository.config import (
     read_config,
 )
 from sparse_serve.repository.entries import (
+    BASELINES_NAME,
     EntrySpec,
     find_entries,
     find_models,
@@ -310,6 +311,7 @@ def test_two_writers_of_one_entry_do_not_meet(tmp_path: Path, make_spec: MakeSpe
 def test_an_overlay_edits_configurations_and_links_the_rest(tmp_path: Path, make_spec: MakeSpec) -> None:
     source, target = tmp_path / "models", tmp_path / "view"
     write_entry(source, make_spec())
+    (source / "tiny_model" / BASELINES_NAME).mkdir()
     before = contents(source)
 
     def edit(config: object) -> None:
@@ -319,5 +321,6 @@ def test_an_overlay_edits_configurations_and_links_the_rest(tmp_path: Path, make
     assert [path.name for path in find_models(target)] == ["tiny_model"]
     edited = read_config(target / "tiny_model" / CONFIG_NAME)
     assert edited.parameters["enable_mem_arena"].string_value == "0"
+    assert not (target / "tiny_model" / BASELINES_NAME).exists()
     assert (target / "tiny_model" / "1" / "model.onnx").samefile(source / "tiny_model" / "1" / "model.onnx")
     assert contents(source) == before

@@ -263,6 +263,8 @@ def overlay_repository(
 ) -> Path:
     """Make `target` a view of `source`: configurations edited, everything else by symbolic links.
 
+    Dense twins are left out, as they are not served from there: Triton looks through all that lies beside a
+    model, which takes memory, and a model is to be served as its twins are.
     `edit` changes each `ModelConfig` in place; `models` restricts the view to models of these names.
     """
     for model in find_models(source):
@@ -274,7 +276,7 @@ def overlay_repository(
         edit(config)
         (view / CONFIG_NAME).write_text(to_text(config), encoding="utf-8")
         for path in model.iterdir():
-            if path.name != CONFIG_NAME:
+            if path.name not in (CONFIG_NAME, BASELINES_NAME):
                 (view / path.name).symlink_to(path.resolve())
     return target
 
