@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -135,7 +137,8 @@ def test_a_report_of_another_schema_is_refused(tmp_path: Path) -> None:
         read_report(path)
 
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "benchmarks").rglob("report.json"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+EXAMPLES = sorted(BENCHMARKS.rglob("report.json"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
@@ -143,6 +146,13 @@ def test_examples_are_of_this_schema_and_their_tables_are_theirs(path: Path) -> 
     report = read_report(path)
     assert path.with_suffix(".csv").read_text(encoding="utf-8") == to_csv(report)
     assert report.partial is None
+
+
+def test_the_pictures_of_the_readme_are_an_examples(tmp_path: Path) -> None:
+    program, example = BENCHMARKS / "serving" / "pictures.py", BENCHMARKS / "serving" / "reports" / "reviews"
+    subprocess.run([sys.executable, program, example, "--output-dir", tmp_path], check=True)
+    for picture in (tmp_path / "memory.svg", tmp_path / "latency.svg"):
+        assert (BENCHMARKS.parent / "docs" / picture.name).read_bytes() == picture.read_bytes()
 
 
 def test_savings_are_shares_of_the_baseline() -> None:
