@@ -77,10 +77,10 @@ class Work:
     l2: float  # bytes
     tensor: float  # FLOP
     instructions: float  # float32 and integer, of lanes
+    registers: int  # of a thread, as ptxas gives them for compute capability 9.0
     exponentials: float = 0.0
     shared: float = 0.0  # bytes
     shared_per_block: int = 0
-    registers: int = 128  # of a thread: what the launch bound leaves room for
 
     def seconds(self, gpu: Gpu = H200) -> dict[str, float]:
         """Return what each part takes by itself."""
@@ -110,7 +110,8 @@ class Work:
 
     def blocks_per_sm(self, gpu: Gpu = H200) -> int:
         """Return how many blocks an SM holds, by shared memory and registers."""
-        by_registers = gpu.registers_per_sm // (self.registers * THREADS)
+        allotted = -(-self.registers // 8) * 8
+        by_registers = gpu.registers_per_sm // (allotted * THREADS)
         return (
             min(by_registers, gpu.shared_per_sm // self.shared_per_block)
             if self.shared_per_block
@@ -153,6 +154,7 @@ def dense(length: int, tile: int = TILE) -> Work:
         l2=reread(length, length, tile),
         tensor=4.0 * HEAD_SIZE * all_scores,
         instructions=5 * all_scores,
+        registers=154,
         exponentials=all_scores,
         shared=fragments(tile) * all_scores,
         shared_per_block=STAGES,
@@ -169,6 +171,7 @@ def sparsegen(length: int) -> Work:
             l2=reread(length, length),
             tensor=4.0 * HEAD_SIZE * all_scores,
             instructions=(2 + STEPS * STEP_INSTRUCTIONS) * all_scores,
+            registers=125,
             # Written once, read by each step and by the product with values.
             shared=(fragments() + 4.0 * (2 + STEPS)) * all_scores,
             shared_per_block=STAGES + TILE * length * 4,
@@ -181,6 +184,7 @@ def sparsegen(length: int) -> Work:
         l2=reread(length, length) / 2 + gathered * ELEMENT_BYTES,
         tensor=2.0 * HEAD_SIZE * all_scores,
         instructions=2 * all_scores + 2 * gathered + rows * 8 * slots * STEPS * STEP_INSTRUCTIONS,
+        registers=161,
         shared=fragments() / 2 * all_scores,
         shared_per_block=STAGES + 2 * THREADS * (4 + 8 * slots),
     )
@@ -199,6 +203,7 @@ def axis(length: int, rows: float = 0.01, columns: float = 0.02, band: int = 5) 
         + BATCH * HEADS * -(-rows * length // TILE) * 2.0 * length * HEAD_SIZE * ELEMENT_BYTES,
         tensor=4.0 * HEAD_SIZE * products,
         instructions=5 * pairs + BATCH * length,
+        registers=153,
         exponentials=pairs,
         shared=fragments() * products,
         shared_per_block=STAGES,
@@ -248,6 +253,7 @@ def budgets() -> Iterator[list[str]]:
         "TFLOP",
         "G exp",
         "KiB shared a block",
+        "registers a thread",
         "blocks an SM",
         "bound by",
     ]
@@ -262,6 +268,7 @@ def budgets() -> Iterator[list[str]]:
                 f"{work.tensor / 1e12:.4f}",
                 f"{work.exponentials / 1e9:.2f}",
                 f"{work.shared_per_block / 1024:.0f}",
+                str(work.registers),
                 str(work.blocks_per_sm()),
                 work.limited_by(),
             ]
