@@ -17,6 +17,7 @@ from rich.console import Console
 from sample_report import AAA, SSAF, full_report, measurement, report_of, with_axes
 
 from sparse_serve.errors import DataError, SparseServeError
+from sparse_serve.profiling.estimates import estimate, estimate_difference
 from sparse_serve.profiling.figures import axes_figure, throughput_figure
 from sparse_serve.profiling.reading import (
     STEP_TITLES,
@@ -85,7 +86,7 @@ def test_csv_begins_as_perf_analyzers() -> None:
     assert float(first["Inferences/Second"]) == pytest.approx(source.texts_per_second.value, rel=1e-3)
     assert source.latency_ms.p99 is not None
     assert int(first["p99 latency"]) == round(1000 * source.latency_ms.p99.value)
-    assert float(first["p50_latency_ms_low"]) == pytest.approx(0.99 * source.latency_ms.p50.value)
+    assert float(first["p50_latency_ms_low"]) == pytest.approx(source.latency_ms.p50.low, rel=1e-3)
     assert source.memory_bytes is not None
     assert int(first["Client Recv"]) == 40
     assert int(first["peak_memory_bytes"]) == source.memory_bytes.peak_above_idle
@@ -153,6 +154,27 @@ def test_the_pictures_of_the_readme_are_an_examples(tmp_path: Path) -> None:
     subprocess.run([sys.executable, program, example, "--output-dir", tmp_path], check=True)
     for picture in (tmp_path / "memory.svg", tmp_path / "latency.svg"):
         assert (BENCHMARKS.parent / "docs" / picture.name).read_bytes() == picture.read_bytes()
+
+
+@pytest.mark.parametrize("servers", [2, 3, 5, 12])
+def test_intervals_of_few_servers_hold_the_mean_95_times_of_100(servers: int) -> None:
+    generator = np.random.default_rng(servers)
+    trials = [estimate(each) for each in generator.normal(1, 0.05, (400, servers)).tolist()]
+    bounds = np.array([(found.low, found.high) for found in trials], np.float64)
+    assert 0.91 < ((bounds[:, 0] <= 1) & (bounds[:, 1] >= 1)).mean() <= 0.98
+
+
+def test_an_interval_of_what_is_above_0_is_above_0() -> None:
+    """However far the servers lie apart; a difference has none such."""
+    found = estimate([1, 1, 30])
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 < found.low < 1
+    assert found.high > 30
+    difference = estimate_difference({1: 2, 2: 3, 3: 9}, {1: 1, 2: 1, 3: 1})
+    assert difference is not None
+    assert difference.low is not None
+    assert difference.low < 0
 
 
 def test_savings_are_shares_of_the_baseline() -> None:

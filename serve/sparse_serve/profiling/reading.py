@@ -272,12 +272,11 @@ def read_doubts(report: Report) -> list[str]:
         doubts.append(f"This is a part of the report: {report.partial}.")
     servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
     intervals = (
-        "intervals are 95 %, by bootstrap over the servers"
+        "intervals are 95 %, by bootstrap over the servers, widened as they are few"
         if settings.rounds > 1
         else "one server has no interval, so that every difference counts as noise"
     )
-    few = ", and of so few servers no wider than the servers lie apart" if 1 < settings.rounds < 5 else ""
-    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}{few}.")
+    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}.")
     where = "over loopback" if report.environment.remote is None else f"of {report.environment.remote}"
     most = max((m.client_cores for m in report.measurements), default=0.0)
     client = (

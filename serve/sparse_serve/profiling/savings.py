@@ -34,9 +34,9 @@ def by_round(measurement: Measurement, quantity: Quantity) -> dict[int, float]:
 
 
 def noise(measurements: Sequence[Measurement]) -> Iterator[Noise]:
-    """Compare the model with itself, measured again: the farthest that any length lies apart, by load.
+    """Compare the model with itself, measured again: the farthest that it lies apart in any round, by load.
 
-    The bound is that of the interval: where servers happen to agree on average, they need not next time.
+    Of rounds, not of their mean: where servers happen to agree on average, they need not next time.
     """
     found: dict[tuple[str, Quantity, Load], list[float]] = {}
     for again, quantity in product(_of(measurements, "control"), QUANTITIES):
@@ -44,9 +44,9 @@ def noise(measurements: Sequence[Measurement]) -> Iterator[Noise]:
         if first is None:
             continue
         ratio = estimate_ratio(by_round(again, quantity), by_round(first, quantity))
-        if ratio is not None and ratio.low is not None and ratio.high is not None:
+        if ratio is not None and len(ratio.servers) > 1:
             key = (again.model, quantity, again.load)
-            found.setdefault(key, []).append(max(abs(ratio.low), abs(ratio.high)))
+            found.setdefault(key, []).append(max(map(abs, ratio.servers)))
     for (model, quantity, (concurrency, rate)), shares in found.items():
         yield Noise(
             model=model, quantity=quantity, concurrency=concurrency, request_rate=rate, share=max(shares)
