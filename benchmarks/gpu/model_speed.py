@@ -33,7 +33,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_serve.op_library import Device
-from sparse_serve.repository.config import Computing
+from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.entries import read_entry
 from tiny_models import ADAPTERS, CLASSES, TASKS, make_model, make_tokenizer
 

@@ -41,8 +41,9 @@ from results import Line, environment, write_lines
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
-from sparse_serve.repository.config import TEXT_INPUT, graph_name
+from sparse_serve.repository.config import graph_name
 from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.signature import TEXT_INPUT
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.preflight import claim_ports
 from sparse_serve.triton.probe import is_ready

@@ -26,7 +26,8 @@ from results import Line, environment, write_lines
 
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
-from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, nested
+from sparse_serve.repository.config import GRAPH_NAME
+from sparse_serve.repository.signature import TEXT_INPUT, nested
 
 NAMES = {"fp32": "reviews", "int8": "reviews_int8"}
 BATCH = 32

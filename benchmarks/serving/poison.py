@@ -54,8 +54,9 @@ from tritonclient.utils import InferenceServerException
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.profiling.workload import Tokens
-from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT, graph_name
+from sparse_serve.repository.config import graph_name
 from sparse_serve.repository.entries import Entry, read_entry
+from sparse_serve.repository.signature import TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
 

@@ -49,7 +49,8 @@ from servers import OUTPUT
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.memory import peak_bytes, resident_bytes
-from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, nested
+from sparse_serve.repository.config import GRAPH_NAME
+from sparse_serve.repository.signature import TEXT_INPUT, nested
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions

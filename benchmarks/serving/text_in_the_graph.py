@@ -51,8 +51,9 @@ from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.measure import Load, ServerTimes, Timing, Window, measure_window
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.replies import Prediction
-from sparse_serve.repository.config import GRAPH_NAME, TEXT_INPUT, graph_name
+from sparse_serve.repository.config import GRAPH_NAME, graph_name
 from sparse_serve.repository.entries import Entry, read_entry
+from sparse_serve.repository.signature import TEXT_INPUT
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
 

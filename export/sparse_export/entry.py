@@ -45,7 +45,7 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
 from sparse_serve.processor import has_vnni
-from sparse_serve.repository.config import ALL_CORES, Computing
+from sparse_serve.repository.computing import ALL_CORES, Computing
 from sparse_serve.repository.entries import (
     EntrySpec,
     refuse_occupied,

@@ -20,14 +20,10 @@ from sparse_serve.errors import CheckpointError, DeviceError, OpLibraryError, Op
 from sparse_serve.nvml import CudaDevice
 from sparse_serve.op_library import verify_library
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import (
-    CONFIG_NAME,
-    Computing,
-    device_of,
-    graph_dtype,
-    read_config,
-)
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.signature import graph_dtype
 from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
 from tiny_models import make_model
 

@@ -28,9 +28,9 @@ from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.processor import has_vnni
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import nested
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import TargetCpu
+from sparse_serve.repository.signature import nested
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.triton.preflight import processor_warnings
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, masks, token_ids

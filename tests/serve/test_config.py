@@ -5,18 +5,9 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from sparse_serve.errors import OptionError, RepositoryError
-from sparse_serve.repository.config import (
-    Computing,
-    Signature,
-    Tensor,
-    graph_config,
-    graph_signature,
-    load_graph,
-    parameters,
-    public_config,
-    read_config,
-    to_text,
-)
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import graph_config, parameters, public_config, read_config, to_text
+from sparse_serve.repository.signature import Signature, Tensor, graph_signature, load_graph
 from sparse_serve.tasks import (
     TASK_IDS,
     Classification,

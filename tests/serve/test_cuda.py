@@ -31,7 +31,8 @@ from sparse_serve.op_library import CUDA_LIBRARY_NAME, LIBRARY_NAME, library_pat
 from sparse_serve.repository import check
 from sparse_serve.repository.agreement import entry_faults
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import CONFIG_NAME, Computing, device_of, read_config
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.stub.runs import RUN_TOKENS_ON

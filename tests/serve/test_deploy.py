@@ -14,7 +14,8 @@ from sparse_serve.cli import app, run
 from sparse_serve.deploy.deployment import require_certificate
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.errors import SparseServeError
-from sparse_serve.repository.config import CONFIG_NAME, Computing
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]

@@ -18,7 +18,7 @@ from sample_report import SSAF, measurement, report_of
 from sparse_serve.cli import app, run
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.profiling.report import Variant
-from sparse_serve.repository.config import Computing
+from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.entries import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]

@@ -25,7 +25,8 @@ from sparse_serve.profiling.report import GpuMemory, GpuUse
 from sparse_serve.profiling.report_csv import to_csv
 from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.subjects import Place, find_subjects, serving
-from sparse_serve.repository.config import CONFIG_NAME, Computing, read_config
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.triton.server import ServerOptions
 

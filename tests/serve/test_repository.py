@@ -10,13 +10,8 @@ from tiny_entry import SPANS, VECTORS
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository import staging
-from sparse_serve.repository.config import (
-    CONFIG_NAME,
-    LABELS_NAME,
-    Computing,
-    graph_name,
-    read_config,
-)
+from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, graph_name, read_config
 from sparse_serve.repository.entries import (
     BASELINES_NAME,
     EntrySpec,

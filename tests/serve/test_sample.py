@@ -9,15 +9,10 @@ import onnxruntime
 from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.config import (
-    CONFIG_NAME,
-    graph_signature,
-    load_graph,
-    text_graph_config,
-    to_text,
-)
+from sparse_serve.repository.config import CONFIG_NAME, text_graph_config, to_text
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import SCHEMA_VERSION
+from sparse_serve.repository.signature import graph_signature, load_graph
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, read_size
 from sparse_serve.data import TEXT_PAIR
-from sparse_serve.repository.config import Computing
+from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 

@@ -21,8 +21,8 @@ from sparse_export.graph.tokenizer.node import output_values, tokenizer_node
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_export.tasks.head import Head
 from sparse_export.tasks.several import SeveralHeads
-from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
 from sparse_serve.repository.measures import MEASURES
+from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import Truncation

@@ -25,7 +25,7 @@ from sparse_export.parity.hostile import hostile_texts
 from sparse_export.tasks import model_head
 from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
-from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
+from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import encode_cut
 
 Array = npt.NDArray[Any]

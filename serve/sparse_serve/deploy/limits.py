@@ -5,8 +5,9 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.repository.config import CONFIG_NAME, TASK_INPUT, read_config, task_names
+from sparse_serve.repository.config import CONFIG_NAME, read_config, task_names
 from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.signature import TASK_INPUT
 
 DEFAULT_MAX_BODY = 4 << 20
 """Bytes of a request. The bundled Triton ends at JSON of 5 MB."""

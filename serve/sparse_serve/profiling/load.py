@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
-from sparse_serve.repository.config import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
+from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 
 # Portable attention at full length can take seconds; a server that hangs must still end the profile.
 _TIMEOUT_S = 300.0

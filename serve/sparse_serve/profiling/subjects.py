@@ -27,9 +27,10 @@ from sparse_serve.profiling.memory import (
 )
 from sparse_serve.profiling.report import Absent, Variant
 from sparse_serve.profiling.workload import Batch
-from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name, load_graph, nested
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
 from sparse_serve.repository.measures import RHO
+from sparse_serve.repository.signature import load_graph, nested
 from sparse_serve.tasks import Task
 from sparse_serve.triton.container import ContainerOptions, ContainerServer
 from sparse_serve.triton.launcher import TritonServer

@@ -21,18 +21,7 @@ from sparse_serve.op_library import (
 from sparse_serve.processor import vnni_warning
 from sparse_serve.repository import contents
 from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
-from sparse_serve.repository.config import (
-    CONFIG_NAME,
-    GRAPH_NAME,
-    LABELS_NAME,
-    Signature,
-    device_of,
-    graph_dtype,
-    graph_signature,
-    load_graph,
-    nested,
-    read_config,
-)
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, LABELS_NAME, device_of, read_config
 from sparse_serve.repository.entries import (
     BASELINES_NAME,
     TOKENIZER_NAME,
@@ -45,6 +34,7 @@ from sparse_serve.repository.entries import (
 from sparse_serve.repository.manifest import Manifest
 from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
+from sparse_serve.repository.signature import Signature, graph_dtype, graph_signature, load_graph, nested
 from sparse_serve.tasks.encoding import load_tokenizer
 
 

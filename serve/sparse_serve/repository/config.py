@@ -1,20 +1,18 @@
 """Triton model configurations, built as `ModelConfig` messages and written as protobuf text."""
 
 import json
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
-from sparse_serve.errors import OptionError, RepositoryError, in_brief
+from sparse_serve.errors import RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME, Device
-from sparse_serve.repository.manifest import Dtype
-from sparse_serve.repository.measures import AXES, MEASURES, RHO
+from sparse_serve.repository.computing import ALL_CORES, FRONT, Computing
+from sparse_serve.repository.measures import RHO
+from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, Signature, Tensor
 from sparse_serve.repository.tunable import (
     ACCELERATOR,
     DEFAULT_REQUEST_BYTES,
@@ -28,15 +26,14 @@ from sparse_serve.repository.tunable import (
     TEXT_PARAMETERS,
     THREADS_PARAMETER,
 )
+from sparse_serve.repository.warmup import WARMUP_MASK, WARMUP_TOKENS, add_warmup, warmups
 from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
-from sparse_serve.tasks import TASK_IDS, Several, Task, answered
+from sparse_serve.tasks import Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
 GRAPH_NAME = "model.onnx"
-WARMUP_TOKENS = 16
-WARMUP_MASK = "attention_mask"
 CUDA_OPTIONS = {"use_tf32": "0"}
 """Of the accelerator: float32 is computed as such, or it is not within the gate's error."""
 CUDA_PARAMETERS = {"arena_extend_strategy": "1", "cudnn_conv_algo_search": "1"}
@@ -47,21 +44,7 @@ TRUNCATION_PARAMETER = "truncation"
 """What becomes of long texts, where they are not cut from the right."""
 TEXT_BACKEND = "sparse_serve_text"
 GRAPH_BACKEND = "onnxruntime"
-TASK_INPUT = "TASK"
-"""The input of a public model of several tasks that names the one of each text, BYTES [-1, 1]."""
-TEXT_INPUT, TEXT_PAIR_INPUT = "TEXT", "TEXT_PAIR"
 
-# Of a row, at most.
-_SPECIAL_TOKENS = 8
-_DATA_TYPES: dict[int, int] = {
-    onnx.TensorProto.FLOAT: DataType.TYPE_FP32,
-    onnx.TensorProto.FLOAT16: DataType.TYPE_FP16,
-    onnx.TensorProto.DOUBLE: DataType.TYPE_FP64,
-    onnx.TensorProto.INT32: DataType.TYPE_INT32,
-    onnx.TensorProto.INT64: DataType.TYPE_INT64,
-    onnx.TensorProto.BOOL: DataType.TYPE_BOOL,
-    onnx.TensorProto.STRING: DataType.TYPE_STRING,
-}
 _WIRE_TYPES: dict[str, int] = {
     "FP32": DataType.TYPE_FP32,
     "INT32": DataType.TYPE_INT32,
@@ -69,289 +52,10 @@ _WIRE_TYPES: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Computing:
-    """What a graph is computed with; how the defaults were found is in `docs/serving_defaults.md`.
-
-    Attributes:
-        instances: copies of the model that compute at the same time, each with weights of its own; on GPUs
-            those of each.
-        threads: of each instance; None for one on each core that the server sees.
-        queue_delay_us: microseconds that a request may wait for others to share its run.
-        device: what computes.
-        gpu_mem_limit: bytes of device memory that the arena of each instance may take; None for all.
-    """
-
-    instances: int = 1
-    threads: int | None = None
-    queue_delay_us: int = 0
-    device: Device = "cpu"
-    gpu_mem_limit: int | None = None
-
-    @classmethod
-    def on(
-        cls,
-        cores: int | None,
-        instances: int = 1,
-        queue_delay_us: int = 0,
-        *,
-        device: Device = "cpu",
-        gpu_mem_limit: int | None = None,
-    ) -> "Computing":
-        """Return what makes use of so many cores; of those that the server sees, where they are None.
-
-        Raises:
-            OptionError: there are fewer cores than instances, a number is out of range, or memory of a GPU is
-                limited where none computes.
-        """
-        if gpu_mem_limit is not None and device != "cuda":
-            raise OptionError("--gpu-mem-limit is for --device cuda: leave it out")
-        if instances < 1 or queue_delay_us < 0 or (cores is not None and cores < instances):
-            raise OptionError(
-                f"{instances} instances on {cores or 'all'} cores, waiting {queue_delay_us} µs: at least one "
-                "instance is needed, a core for each, and no wait below 0"
-            )
-        if cores is None and instances > 1 and device == "cpu":
-            raise OptionError(f"{instances} instances share the cores: say with --cores how many there are")
-        threads = None if cores is None else cores // instances
-        return cls(
-            instances=instances,
-            threads=threads,
-            queue_delay_us=queue_delay_us,
-            device=device,
-            gpu_mem_limit=gpu_mem_limit,
-        )
-
-
-ALL_CORES = Computing()
-"""One instance with all cores that the server sees, which waits for nothing."""
-
-
-FRONT = Computing(instances=2)
-"""What a server-side tokenizer is served with: one tokenizes while the other waits for the graph."""
-
-
-@dataclass(frozen=True)
-class Warmup:
-    """What an instance computes before its model is called ready.
-
-    Attributes:
-        name: what the configuration calls it.
-        rows: of the batch, all alike.
-        tokens: of each row.
-    """
-
-    name: str
-    rows: int
-    tokens: int
-
-    @property
-    def mask_file(self) -> str:
-        """The file with a row's mask, ones alone, for a graph of token ids."""
-        return WARMUP_MASK if self.tokens == WARMUP_TOKENS else f"{WARMUP_MASK}_{self.tokens}"
-
-    @property
-    def text_file(self) -> str:
-        """The file with a row's text, for a graph that takes text."""
-        return f"text_{self.tokens}"
-
-
-def warmups(device: Device, max_batch_size: int, max_length: int) -> list[Warmup]:
-    """Return what instances on a device warm up with.
-
-    On a GPU the longest row and the fullest batch too: kernels are loaded for them, and the arena takes the
-    memory that they need, before a request does, or the model does not load.
-    """
-    short = Warmup("one_short_row", 1, WARMUP_TOKENS)
-    if device == "cpu":
-        return [short]
-    return [short, Warmup("one_long_row", 1, max_length), Warmup("full_batch", max_batch_size, max_length)]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One input or output of a graph; `dims` without the batch axis, -1 where free."""
-
-    name: str
-    data_type: int
-    dims: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Inputs and outputs of a graph, in the file's order."""
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether the tokenizer is in the graph."""
-        return any(tensor.name == TEXT_INPUT for tensor in self.inputs)
-
-    def answer(self, task: Task) -> Tensor:
-        """Return the output that `task` is answered from.
-
-        Raises:
-            RepositoryError: it is missing, or of another type or shape; or so is an input that says of which
-                task a row is, or, where the graph takes text, any other.
-        """
-        if self.takes_text:
-            self._check_texts(task)
-        else:
-            self._check_task_ids(task)
-        tensor = self.output(task.graph_output)
-        wanted = (-1, task.width) if task.by_token else (task.width,)
-        if tensor.data_type != DataType.TYPE_FP32 or tensor.dims != wanted:
-            raise RepositoryError(
-                f"graph gives {tensor.name} {_shown(tensor)} for {task.type.replace('_', ' ')}: "
-                f"FP32 {[-1, *wanted]} is needed"
-            )
-        return tensor
-
-    def _check_texts(self, task: Task) -> None:
-        wanted = text_inputs(task)
-        found = [tensor.name for tensor in self.inputs]
-        are_texts = all((each.data_type, each.dims) == (DataType.TYPE_STRING, (1,)) for each in self.inputs)
-        if found != wanted or not are_texts:
-            raise RepositoryError(
-                f"graph takes {', '.join(found)}: {', '.join(wanted)}, BYTES [-1, 1] each, are needed"
-            )
-
-    def _check_task_ids(self, task: Task) -> None:
-        found = next((tensor for tensor in self.inputs if tensor.name == TASK_IDS), None)
-        if not isinstance(task, Several):
-            if found is not None:
-                raise RepositoryError(
-                    f"graph has the input {TASK_IDS}, but one task: export the checkpoint again, all of its "
-                    "tasks or one with --single-task"
-                )
-            return
-        if found is None:
-            raise RepositoryError(
-                f"graph has no input {TASK_IDS}, by which rows of the tasks {', '.join(task.tasks)} are told "
-                "apart: INT64 [-1, 1] is needed"
-            )
-        if found.data_type != DataType.TYPE_INT64 or found.dims != (1,):
-            raise RepositoryError(f"graph input {TASK_IDS} is {_shown(found)}: INT64 [-1, 1] is needed")
-
-    def output(self, name: str) -> Tensor:
-        """Return the output called `name`.
-
-        Raises:
-            RepositoryError: the graph has no such output.
-        """
-        for tensor in self.outputs:
-            if tensor.name == name:
-                return tensor
-        names = ", ".join(tensor.name for tensor in self.outputs)
-        raise RepositoryError(f"graph has no output '{name}', only {names}")
-
-    @property
-    def measures(self) -> tuple[Tensor, ...]:
-        """What the graph measures of its attention, by layer: those of `MEASURES` that it has.
-
-        Each is FP32 [-1, layers], and computed only when asked for.
-
-        Raises:
-            RepositoryError: one is missing, or of another type or shape.
-        """
-        rho = self.output(RHO)
-        has_pattern = any(tensor.name in AXES for tensor in self.outputs)
-        wanted = (measure for measure in MEASURES if has_pattern or not measure.with_pattern)
-        measures = tuple(self.output(measure.name) for measure in wanted)
-        for tensor in measures:
-            is_by_layer = len(tensor.dims) == 1 and tensor.dims == rho.dims
-            if tensor.data_type != DataType.TYPE_FP32 or not is_by_layer:
-                raise RepositoryError(
-                    f"graph output '{tensor.name}' is {_shown(tensor)}: FP32 [-1, layers] is needed, with as "
-                    "many layers as rho"
-                )
-        return measures
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"{DataType.Name(tensor.data_type).removeprefix('TYPE_')} {[-1, *tensor.dims]}"
-
-
-def load_graph(path: Path) -> onnx.ModelProto:
-    """Load an ONNX file without its external weights.
-
-    Raises:
-        RepositoryError: the file is missing or is not ONNX.
-    """
-    try:
-        return onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise RepositoryError(f"graph {path} cannot be read: {error.strerror}") from error
-    except Exception as error:  # protobuf's DecodeError differs between its implementations
-        raise RepositoryError(f"graph {path} is not an ONNX file: {in_brief(error)}") from error
-
-
-def nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of the subgraphs that they have, such as the body of a loop."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from nested(attribute.g.node)
-
-
-def graph_signature(model: onnx.ModelProto) -> Signature:
-    """Read the signature of a batched graph.
-
-    Raises:
-        RepositoryError: a tensor has no free first axis or a type Triton does not know.
-    """
-    initialized = {tensor.name for tensor in model.graph.initializer}
-    return Signature(
-        inputs=tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
-        outputs=tuple(_tensor(value) for value in model.graph.output),
-    )
-
-
-def signature_in(config: ModelConfig) -> Signature:
-    """Return the signature of a graph as its configuration has it."""
-    return Signature(
-        inputs=tuple(Tensor(each.name, each.data_type, tuple(each.dims)) for each in config.input),
-        outputs=tuple(Tensor(each.name, each.data_type, tuple(each.dims)) for each in config.output),
-    )
-
-
-def text_inputs(task: Task) -> list[str]:
-    """Return the inputs of a graph that takes text, in order."""
-    pair, several = task.reads_pairs, isinstance(task, Several)
-    return [TEXT_INPUT, *([TEXT_PAIR_INPUT] if pair else []), *([TASK_INPUT] if several else [])]
-
-
-def graph_dtype(model: onnx.ModelProto) -> Dtype:
-    """Return the type of a graph's weights: "int8", "bf16" or "fp16" where any of them is."""
-    types = {tensor.data_type for tensor in model.graph.initializer}
-    kinds: dict[int, Dtype] = {
-        onnx.TensorProto.INT8: "int8",
-        onnx.TensorProto.BFLOAT16: "bf16",
-        onnx.TensorProto.FLOAT16: "fp16",
-    }
-    return next((name for kind, name in kinds.items() if kind in types), "fp32")
-
-
 def device_of(config: ModelConfig) -> Device:
     """Return what a model is computed on: "cuda" where any of its instances are."""
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     return "cuda" if on_gpu else "cpu"
-
-
-def _tensor(value: onnx.ValueInfoProto) -> Tensor:
-    tensor_type = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim)
-    if not shape or shape[0] != -1:
-        raise RepositoryError(
-            f"graph tensor '{value.name}' has shape {list(shape)}, its first axis must be free"
-        )
-    if tensor_type.elem_type not in _DATA_TYPES:
-        kind = onnx.TensorProto.DataType.Name(tensor_type.elem_type)
-        raise RepositoryError(f"graph tensor '{value.name}' is of type {kind}, which Triton does not serve")
-    return Tensor(value.name, _DATA_TYPES[tensor_type.elem_type], shape[1:])
 
 
 def graph_config(
@@ -381,7 +85,7 @@ def graph_config(
         _add_cuda(config, computing)
     if signature.takes_text or any(tensor.name == WARMUP_MASK for tensor in signature.inputs):
         for warmup in warmups(computing.device, max_batch_size, max_length):
-            _add_warmup(config, signature, warmup, computing.device)
+            add_warmup(config, signature, warmup, computing.device)
     return config
 
 
@@ -511,42 +215,6 @@ def _add_cuda(config: ModelConfig, computing: Computing) -> None:
     accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=ACCELERATOR)
     for key, value in CUDA_OPTIONS.items():
         accelerator.parameters[key] = value
-
-
-def _add_warmup(config: ModelConfig, signature: Signature, warmup: Warmup, device: Device) -> None:
-    """Rows of tokens, or texts: a mask of zeros would warm nothing up, so its ones come from a file.
-
-    On a processor the text is empty; on a GPU it comes from a file too.
-    """
-    added = config.model_warmup.add(name=warmup.name, batch_size=warmup.rows)
-    for tensor in signature.inputs:
-        sample = added.inputs[tensor.name]
-        sample.data_type = tensor.data_type
-        sample.dims.extend(warmup.tokens if dim == -1 else dim for dim in tensor.dims)
-        if tensor.name == WARMUP_MASK:
-            sample.input_data_file = warmup.mask_file
-        elif tensor.name == TEXT_INPUT and device == "cuda":
-            sample.input_data_file = warmup.text_file
-        else:
-            sample.zero_data = True
-
-
-def warmup_files(config: ModelConfig, signature: Signature, warming: Iterable[Warmup]) -> dict[str, bytes]:
-    """Return the files, by name, that a model's configuration warms up with, as Triton reads them."""
-    named = {
-        sample.input_data_file for warmup in config.model_warmup for sample in warmup.inputs.values()
-    } - {""}
-    if signature.takes_text:
-        found = {each.text_file: _text_of(each.tokens) for each in warming}
-    else:
-        found = {each.mask_file: struct.pack(f"<{each.tokens}q", *[1] * each.tokens) for each in warming}
-    return {name: content for name, content in found.items() if name in named}
-
-
-def _text_of(tokens: int) -> bytes:
-    """Return a text of about so many tokens, and not more, behind its length in four bytes."""
-    text = b"a " * max(1, tokens - _SPECIAL_TOKENS)
-    return struct.pack("<I", len(text)) + text
 
 
 def to_text(config: ModelConfig) -> str:

@@ -21,29 +21,24 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.op_library import DOMAIN
+from sparse_serve.repository.computing import ALL_CORES, Computing
 from sparse_serve.repository.config import (
-    ALL_CORES,
     CONFIG_NAME,
     GRAPH_NAME,
     LABELS_NAME,
-    Computing,
-    Signature,
     fixed_parameters,
     graph_config,
     graph_name,
-    graph_signature,
-    load_graph,
-    nested,
     public_config,
     read_config,
     text_graph_config,
     to_text,
-    warmup_files,
-    warmups,
 )
 from sparse_serve.repository.contents import MANIFEST_NAME, MODEL_NAME, Contents
 from sparse_serve.repository.manifest import Manifest, read_manifest
+from sparse_serve.repository.signature import Signature, graph_signature, load_graph, nested
 from sparse_serve.repository.staging import replaced_folders
+from sparse_serve.repository.warmup import warmup_files, warmups
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import load_tokenizer
 

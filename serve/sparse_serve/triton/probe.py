@@ -8,7 +8,9 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput
 
 from sparse_serve.errors import ServerError
-from sparse_serve.repository.config import TASK_INPUT, WARMUP_MASK, task_names
+from sparse_serve.repository.config import task_names
+from sparse_serve.repository.signature import TASK_INPUT
+from sparse_serve.repository.warmup import WARMUP_MASK
 
 _READY_SECONDS = 2.0
 _SHORTEST_TIMEOUT = 1.0

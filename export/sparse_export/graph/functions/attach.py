@@ -24,7 +24,7 @@ from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTIO
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_LIN
 from sparse_export.graph.functions.token_ids import TOKEN_IDS
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, TOKENIZERS
-from sparse_serve.repository.config import nested
+from sparse_serve.repository.signature import nested
 
 _FUNCTIONS = {
     (function.domain, function.name): function

@@ -9,7 +9,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from sparse_export.graph.tokenizer.tables import Table, TokenizerTables
 from sparse_serve.errors import OptionError, UnsupportedTokenizerError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
-from sparse_serve.repository.config import TEXT_INPUT, TEXT_PAIR_INPUT
+from sparse_serve.repository.signature import TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import Truncation
 
 _VALUES: Mapping[str, tuple[int, Sequence[str | int]]] = MappingProxyType(
