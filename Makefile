@@ -1,5 +1,5 @@
 # make demo    the whole way once: fine-tune, export, serve, classify, measure; writes report/report.html
-# make test    types, lint, format and tests, as CI runs them
+# make test    types, lint, format and tests; with EVERYTHING=1 the slow ones too, as CI runs them
 # make cuda    the op library with kernels for GPUs too, beside the other one; needs no GPU
 # make clean   remove what the two made
 

@@ -20,6 +20,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+EVERYTHING = "EVERYTHING"
+"""The variable with which a run of the whole suite leaves nothing out."""
+
 # Importing and collecting makes little but objects that stay: the collector would look through them again and
 # again.
 gc.disable()
@@ -66,8 +69,24 @@ def _long_files() -> Iterator[str]:
     yield from waiting
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what has the slow tests run too."""
+    parser.addoption("--slow", action="store_true", help=f"run slow tests too, as {EVERYTHING}=1 does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave slow tests to CI in a run of the whole suite; who names a file means all of it."""
+    if EVERYTHING in os.environ or config.args_source is pytest.Config.ArgsSource.ARGS:
+        config.option.slow = True  # which the workers are told
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the long files and leave the short ones to the end, so that the workers end together."""
+    if not config.option.slow:
+        left = pytest.mark.skip(reason=f"slow: {EVERYTHING}=1 make test runs it, and CI")
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(left)
     places = {name: place for place, name in enumerate(_long_files())}
     items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(places)))
 

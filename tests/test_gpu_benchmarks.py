@@ -42,6 +42,7 @@ def listed() -> list[str]:
     return [line.split()[0] for line in run("--list").stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     done = run("--dry-run", *STEPS, *QUALITY, OUT=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

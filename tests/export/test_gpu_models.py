@@ -9,6 +9,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     model_speed = import_module("model_speed")

@@ -36,7 +36,7 @@ TAGS = ("O", "B-person", "I-person", "B-location", "I-location")
 # Where an answer is this little better than the next, rounding may choose.
 CLOSE = 1e-4
 
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ ANSWERED_BY = {"mrpc": "mrpc", "rte": "mrpc", "sts_cs224n": "sts_cs224n"}
 MAX_LENGTH = 96
 ROWS = 40
 
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")]
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def test_requests_of_different_tasks_share_a_batch(server: TritonServer, checkpo
         list(pool.map(one, range(96)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STS.exists(), reason="the data lies beside the project, in shared/data, alone")
 def test_pearson_is_torchs(server: TritonServer, checkpoint: Path) -> None:
     """On 100 pairs of STS dev, of an untrained model: the answers are compared, not how good they are."""

@@ -1,6 +1,6 @@
 """What is compiled of the ops for tests alone, kept in `build` and built again where something has changed.
 
-It takes minutes the first time, and only what is in `ops` can break it: with SPARSE_OPS_TEST_BUILDS set, as
+It takes minutes the first time, and only what is in `ops` can break it: with EVERYTHING set, as
 in CI, or where it has been built before.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-VARIABLE = "SPARSE_OPS_TEST_BUILDS"
+VARIABLE = "EVERYTHING"
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
 FLAGS = ("-std=gnu++17", "-Wall", "-Wextra", "-Wshadow", "-Werror", f"-I{PROJECT / 'ops'}")

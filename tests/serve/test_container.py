@@ -352,6 +352,7 @@ def test_a_container_serves_until_a_signal(repository: Path, docker: FakeDocker)
 SHORT = ("--lengths=8", "--rounds=1", "--measurement-interval=20", "--max-trials=3")
 
 
+@pytest.mark.slow
 def test_profile_measures_containers(
     repository: Path, tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

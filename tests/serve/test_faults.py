@@ -31,6 +31,8 @@ from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 
+pytestmark = pytest.mark.slow
+
 MakeSpec = Callable[..., EntrySpec]
 Logits = tuple[float, ...]
 

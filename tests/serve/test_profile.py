@@ -363,6 +363,7 @@ def test_answers_are_judged_as_clients_get_them(server: TritonServer, questions_
         assert measure_quality(graph, evaluation) == expected
 
 
+@pytest.mark.slow
 def test_a_model_of_questions_is_profiled(
     make_spec: MakeSpec, questions_file: Path, texts_file: Path, tmp_path: Path
 ) -> None:
@@ -393,6 +394,7 @@ def test_a_model_of_questions_is_profiled(
     assert "exact_match" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_model_of_several_tasks_is_sent_texts_of_all(
     server: TritonServer, texts_file: Path, tmp_path: Path
 ) -> None:

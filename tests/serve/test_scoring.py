@@ -62,6 +62,7 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return [each for each in started if each.is_running() and "Agent" not in each.name()]
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on(ray: None, texts: list[str], tmp_path: Path) -> None:
     """Killed with -9 in the middle: no process stays, what is finished does, and every row comes once."""
     source = tmp_path / "corpus"
@@ -108,6 +109,7 @@ def test_a_killed_job_goes_on(ray: None, texts: list[str], tmp_path: Path) -> No
     assert run_job(same).scored == 0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(ray: None, texts: list[str], tmp_path: Path) -> None:
     """Rows that cannot be answered are told of, and no row is lost or there twice."""
     source = tmp_path / "rows.jsonl"

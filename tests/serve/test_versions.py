@@ -11,6 +11,7 @@ from threading import Event
 
 import numpy as np
 import onnx
+import pytest
 from onnx import numpy_helper
 from serving import addresses, serve, wait_for
 from test_sample import SAMPLE
@@ -81,6 +82,7 @@ def assert_answers(found: list[tuple[str, Logits]], *right: Answers) -> None:
         assert any(np.allclose(logits, each[text], atol=1e-5) for text, logits in found)
 
 
+@pytest.mark.slow
 def test_versions_are_changed_by_restarts_that_clients_ride_out(tmp_path: Path, make_spec: MakeSpec) -> None:
     """As the repository's page says: export another version, serve again; delete its folders, serve again."""
     repository = tmp_path / "models"
