@@ -9,7 +9,7 @@ namespace cuda {
 
 inline bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-template <class Element>
+template <class AnyBlock, class Element>
 AttentionLaunch<Element> LaunchOf(const AttentionProblem<Element>& problem) {
   const AttentionInputs<Element>& inputs = problem.inputs;
   const PackedAttention<Element>& tensors = problem.tensors;
@@ -19,7 +19,7 @@ AttentionLaunch<Element> LaunchOf(const AttentionProblem<Element>& problem) {
                     inputs.tokens};
   launch.aligned = tensors.head_size * static_cast<int64_t>(sizeof(Element)) % 16 == 0 &&
                    IsAligned(tensors.query) && IsAligned(tensors.key) && IsAligned(tensors.value);
-  launch.tiles = QueryTileCount(launch.borders);
+  launch.tiles = QueryTileCount<AnyBlock>(launch.borders);
   return launch;
 }
 

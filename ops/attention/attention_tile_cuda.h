@@ -1,5 +1,5 @@
-// What packed attention on a GPU shares: tiles of keys and values in shared memory, the scores of 64 queries
-// and 64 keys, weighted sums of values. A warp has 16 of the queries; a lane two of these, g and g + 8, and
+// What packed attention on a GPU shares: tiles of keys and values in shared memory, the scores of a warp's 16
+// queries and 64 keys, weighted sums of values. A lane has two of the queries, g and g + 8, and
 // of each tile of keys 16: 8j + 2t and 8j + 2t + 1 for j < 8, with g = lane / 4 and t = lane % 4. float16 and
 // bfloat16 are multiplied by tensor cores and added up in float32, float32 by fused multiply-adds.
 #pragma once
@@ -11,19 +11,19 @@
 namespace sparse_ops {
 namespace cuda {
 
-constexpr int kAttentionWarps = 4;
 constexpr int kTileKeys = 64;
 constexpr int kSlices = kTileKeys / 8;  // of a tile of keys
-using AttentionBlock = Block<kAttentionWarps>;
+using AttentionBlock = Block<4>;
 
-static_assert(kTileQueries == 16 * kAttentionWarps, "a warp has 16 queries");
+// How many tiles so many keys are.
+SPARSE_OPS_BOTH int TilesOf(int32_t keys) { return keys / kTileKeys + (keys % kTileKeys != 0); }
 
 // One head's rows of a tensor.
 template <class Element>
 struct HeadRows {
   const Element* first;
   int64_t stride;
-  int64_t rows;
+  int32_t rows;
   int64_t head_size;
   bool aligned;  // every row to 16 bytes, with a whole number of these
 };
@@ -53,13 +53,13 @@ struct TileLayout {
 
 // Rows first to first + 63 to shared memory; zeros beyond the last row and the head. Complete after
 // CommitCopies, WaitForCopies and a Sync.
-template <int kWidth, class Element>
-SPARSE_OPS_BOTH void LoadTile(const AttentionBlock& block, const HeadRows<Element>& from, int64_t first,
+template <int kWidth, class Element, class AnyBlock>
+SPARSE_OPS_BOTH void LoadTile(const AnyBlock& block, const HeadRows<Element>& from, int32_t first,
                               Element* tile) {
   using Layout = TileLayout<Element, kWidth>;
   constexpr int kParts = kWidth / Layout::kVector;
   block.Threads([&](int thread) {
-    for (int i = thread; i < kTileKeys * kParts; i += AttentionBlock::kThreads) {
+    for (int i = thread; i < kTileKeys * kParts; i += AnyBlock::kThreads) {
       const int row = i / kParts;
       const int column = i % kParts * Layout::kVector;
       Element* to = tile + row * Layout::kStride + column;
@@ -238,6 +238,27 @@ struct TileProducts<float, kWidth> {
   }
 };
 
+// Products become scores, of which `left` keys have any: those beyond are -inf.
+SPARSE_OPS_BOTH void ScaleScores(const Warp& warp, float scale, int32_t left, Scores* scores) {
+  SPARSE_OPS_LANES
+  for (int j = 0; j < kSlices; ++j) {
+    warp.Each([&](int lane) {
+      SPARSE_OPS_LANES
+      for (int i = 0; i < 4; ++i) scores->of[j][lane].of[i] *= scale;
+    });
+  }
+  if (left >= kTileKeys) return;  // all but the last tile
+  SPARSE_OPS_LANES
+  for (int j = 0; j < kSlices; ++j) {
+    warp.Each([&](int lane) {
+      SPARSE_OPS_LANES
+      for (int i = 0; i < 4; ++i) {
+        if (8 * j + lane % 4 * 2 + i % 2 >= left) scores->of[j][lane].of[i] = -kInfinity;
+      }
+    });
+  }
+}
+
 // Writes a lane's two rows, each times a factor; NaN where `is_nan`.
 template <class Element, int kWidth>
 SPARSE_OPS_BOTH void WriteRows(const Warp& warp, const Products<kWidth / 8>& sums,
@@ -262,17 +283,17 @@ SPARSE_OPS_BOTH void WriteRows(const Warp& warp, const Products<kWidth / 8>& sum
 }
 
 // What a block answers where the borders are none: NaN, and support 0.
-template <class Element>
-SPARSE_OPS_BOTH void WriteBadRows(const AttentionBlock& block, const PackedAttention<Element>& tensors,
+template <class Element, class AnyBlock>
+SPARSE_OPS_BOTH void WriteBadRows(const AnyBlock& block, const PackedAttention<Element>& tensors,
                                   const QueryTile& tile, int64_t head) {
   block.Threads([&](int thread) {
-    for (int64_t i = thread; i < tile.queries * tensors.head_size; i += AttentionBlock::kThreads) {
+    for (int64_t i = thread; i < tile.queries * tensors.head_size; i += AnyBlock::kThreads) {
       const int64_t row = tile.query + i / tensors.head_size;
       FromFloat(NotANumber(), tensors.output + (row * tensors.num_heads + head) * tensors.head_size +
                                   i % tensors.head_size);
     }
     if (tensors.support == nullptr) return;
-    for (int64_t i = thread; i < tile.queries; i += AttentionBlock::kThreads) {
+    for (int64_t i = thread; i < tile.queries; i += AnyBlock::kThreads) {
       tensors.support[(tile.query + i) * tensors.num_heads + head] = 0;
     }
   });
@@ -292,7 +313,7 @@ struct AttentionLaunch {
 
 template <class Element>
 SPARSE_OPS_BOTH HeadRows<Element> RowsOf(const AttentionLaunch<Element>& launch, const Element* tensor,
-                                         int64_t head, int64_t first, int64_t rows) {
+                                         int64_t head, int64_t first, int32_t rows) {
   const int64_t stride = launch.tensors.num_heads * launch.tensors.head_size;
   return {tensor + first * stride + head * launch.tensors.head_size, stride, rows, launch.tensors.head_size,
           launch.aligned};
@@ -303,21 +324,22 @@ SPARSE_OPS_BOTH HeadRows<Element> RowsOf(const AttentionLaunch<Element>& launch,
 template <class Element, int kWidth, int kStages>
 class TileStages {
  public:
+  static constexpr int kCount = kStages;
   static constexpr int64_t kBytes = kStages * TileLayout<Element, kWidth>::kBytes;
 
   SPARSE_OPS_BOTH explicit TileStages(void* memory) : memory_(static_cast<Element*>(memory)) {}
 
-  SPARSE_OPS_BOTH Element* stage(int64_t i) const {
+  SPARSE_OPS_BOTH Element* stage(int i) const {
     return memory_ +
            i % kStages * (TileLayout<Element, kWidth>::kBytes / static_cast<int64_t>(sizeof(Element)));
   }
 
   // Calls compute(i, tile) for i < count, in order. load(i, tile) has LoadTile fill a tile.
-  template <class Load, class Compute>
-  SPARSE_OPS_BOTH void ForEach(const AttentionBlock& block, int64_t count, const Load& load,
+  template <class AnyBlock, class Load, class Compute>
+  SPARSE_OPS_BOTH void ForEach(const AnyBlock& block, int count, const Load& load,
                                const Compute& compute) const {
     if (count > 0) load(0, stage(0));
-    for (int64_t i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
       if (kStages > 1 && i + 1 < count) {
         load(i + 1, stage(i + 1));
         block.Threads([](int) { WaitForCopies<1>(); });
@@ -332,18 +354,18 @@ class TileStages {
   }
 
   // Calls on_keys(warp, i, tile) and then on_values(warp, tile) by every warp, for each tile i of the rows.
-  template <class OnKeys, class OnValues>
-  SPARSE_OPS_BOTH void ForKeysAndValues(const AttentionBlock& block, const HeadRows<Element>& keys,
+  template <class AnyBlock, class OnKeys, class OnValues>
+  SPARSE_OPS_BOTH void ForKeysAndValues(const AnyBlock& block, const HeadRows<Element>& keys,
                                         const HeadRows<Element>& values, const OnKeys& on_keys,
                                         const OnValues& on_values) const {
     ForEach(
-        block, 2 * ((keys.rows + kTileKeys - 1) / kTileKeys),
-        [&](int64_t i, Element* tile) {
+        block, 2 * TilesOf(keys.rows),
+        [&](int i, Element* tile) {
           HeadRows<Element> rows = keys;
           if (i % 2 != 0) rows.first = values.first;
           LoadTile<kWidth>(block, rows, i / 2 * kTileKeys, tile);
         },
-        [&](int64_t i, const Element* tile) {
+        [&](int i, const Element* tile) {
           block.Warps([&](const Warp& warp) {
             if (i % 2 == 0) {
               on_keys(warp, i / 2, tile);

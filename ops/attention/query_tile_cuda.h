@@ -9,7 +9,10 @@
 namespace sparse_ops {
 namespace cuda {
 
-constexpr int kTileQueries = 64;
+// A block answers as many queries of a head as its warps have, 16 each.
+constexpr int kWarpQueries = 16;
+template <class AnyBlock>
+constexpr int kTileQueries = kWarpQueries * AnyBlock::kWarps;
 
 // cu_seqlens of queries and of keys, (sequences + 1) each, in device memory.
 struct AttentionBorders {
@@ -21,21 +24,23 @@ struct AttentionBorders {
 };
 
 // Sequence b has the tiles from QueryTileOf(where it begins, b) on, at least as many as its queries need.
+template <class AnyBlock>
 SPARSE_OPS_BOTH int64_t QueryTileOf(int64_t border, int64_t sequence) {
-  return border / kTileQueries + sequence;
+  return border / kTileQueries<AnyBlock> + sequence;
 }
 
-inline int64_t QueryTileCount(const AttentionBorders& borders) {
+template <class AnyBlock>
+int64_t QueryTileCount(const AttentionBorders& borders) {
   if (borders.query_rows == 0) return 0;
-  return QueryTileOf(borders.query_rows, borders.sequences > 0 ? borders.sequences : 1);
+  return QueryTileOf<AnyBlock>(borders.query_rows, borders.sequences > 0 ? borders.sequences : 1);
 }
 
 // Rows of the whole tensors: `queries` of them from `query` on, of a sequence of `keys` from `key` on.
 struct QueryTile {
   int64_t query;
-  int64_t queries;  // at most kTileQueries; 0: nothing to answer
+  int32_t queries;  // at most kTileQueries<AnyBlock>; 0: nothing to answer
   int64_t key;
-  int64_t keys;
+  int32_t keys;
   bool bad_borders;  // of the call: nothing may be read by them, and the outputs of these rows are NaN
 };
 
@@ -49,11 +54,12 @@ SPARSE_OPS_BOTH bool AreBordersOf(int64_t begin, int64_t end, int64_t rows) {
 }
 
 // All borders are looked at by each block, a thread each: borders are bad where they do not begin with 0,
-// fall, or do not end with the number of rows. Then tile i is rows 64i to 64i + 63, so that no output is left
-// unwritten.
+// fall, or do not end with the number of rows. Then tile i is the i-th kTileQueries rows, so that no output
+// is left unwritten.
 template <class AnyBlock>
 SPARSE_OPS_BOTH QueryTile FindQueryTile(const AnyBlock& block, const AttentionBorders& borders, int64_t tile,
                                         QueryTileSearch* search) {
+  constexpr int64_t kQueries = kTileQueries<AnyBlock>;
   const int64_t sequences = borders.sequences;
   block.Threads([&](int thread) {
     if (thread == 0) *search = {0, 0, 0, 0};
@@ -77,23 +83,25 @@ SPARSE_OPS_BOTH QueryTile FindQueryTile(const AnyBlock& block, const AttentionBo
           is_bad = true;
           continue;
         }
-        const int64_t first = QueryTileOf(query, b);
-        if (tile < first || tile >= QueryTileOf(query_end, b + 1)) continue;
-        const int64_t begin = query + (tile - first) * kTileQueries;
-        *search = {begin, Min(kTileQueries, query_end - begin), key, key_end - key};
+        const int64_t first = QueryTileOf<AnyBlock>(query, b);
+        if (tile < first || tile >= QueryTileOf<AnyBlock>(query_end, b + 1)) continue;
+        const int64_t begin = query + (tile - first) * kQueries;
+        *search = {begin, Min(kQueries, query_end - begin), key, key_end - key};
       }
       own[lane] = is_bad;
     });
     bad[warp.index()] = warp.Any(own);
   });
-  QueryTile found;
+  QueryTile found{};
   found.bad_borders = block.Any(bad);
-  found.query = found.bad_borders ? tile * kTileQueries : search->query;
-  found.queries =
-      found.bad_borders ? Min(kTileQueries, borders.query_rows - tile * kTileQueries) : search->queries;
-  if (found.queries < 0) found.queries = 0;
-  found.key = found.bad_borders ? 0 : search->key;
-  found.keys = found.bad_borders ? 0 : search->keys;
+  found.query = found.bad_borders ? tile * kQueries : search->query;
+  const int64_t queries =
+      found.bad_borders ? Min(kQueries, borders.query_rows - tile * kQueries) : search->queries;
+  found.queries = queries < 0 ? 0 : static_cast<int32_t>(queries);
+  if (!found.bad_borders) {
+    found.key = search->key;
+    found.keys = static_cast<int32_t>(search->keys);
+  }
   return found;
 }
 

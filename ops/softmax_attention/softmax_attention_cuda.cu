@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(cuda::AttentionBlock::kThreads)
 
 template <class Element>
 void Launch(CudaContext& context, const SoftmaxProblem<Element>& problem) {
-  const cuda::AttentionLaunch<Element> launch = cuda::LaunchOf<Element>(problem);
+  const cuda::AttentionLaunch<Element> launch = cuda::LaunchOf<cuda::AttentionBlock>(problem);
   cuda::VisitWidth(problem.tensors.head_size, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     cuda::LaunchKernel(

@@ -53,7 +53,7 @@ class SoftmaxTile {
     float sum[2];  // of the weights that this lane has
   };
   template <class T>
-  using Each = PerWarp<T, kAttentionWarps>;
+  using Each = PerWarp<T, AttentionBlock::kWarps>;
 
   SPARSE_OPS_BOTH void LoadQueries() {
     const HeadRows<Element> rows = RowsOf(launch_, launch_.tensors.query, head_, tile_.query, tile_.queries);
@@ -81,10 +81,11 @@ class SoftmaxTile {
     Each<typename Product::Weights> weights;
     stages_.ForKeysAndValues(
         block_, keys, values,
-        [&](const Warp& warp, int64_t i, const Element* tile) {
+        [&](const Warp& warp, int i, const Element* tile) {
           Scores scores;
           Product::Multiply(warp, fragments_[warp.index()], queries_, tile, &scores);
-          Weigh(warp, tile_.keys - i * kTileKeys, &scores);
+          ScaleScores(warp, launch_.tensors.scale, tile_.keys - i * kTileKeys, &scores);
+          Weigh(warp, &scores);
           Product::Round(warp, scores, &weights[warp.index()]);
         },
         [&](const Warp& warp, const Element* tile) {
@@ -92,9 +93,7 @@ class SoftmaxTile {
         });
   }
 
-  // Products become weights, of which `left` keys have any.
-  SPARSE_OPS_BOTH void Weigh(const Warp& warp, int64_t left, Scores* scores) {
-    const float scale = launch_.tensors.scale;
+  SPARSE_OPS_BOTH void Weigh(const Warp& warp, Scores* scores) {
     SPARSE_OPS_LANES
     for (int h = 0; h < 2; ++h) {
       PerLane<float> maximum;
@@ -104,9 +103,7 @@ class SoftmaxTile {
         for (int j = 0; j < kSlices; ++j) {
           SPARSE_OPS_LANES
           for (int i = 0; i < 2; ++i) {
-            float& score = scores->of[j][lane].of[2 * h + i];
-            score = 8 * j + lane % 4 * 2 + i < left ? score * scale : -kInfinity;
-            maximum[lane] = Max(score, maximum[lane]);
+            maximum[lane] = Max(scores->of[j][lane].of[2 * h + i], maximum[lane]);
           }
         }
       });

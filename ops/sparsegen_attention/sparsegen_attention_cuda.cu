@@ -7,7 +7,7 @@ namespace sparse_ops {
 namespace {
 
 template <class Element, int kWidth, bool kResident>
-__global__ void __launch_bounds__(cuda::AttentionBlock::kThreads,
+__global__ void __launch_bounds__((cuda::SparsegenKind<Element, kResident>::AnyBlock::kThreads),
                                   (cuda::kSparsegenBlocks<Element, kWidth, kResident>))
     SparsegenAttentionKernel(const cuda::AttentionLaunch<Element> launch,
                              const cuda::SparsegenLimits limits) {
@@ -17,23 +17,30 @@ __global__ void __launch_bounds__(cuda::AttentionBlock::kThreads,
   }
 }
 
+template <class Element, int kWidth, bool kResident>
+void LaunchLimits(CudaContext& context, const SparsegenProblem<Element>& problem,
+                  const cuda::SparsegenLimits& limits, int64_t shared_bytes) {
+  using AnyBlock = typename cuda::SparsegenKind<Element, kResident>::AnyBlock;
+  const cuda::AttentionLaunch<Element> launch = cuda::LaunchOf<AnyBlock>(problem);
+  cuda::LaunchKernel(problem.inputs.op, context, SparsegenAttentionKernel<Element, kWidth, kResident>,
+                     {launch.blocks(), AnyBlock::kThreads, shared_bytes}, launch, limits);
+}
+
 }  // namespace
 
 template <class Element>
 void Launch(CudaContext& context, const SparsegenProblem<Element>& problem) {
-  const cuda::AttentionLaunch<Element> launch = cuda::LaunchOf<Element>(problem);
-  const char* op = problem.inputs.op;
-  const int64_t shared_bytes = cuda::LargestSharedMemory(op);
+  const int64_t shared_bytes = cuda::LargestSharedMemory(problem.inputs.op);
   cuda::VisitWidth(problem.tensors.head_size, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     const cuda::SparsegenPlan plan =
         cuda::PlanSparsegen<Element, kWidth>(problem.inputs.tokens, shared_bytes);
     for (int i = 0; i < plan.count; ++i) {
-      const auto kernel = plan.limits[i].resident ? SparsegenAttentionKernel<Element, kWidth, true>
-                                                  : SparsegenAttentionKernel<Element, kWidth, false>;
-      cuda::LaunchKernel(op, context, kernel,
-                         {launch.blocks(), cuda::AttentionBlock::kThreads, plan.shared_bytes[i]}, launch,
-                         plan.limits[i]);
+      if (plan.limits[i].resident) {
+        LaunchLimits<Element, kWidth, true>(context, problem, plan.limits[i], plan.shared_bytes[i]);
+      } else {
+        LaunchLimits<Element, kWidth, false>(context, problem, plan.limits[i], plan.shared_bytes[i]);
+      }
     }
   });
 }

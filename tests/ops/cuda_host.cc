@@ -2,6 +2,7 @@
 // with a C++ compiler alone and calls it. Shared memory is what a launch asks for: it begins as NaN, and what
 // lies behind it must stay as it was.
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "attention/attention_launch_cuda.h"
@@ -75,10 +76,10 @@ int RunAttention(const HostAttention* call) {
     launch.borders = {call->query_borders, call->key_borders, call->sequences, call->query_rows,
                       call->key_rows};
     launch.aligned = call->head_size * static_cast<int64_t>(sizeof(Element)) % 16 == 0;
-    launch.tiles = cuda::QueryTileCount(launch.borders);
     cuda::VisitWidth(call->head_size, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       if (call->support == nullptr) {
+        launch.tiles = cuda::QueryTileCount<cuda::AttentionBlock>(launch.borders);
         SharedMemory memory(cuda::SoftmaxMemory<Element, kWidth>::kBytes);
         for (int64_t block = launch.blocks() - 1; block >= 0; --block) {
           cuda::SoftmaxTile<Element, kWidth>(launch, memory.data()).Attend(block);
@@ -86,22 +87,25 @@ int RunAttention(const HostAttention* call) {
         if (!memory.is_whole()) result = 1;
         return;
       }
-      using Memory = cuda::SparsegenMemory<Element, kWidth>;
+      using Listed = cuda::SparsegenMemory<Element, kWidth, false>;
       cuda::SparsegenPlan plan = cuda::PlanSparsegen<Element, kWidth>(call->key_rows, call->shared_bytes);
       if (call->way != 0) {
         plan.count = 1;
-        plan.limits[0] = {-1, call->key_rows, false, call->way == 1 ? cuda::kMostSlots : 0};
-        plan.shared_bytes[0] = Memory::Bytes(plan.limits[0]);
+        plan.limits[0] = {-1, call->key_rows, false, call->way == 1 ? Listed::Kind::kMostSlots : 0};
+        plan.shared_bytes[0] = Listed::Bytes(plan.limits[0]);
       }
       for (int i = 0; i < plan.count; ++i) {
         SharedMemory memory(plan.shared_bytes[i]);
-        for (int64_t block = launch.blocks() - 1; block >= 0; --block) {
-          if (plan.limits[i].resident) {
-            cuda::SparsegenTile<Element, kWidth, true>(launch, plan.limits[i], memory.data()).Attend(block);
-          } else {
-            cuda::SparsegenTile<Element, kWidth, false>(launch, plan.limits[i], memory.data()).Attend(block);
+        const auto run = [&](auto is_resident) {
+          constexpr bool kResident = decltype(is_resident)::value;
+          using AnyBlock = typename cuda::SparsegenKind<Element, kResident>::AnyBlock;
+          launch.tiles = cuda::QueryTileCount<AnyBlock>(launch.borders);
+          for (int64_t block = launch.blocks() - 1; block >= 0; --block) {
+            cuda::SparsegenTile<Element, kWidth, kResident>(launch, plan.limits[i], memory.data())
+                .Attend(block);
           }
-        }
+        };
+        plan.limits[i].resident ? run(std::true_type()) : run(std::false_type());
         if (!memory.is_whole()) result = 1;
       }
     });

@@ -20,17 +20,17 @@ namespace {
 int failed = 0;
 
 // Runs every block of a launch, its warps beside each other.
-template <class Tile>
+template <class AnyBlock, class Tile>
 void RunBlocks(int64_t blocks, int64_t shared_bytes, const Tile& tile) {
   struct alignas(16) Sixteen {
     unsigned char bytes[16];
   };
   std::vector<Sixteen> memory(static_cast<size_t>(shared_bytes / 16));
   cuda::BlockThreads threads;
-  pthread_barrier_init(&threads.barrier, nullptr, cuda::kAttentionWarps);
+  pthread_barrier_init(&threads.barrier, nullptr, AnyBlock::kWarps);
   cuda::block_threads = &threads;
   std::vector<std::thread> warps;
-  for (int warp = 0; warp < cuda::kAttentionWarps; ++warp) {
+  for (int warp = 0; warp < AnyBlock::kWarps; ++warp) {
     warps.emplace_back([&, warp] {
       cuda::own_warp = warp;
       for (int64_t block = 0; block < blocks; ++block) tile(block, static_cast<void*>(memory.data()));
@@ -56,29 +56,29 @@ class Problem {
     support_.resize(static_cast<size_t>(rows_));
   }
 
+  template <bool kResident>
   const std::vector<Element>& Sparsegen(const cuda::SparsegenLimits& limits) {
-    const auto launch = LaunchOf();
-    RunBlocks(launch.blocks(), cuda::SparsegenMemory<Element, kWidth>::Bytes(limits),
-              [&](int64_t block, void* memory) {
-                if (limits.resident) {
-                  cuda::SparsegenTile<Element, kWidth, true>(launch, limits, memory).Attend(block);
-                } else {
-                  cuda::SparsegenTile<Element, kWidth, false>(launch, limits, memory).Attend(block);
-                }
-              });
+    using AnyBlock = typename cuda::SparsegenKind<Element, kResident>::AnyBlock;
+    const auto launch = LaunchOf<AnyBlock>();
+    RunBlocks<AnyBlock>(
+        launch.blocks(), cuda::SparsegenMemory<Element, kWidth, kResident>::Bytes(limits),
+        [&](int64_t block, void* memory) {
+          cuda::SparsegenTile<Element, kWidth, kResident>(launch, limits, memory).Attend(block);
+        });
     return output_;
   }
 
   const std::vector<Element>& Softmax() {
-    const auto launch = LaunchOf();
-    RunBlocks(launch.blocks(), cuda::SoftmaxMemory<Element, kWidth>::kBytes,
-              [&](int64_t block, void* memory) {
-                cuda::SoftmaxTile<Element, kWidth>(launch, memory).Attend(block);
-              });
+    const auto launch = LaunchOf<cuda::AttentionBlock>();
+    RunBlocks<cuda::AttentionBlock>(launch.blocks(), cuda::SoftmaxMemory<Element, kWidth>::kBytes,
+                                    [&](int64_t block, void* memory) {
+                                      cuda::SoftmaxTile<Element, kWidth>(launch, memory).Attend(block);
+                                    });
     return output_;
   }
 
  private:
+  template <class AnyBlock>
   cuda::AttentionLaunch<Element> LaunchOf() {
     cuda::AttentionLaunch<Element> launch{};
     launch.tensors = {query_.data(),
@@ -92,7 +92,7 @@ class Problem {
                       5.0f};
     launch.borders = {borders_, borders_, 2, rows_, rows_};
     launch.aligned = true;
-    launch.tiles = cuda::QueryTileCount(launch.borders);
+    launch.tiles = cuda::QueryTileCount<AnyBlock>(launch.borders);
     return launch;
   }
 
@@ -117,10 +117,11 @@ void ExpectClose(const char* what, const std::vector<Element>& found, const std:
 template <class Element, int kWidth>
 void CheckWays(int32_t keys) {
   Problem<Element, kWidth> problem(keys);
-  const std::vector<Element> dense = problem.Sparsegen({-1, keys + 70, false, 0});
-  ExpectClose("a list", problem.Sparsegen({-1, keys + 70, false, cuda::kMostSlots}), dense);
+  const std::vector<Element> dense = problem.template Sparsegen<false>({-1, keys + 70, false, 0});
+  constexpr int kSlots = cuda::SparsegenKind<Element, false>::kMostSlots;
+  ExpectClose("a list", problem.template Sparsegen<false>({-1, keys + 70, false, kSlots}), dense);
   const int64_t resident = cuda::RoundUp(keys < 70 ? 70 : keys, cuda::kTileKeys);
-  ExpectClose("resident", problem.Sparsegen({-1, resident, true, 0}), dense);
+  ExpectClose("resident", problem.template Sparsegen<true>({-1, resident, true, 0}), dense);
   problem.Softmax();
 }
 
@@ -142,7 +143,7 @@ class AxisDevice {
   void Attend(const PackedAttention<Element>& tensors, const cuda::AxisPairs& pairs) {
     if constexpr (kPadded == 32 && kVector) {
       const int64_t bytes = cuda::AxisMemoryOf<kPadded, kSparsegen>(pairs.random_keys).Words() * int64_t{4};
-      RunBlocks(1 + pairs.sizes.Groups(), bytes, [&](int64_t index, void* memory) {
+      RunBlocks<cuda::AttentionBlock>(1 + pairs.sizes.Groups(), bytes, [&](int64_t index, void* memory) {
         const cuda::AxisBlock<Element, kPadded, kVector, kSparsegen> block(tensors, pairs,
                                                                            static_cast<float*>(memory));
         if (index == 0) return block.AttendFull(0, 1);
