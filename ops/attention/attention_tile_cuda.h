@@ -24,7 +24,7 @@ struct HeadRows {
   const Element* first;
   int64_t stride;
   int32_t rows;
-  int64_t head_size;
+  int32_t head_size;
   bool aligned;  // every row to 16 bytes, with a whole number of these
 };
 
@@ -58,20 +58,22 @@ SPARSE_OPS_BOTH void LoadTile(const AnyBlock& block, const HeadRows<Element>& fr
                               Element* tile) {
   using Layout = TileLayout<Element, kWidth>;
   constexpr int kParts = kWidth / Layout::kVector;
+  constexpr int kRowsAtOnce = AnyBlock::kThreads / kParts;
+  static_assert(AnyBlock::kThreads % kParts == 0, "a thread has the same columns of each row");
   block.Threads([&](int thread) {
-    for (int i = thread; i < kTileKeys * kParts; i += AnyBlock::kThreads) {
-      const int row = i / kParts;
-      const int column = i % kParts * Layout::kVector;
+    const int column = thread % kParts * Layout::kVector;
+    const int columns = from.head_size - column;
+    const Element* own = from.first + (first + thread / kParts) * from.stride + column;
+    for (int row = thread / kParts; row < kTileKeys; row += kRowsAtOnce, own += kRowsAtOnce * from.stride) {
       Element* to = tile + row * Layout::kStride + column;
       const bool exists = first + row < from.rows;
-      const Element* own = from.first + (first + row) * from.stride + column;
-      if (exists && from.aligned && column < from.head_size) {
+      if (exists && from.aligned && columns > 0) {
         CopyInBackground(own, to);
         continue;
       }
       SPARSE_OPS_LANES
       for (int d = 0; d < Layout::kVector; ++d) {
-        if (exists && column + d < from.head_size) {
+        if (exists && d < columns) {
           to[d] = own[d];
         } else {
           to[d] = Element{};
@@ -315,8 +317,8 @@ template <class Element>
 SPARSE_OPS_BOTH HeadRows<Element> RowsOf(const AttentionLaunch<Element>& launch, const Element* tensor,
                                          int64_t head, int64_t first, int32_t rows) {
   const int64_t stride = launch.tensors.num_heads * launch.tensors.head_size;
-  return {tensor + first * stride + head * launch.tensors.head_size, stride, rows, launch.tensors.head_size,
-          launch.aligned};
+  return {tensor + first * stride + head * launch.tensors.head_size, stride, rows,
+          static_cast<int32_t>(launch.tensors.head_size), launch.aligned};
 }
 
 // Tiles of keys and values that come one behind the other into as many stages of shared memory: while one is

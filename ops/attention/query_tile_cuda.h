@@ -9,8 +9,7 @@
 namespace sparse_ops {
 namespace cuda {
 
-// A block answers as many queries of a head as its warps have, 16 each.
-constexpr int kWarpQueries = 16;
+// A block answers as many queries of a head as its warps have.
 template <class AnyBlock>
 constexpr int kTileQueries = kWarpQueries * AnyBlock::kWarps;
 

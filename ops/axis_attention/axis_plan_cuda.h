@@ -9,7 +9,6 @@
 namespace sparse_ops {
 namespace cuda {
 
-constexpr int kWarpQueries = 16;
 constexpr int kBlockWarps = 4;
 constexpr int32_t kGroupRows =
     kBlockWarps * kWarpQueries;  // queries that a block of ordinary rows goes about

@@ -32,6 +32,7 @@ namespace sparse_ops {
 namespace cuda {
 
 constexpr int kWarpLanes = 32;
+constexpr int kWarpQueries = 16;  // of attention: as many as a product of tensor cores has rows
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLargest = 3.4028234663852886e38f;
 

@@ -123,7 +123,7 @@ class CandidateLists {
       if (query >= tile.queries) return;
       const int h = row / 8;
       const RowList list(counts_ + h * AnyBlock::kThreads + Thread(warp, row % 8 * 4));
-      const int head_size = static_cast<int>(values.head_size);
+      const int head_size = values.head_size;
       float sums[kSpans][kColumns] = {};
       for (int first = 0; first < list.count; first += kAtOnce) {
         Piece<Element, kColumns> own[kAtOnce][kSpans];

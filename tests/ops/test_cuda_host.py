@@ -200,6 +200,42 @@ def test_non_finite_scores(length: int, way: Way, normalizer: str, element: Elem
         assert list(counts[:3, 0]) == [length, length, 0]
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(("lambd", "size"), [(-4.0, 1.5), (-4.0, 0.5), (0.5, 1.5), (-100.0, 1.0)])
+def test_lists_that_fill(lambd: float, size: float, element: Element) -> None:
+    """Keys behind those that gave the first bound: few, many, too many; the largest near the end."""
+    case = AttentionCase("lists", (257, 900), 1, 64, lambd, element=element, query_size=size)
+    query, key, value = case.inputs()
+    key[-2] = 2 * query[-300]
+    heads = heads_of(case, "sparsegen")
+    found = attention((query, key, value), (case.cu_seqlens,) * 2, heads, element)
+    dense = attention((query, key, value), (case.cu_seqlens,) * 2, heads, element, "dense")
+    tolerance = 1e-5 if element == "float32" else 2 * float(ml_dtypes.finfo(element).eps)
+    np.testing.assert_allclose(found[0], dense[0], rtol=tolerance, atol=4 * tolerance)
+    np.testing.assert_array_equal(found[1], dense[1])
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("at", [0, 570, 599])
+def test_infinite_keys_early_and_late(at: int, element: Element) -> None:
+    """A key that half of the queries score +inf and half −inf, among the first keys and behind them."""
+    case = AttentionCase("late", (600, 300), 1, 16, element=element)
+    query, key, value = case.inputs()
+    query = np.abs(query) + np.float32(0.125)
+    query[1::2] *= -1
+    key[at] = np.inf
+    heads = heads_of(case, "sparsegen")
+    output, support = attention((query, key, value), (case.cu_seqlens,) * 2, heads, element)
+    assert np.isnan(output[0:600:2]).all()
+    assert list(support[0:600:2, 0]) == [600] * 300
+    rest = [np.delete(tensor, at, axis=0) for tensor in (key, value)]
+    alone, counts = attention((query, *rest), (case.cu_seqlens, np.array([0, 599, 899])), heads, element)
+    tolerance = 1e-5 if element == "float32" else 2 * float(ml_dtypes.finfo(element).eps)
+    np.testing.assert_allclose(output[1:600:2], alone[1:600:2], rtol=tolerance, atol=4 * tolerance)
+    np.testing.assert_array_equal(support[1:600:2], counts[1:600:2])
+    assert np.isfinite(output[600:]).all()
+
+
 @pytest.mark.parametrize("normalizer", OPS.values())
 @pytest.mark.parametrize(
     "borders",
