@@ -5,15 +5,15 @@
     python benchmarks/gpu/roofline.py --measured OUT/op_speed.csv --write
 
 32 sequences of one length, 12 heads of 64, bfloat16, forward. Of each kernel the script counts bytes,
-products on tensor cores, instructions of the other cores and reads of shared memory, and divides each by what
+products on tensor cores, instructions of all lanes and reads of shared memory, and divides each by what
 an H200 does of it in a second. The largest quotient is the `bound`: nothing can be faster. The sum of what an
 SM does is what it takes where nothing overlaps. `expected` lies between, as far on as FlashAttention-2 was
-measured to be, which has the same instructions.
+measured to be, which has the same products.
 """
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +22,13 @@ import typer
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- begin {} -->", "<!-- end {} -->"
 
+KEPT_BACK = 1 << 10  # bytes of shared memory of each block
 BATCH, HEADS, HEAD_SIZE, ELEMENT_BYTES = 32, 12, 64, 2
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TILE = 64  # queries of a block of ours, keys of a tile
-PEERS_TILE = 128  # queries of a block of FlashAttention's
-THREADS = 128  # of a block
+LARGE_TILE = (
+    128  # queries of a block of FlashAttention's, and of SparsegenAttention's that has no scores resident
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ H200 = Gpu(
     mma_share=0.62,
     memory=4.8e12,
     l2=5.5e12,
-    shared_per_sm=227 << 10,
+    shared_per_sm=228 << 10,
     registers_per_sm=65536,
 )
 
@@ -76,11 +78,12 @@ class Work:
     memory: float  # bytes of device memory
     l2: float  # bytes
     tensor: float  # FLOP
-    instructions: float  # float32 and integer, of lanes
+    instructions: float  # of lanes
     registers: int  # of a thread, as ptxas gives them for compute capability 9.0
     exponentials: float = 0.0
     shared: float = 0.0  # bytes
     shared_per_block: int = 0
+    threads: int = 128  # of a block
 
     def seconds(self, gpu: Gpu = H200) -> dict[str, float]:
         """Return what each part takes by itself."""
@@ -111,9 +114,9 @@ class Work:
     def blocks_per_sm(self, gpu: Gpu = H200) -> int:
         """Return how many blocks an SM holds, by shared memory and registers."""
         allotted = -(-self.registers // 8) * 8
-        by_registers = gpu.registers_per_sm // (allotted * THREADS)
+        by_registers = gpu.registers_per_sm // (allotted * self.threads)
         return (
-            min(by_registers, gpu.shared_per_sm // self.shared_per_block)
+            min(by_registers, gpu.shared_per_sm // (self.shared_per_block + KEPT_BACK))
             if self.shared_per_block
             else by_registers
         )
@@ -135,10 +138,17 @@ def scores(length: int) -> float:
 
 
 STAGES = 2 * TILE * (HEAD_SIZE + 8) * ELEMENT_BYTES  # of keys and values, padded against bank conflicts
-RESIDENT = 512  # keys whose scores a block keeps
-STEPS = 4  # of Newton's method, from the bound that lane maxima give
-STEP_INSTRUCTIONS = 4  # of a score: subtract, compare, two sums
 SUPPORT = 12.0  # keys of a row of trained models, which grows by little with the length
+RESIDENT = (128, 256)  # keys whose scores a block keeps, of two launches
+STEPS = 2.5  # of Newton's method over all of them, from the bound that the classes' maxima give
+FIRST_KEYS = 512  # which give a bound before keys are listed
+SLOTS = 22  # of a list of candidates
+# Instructions of a score, all that ptxas makes in bfloat16 with heads of 64, copies and products included.
+# SoftmaxAttention; of SparsegenAttention scores with class maxima, a step of Newton's method, weights and
+# their product with values, scores held against a cut, and what a candidate costs its warp.
+DENSE, SCORE, STEP, WEIGH, LIST, CANDIDATE = 24.0, 8.0, 5.3, 11.0, 9.8, 7.0
+# And of a query: the root over the classes, that over its candidates, one candidate's values.
+CLASSES, CANDIDATES, VALUES = 1900.0, 1300.0, 350.0
 
 
 def fragments(tile: int = TILE) -> float:
@@ -146,47 +156,64 @@ def fragments(tile: int = TILE) -> float:
     return 2.0 * HEAD_SIZE * ELEMENT_BYTES / (tile / 4)
 
 
-def dense(length: int, tile: int = TILE) -> Work:
-    """Softmax attention in one pass: scale, maximum, subtract, sum and rounding of a score, and exp."""
+def dense(length: int) -> Work:
+    """SoftmaxAttention: softmax attention in one pass."""
     all_scores = scores(length)
     return Work(
         memory=tensors(length),
-        l2=reread(length, length, tile),
+        l2=reread(length, length),
         tensor=4.0 * HEAD_SIZE * all_scores,
-        instructions=5 * all_scores,
-        registers=154,
+        instructions=DENSE * all_scores,
+        registers=128,
         exponentials=all_scores,
-        shared=fragments(tile) * all_scores,
+        shared=fragments() * all_scores,
         shared_per_block=STAGES,
     )
 
 
+def flash(length: int) -> Work:
+    """FlashAttention-2: 128 queries a block, 32 a warp; about 10 instructions of a score.
+
+    Two products and 1.5 for what they read; scale, maximum, difference, exp, sum, rounding.
+    """
+    return replace(
+        dense(length),
+        l2=reread(length, length, LARGE_TILE),
+        instructions=10 * scores(length),
+        shared=fragments(LARGE_TILE) * scores(length),
+    )
+
+
 def sparsegen(length: int) -> Work:
-    """SparsegenAttention: scores that stay in shared memory up to 512 keys, lists of candidates above."""
+    """SparsegenAttention: scores that stay in shared memory up to 256 keys, lists of candidates above."""
     all_scores = scores(length)
     rows = all_scores / length
-    if length <= RESIDENT:
+    if length <= RESIDENT[-1]:
+        keys = next(keys for keys in RESIDENT if length <= keys)
         return Work(
             memory=tensors(length),
             l2=reread(length, length),
             tensor=4.0 * HEAD_SIZE * all_scores,
-            instructions=(2 + STEPS * STEP_INSTRUCTIONS) * all_scores,
-            registers=125,
+            instructions=(SCORE + STEPS * STEP + WEIGH) * all_scores + CLASSES * rows,
+            registers=128,
             # Written once, read by each step and by the product with values.
             shared=(fragments() + 4.0 * (2 + STEPS)) * all_scores,
-            shared_per_block=STAGES + TILE * length * 4,
+            shared_per_block=STAGES + TILE * keys * 4,
         )
-    slots = 32
-    gathered = rows * SUPPORT * HEAD_SIZE
+    first = FIRST_KEYS / length
+    # How often a warp has a candidate among 32 scores.
+    any_of_warp = 1.0 - (1.0 - 2 * SUPPORT / length) ** 32
     return Work(
         memory=tensors(length),
-        # Keys by every tile of queries, of the values those of candidates.
-        l2=reread(length, length) / 2 + gathered * ELEMENT_BYTES,
-        tensor=2.0 * HEAD_SIZE * all_scores,
-        instructions=2 * all_scores + 2 * gathered + rows * 8 * slots * STEPS * STEP_INSTRUCTIONS,
-        registers=161,
-        shared=fragments() / 2 * all_scores,
-        shared_per_block=STAGES + 2 * THREADS * (4 + 8 * slots),
+        # Keys by every tile of queries, the first of them twice, and of the values those of the support.
+        l2=reread(length, length, LARGE_TILE) / 2 * (1 + first) + rows * SUPPORT * HEAD_SIZE * ELEMENT_BYTES,
+        tensor=2.0 * HEAD_SIZE * all_scores * (1 + first),
+        instructions=(LIST + CANDIDATE * any_of_warp + SCORE * first) * all_scores
+        + (CLASSES + CANDIDATES + VALUES * SUPPORT) * rows,
+        registers=128,
+        shared=fragments() / 2 * all_scores * (1 + first),
+        shared_per_block=STAGES + 2 * 256 * (4 + 8 * SLOTS),
+        threads=256,
     )
 
 
@@ -228,7 +255,7 @@ def share_of_the_way(length: int) -> float:
     nearest = min(PUBLISHED["FlashAttention-2"], key=lambda known: abs(known - length))
     seconds = published_seconds("FlashAttention-2", nearest)
     assert seconds is not None
-    work = dense(nearest, PEERS_TILE)
+    work = flash(nearest)
     return (seconds - work.bound()) / (work.serial() - work.bound())
 
 

@@ -16,17 +16,6 @@ constexpr int32_t kHeldWords = kHeldChunks * kLaneScores * kWarpLanes;
 // What warps that share a tile tell each other: two numbers of each lane's two queries.
 constexpr int32_t kExchangeWords = 4 * kWarpLanes;
 
-SPARSE_OPS_BOTH float Exponential(float x) {
-  constexpr float kLog2OfE = 1.44269504f;
-#if defined(__CUDA_ARCH__)
-  float power;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * kLog2OfE));
-  return power;
-#else
-  return __builtin_exp2f(x * kLog2OfE);
-#endif
-}
-
 // A number for each of a lane's two queries.
 template <class T>
 using ByHalf = Array<T, 2>;

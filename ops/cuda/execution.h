@@ -62,6 +62,18 @@ SPARSE_OPS_BOTH int AtomicAdd(int* number, int more) {
 #endif
 }
 
+// e to the x; 0 where that is less than the least normal number.
+SPARSE_OPS_BOTH float Exponential(float x) {
+  constexpr float kLog2OfE = 1.4426950408889634f;
+#if defined(__CUDA_ARCH__)
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * kLog2OfE));
+  return power;
+#else
+  return __builtin_exp2f(x * kLog2OfE);
+#endif
+}
+
 SPARSE_OPS_BOTH int CountBits(uint32_t word) {
 #if defined(__CUDA_ARCH__)
   return __popc(word);

@@ -132,15 +132,6 @@ class SoftmaxTile {
     }
   }
 
-  static SPARSE_OPS_BOTH float Exponential(float x) {
-    constexpr float kLog2OfE = 1.4426950408889634f;
-#if defined(__CUDA_ARCH__)
-    return exp2f(x * kLog2OfE);
-#else
-    return __builtin_exp2f(x * kLog2OfE);
-#endif
-  }
-
   SPARSE_OPS_BOTH void Write() {
     const int64_t stride = launch_.tensors.num_heads * launch_.tensors.head_size;
     block_.Warps([&](const Warp& warp) {
