@@ -119,7 +119,7 @@ def test_less_shared_memory(head_size: int, kibibytes: int, element: Element) ->
 
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("normalizer", OPS.values())
-@pytest.mark.parametrize("length", [*LENGTHS, 511, 512, 513])
+@pytest.mark.parametrize("length", [*LENGTHS, 255, 256, 257, 511, 512, 513])
 def test_borders_of_tiles(length: int, normalizer: str, element: Element) -> None:
     check(AttentionCase("tiles", (length, 3, length), 1, 16, element=element), normalizer)
 

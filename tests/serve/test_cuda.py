@@ -388,6 +388,17 @@ def test_deployments_get_the_gpu_that_the_entry_needs(
     assert "--gpus 0 leaves 'tiny' without the GPU that it computes on" in capsys.readouterr().err
 
 
+def test_profile_of_a_machine_without_a_gpu_ends_with_one_line(
+    repository: Path, tmp_path: Path, machine: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any server is started, and not once for each."""
+    line = ["profile", "tiny", "--model-repository", str(repository), "--lengths", "8"]
+    with pytest.raises(SystemExit) as ended:
+        run(app, [*line, "--output-dir", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.count("model 'tiny' needs a GPU, but no NVIDIA driver answers here") == 1
+
+
 def test_the_images_compose_file_gets_a_gpu() -> None:
     """By a second file over the first."""
     base, over = (

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
+from sparse_serve.cuda import require_gpu
 from sparse_serve.data import read_data, read_texts
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
@@ -81,7 +82,7 @@ from sparse_serve.profiling.workload import (
     read_token_counts,
     recorded_workload,
 )
-from sparse_serve.repository.config import CONFIG_NAME, read_config
+from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
 from sparse_serve.stub.runs import TOKEN_BYTES
 from sparse_serve.triton.container import find_image
@@ -241,6 +242,7 @@ def profile(
         OptionError: a length or batch beyond what an entry takes.
         RepositoryError: an entry is missing or malformed.
         DataError: the texts or labels cannot be read or used.
+        DeviceError: an entry computes on a GPU, and this machine has none that can be used.
         ServerError: nothing could be measured.
         KeyboardInterrupt: nothing was measured yet.
     """
@@ -291,7 +293,10 @@ def _plan(entry: Entry, options: ProfileOptions) -> _Plan:
                 f"length {length} is more than the {longest} tokens '{entry.name}' takes; "
                 f"give --lengths up to {longest}"
             )
-    most = read_config(entry.graph_path / CONFIG_NAME).max_batch_size
+    config = read_config(entry.graph_path / CONFIG_NAME)
+    if options.url is None and device_of(config) == "cuda":
+        require_gpu(f"model '{entry.name}'")
+    most = config.max_batch_size
     if options.batch_size > most:
         raise OptionError(
             f"batch size {options.batch_size} is more than the {most} rows '{entry.name}' takes; "
