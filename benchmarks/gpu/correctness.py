@@ -51,7 +51,7 @@ ELEMENTS: dict[Element, torch.dtype] = {
 # Around the keys that a block keeps, and far above them.
 LONG = tuple(
     AttentionCase(f"long_{length}", (length, length // 3, 1), 2, 64, scores="trained", seed=length)
-    for length in (448, 511, 512, 513, 1024, 2048, 4096, 8192)
+    for length in (255, 256, 257, 448, 511, 512, 513, 1024, 2048, 4096, 8192)
 )
 MOST_SHORT_TOKENS = 600
 TOYS = ("two_tokens", "aaa")

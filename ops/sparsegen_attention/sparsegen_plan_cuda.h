@@ -91,11 +91,18 @@ static_assert(kListBytes<float, 128> <= kSharedBytesOfA100, "lists are whole");
 static_assert(SparsegenMemory<Half, 64, false>::Slots(kFewestSharedBytes) > 0, "there are lists everywhere");
 static_assert(SparsegenMemory<Half, 128, false>::Slots(kFewestSharedBytes) > 0, "there are lists everywhere");
 
-// Blocks for which a multiprocessor is to have registers: as many as leave a kernel without spills.
+// Blocks for which a multiprocessor is to have registers: as many as leave a kernel without spills, and as
+// have room for their lists, which is one on compute capability 8.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kBlocksWithLists = 1;
+#else
+constexpr int kBlocksWithLists = 2;
+#endif
 template <class Element, int kWidth, bool kResident>
 constexpr int kSparsegenBlocks = sizeof(Element) == 4 ? 1
-                                 : kWidth > 64        ? (kResident ? 2 : 1)
-                                                      : (kResident ? 4 : 2);
+                                 : kResident          ? (kWidth > 64 ? 2 : 4)
+                                 : kWidth > 64        ? 1
+                                                      : kBlocksWithLists;
 
 // Launches of one call: for the keys that are resident in little shared memory, so that several blocks run
 // beside each other, for those that are in more of it, and for more keys.

@@ -125,11 +125,13 @@ def threads_of(kernel: str) -> int:
     return 256 if LARGE_BLOCKS.search(kernel) else 128
 
 
-def blocks_beside_each_other(kernel: str) -> int:
+def blocks_beside_each_other(kernel: str, capability: str) -> int:
     """Return for how many blocks of hot kernels a multiprocessor is to have registers."""
     if "SparsegenAttentionKernel" not in kernel or not re.search(r"(Half|BFloat16)ELi(32|64)E", kernel):
         return 1
-    return 2 if LARGE_BLOCKS.search(kernel) else 4
+    if LARGE_BLOCKS.search(kernel):
+        return 1 if capability < "90" else 2
+    return 4
 
 
 def test_no_kernel_spills_registers(build: Path) -> None:
@@ -138,15 +140,16 @@ def test_no_kernel_spills_registers(build: Path) -> None:
     assert len(logs) >= 5
     for log in logs:
         text = log.read_text()
-        kernels = re.findall(r"Compiling entry function '(\S+)'", text)
+        kernels = re.findall(r"Compiling entry function '(\S+)' for 'sm_(\d+)'", text)
         frames = re.findall(
             r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text
         )
         registers = [int(count) for count in re.findall(r"Used (\d+) registers", text)]
         assert len(kernels) == len(frames) == len(registers) > 0
-        for kernel, frame, count in zip(kernels, frames, registers, strict=True):
+        for (kernel, capability), frame, count in zip(kernels, frames, registers, strict=True):
             assert frame == ("0", "0", "0") or SPILLS.search(kernel), (log.name, kernel)
-            assert count * threads_of(kernel) * blocks_beside_each_other(kernel) <= REGISTERS
+            threads = threads_of(kernel) * blocks_beside_each_other(kernel, capability)
+            assert count * threads <= REGISTERS, (log.name, kernel)
 
 
 def test_it_answers_on_a_cpu_as_the_one_library_loaded(library: Path) -> None:
