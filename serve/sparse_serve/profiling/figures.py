@@ -16,6 +16,7 @@ from sparse_serve.profiling.reading import (
     TITLES,
     change_of,
     load_title,
+    quality_title,
     step_of,
     time_parts,
 )
@@ -432,9 +433,8 @@ def trade_figure(report: Report, quantity: Quantity) -> Markup | None:
             worse = f"; dominated by {', '.join(point.dominated_by)}" if point.dominated_by else ""
             quality = "" if point.quality is None else f", {point.metric} {point.quality:.4f}"
             drawing.tip(dot, f"{point.model}: {x / unit:.1f} {'ms' if unit == 1 else 'MiB'}{quality}{worse}")
-        metric = next((point.metric for point, _ in points if point.metric), "throughput, texts/s")
         axes.margins(0.2)
-        axes.set_ylabel(metric)
+        axes.set_ylabel(quality_title(report) or "throughput, texts/s")
         axes.set_xlabel("p50 latency, ms" if unit == 1 else "peak memory in total, MiB")
         axes.set_title(f"{points[0][0].length} tokens")
 

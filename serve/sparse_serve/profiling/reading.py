@@ -18,6 +18,7 @@ from sparse_serve.profiling.report import (
     Step,
     Variant,
 )
+from sparse_serve.profiling.savings import change, limits, reference_of
 
 TITLES: dict[Variant, str] = {
     "model": "this model",
@@ -115,10 +116,10 @@ def headline(report: Report, model: str) -> str:
     if not report.series(model, "model"):
         return f"{model} itself was not measured at {load_title(report.lightest)}: nothing can be compared."
     latency, memory = (verdicts(report, model, quantity) for quantity in ("latency_ms", "total_memory_bytes"))
-    eager = _eager_part(report, model)
+    others = "; ".join(filter(None, (_eager_part(report, model), _precision_part(report, model))))
     if not latency and not memory:
-        if eager:
-            return f"{model} was measured without a fused dense twin; {eager}."
+        if others:
+            return f"{model} was measured without a fused dense twin; {others}."
         return (
             f"{model} was measured without its dense twins, so that no saving can be told: export it "
             "--with-baselines."
@@ -130,7 +131,7 @@ def headline(report: Report, model: str) -> str:
     )
     against = "the best fused dense attention of the same weights"
     sentence = f"Against {against}, {model} {_join_claims(parts)}"
-    return f"{sentence}; {eager}." if eager else f"{sentence}."
+    return f"{sentence}; {others}." if others else f"{sentence}."
 
 
 def verdicts(report: Report, model: str, quantity: Quantity) -> list[Verdict]:
@@ -225,13 +226,40 @@ def _eager_part(report: Report, model: str) -> str:
     for saving in report.savings:
         point = (saving.model, saving.length, (saving.concurrency, saving.request_rate), saving.baseline)
         if point == (model, ours.length, ours.load, "padded_eager"):
-            told = [
-                f"no {noun} beyond noise" if change.is_noise else f"{_percent(change.saved)} of the {noun}"
-                for change, noun in ((saving.latency, "latency"), (saving.total_memory, "memory"))
-                if change is not None
-            ]
-            return f"against padded eager attention it saves {_list(told)} at {saving.length} tokens"
+            saved = _saved(saving.latency, saving.total_memory)
+            return f"against padded eager attention it saves {saved} at {saving.length} tokens"
     return ""
+
+
+def _precision_part(report: Report, model: str) -> str:
+    """Say what is saved against the same model in fp32, where that was measured too."""
+    served = next((each for each in report.served if each.model == model), None)
+    reference = model if served is None else reference_of(served, report.served)
+    ours = report.series(model, "model")[-1]
+    theirs = report.at(reference, "model", ours.length, ours.load)
+    if reference == model or theirs is None:
+        return ""
+    noise = limits(report.noise)
+    saved = _saved(
+        *(change(ours, theirs, quantity, noise) for quantity in ("latency_ms", "total_memory_bytes"))
+    )
+    return f"against {reference} in fp32 it saves {saved} at {ours.length} tokens"
+
+
+def _saved(latency: Change | None, memory: Change | None) -> str:
+    """Return what is saved of latency and memory."""
+    told = [
+        f"no {noun} beyond noise" if found.is_noise else f"{_percent(found.saved)} of the {noun}"
+        for found, noun in ((latency, "latency"), (memory, "memory"))
+        if found is not None
+    ]
+    return _list(told)
+
+
+def quality_title(report: Report) -> str | None:
+    """Return the name of what models are judged by, and of how many labelled rows; None of none."""
+    found = next((each for each in report.quality if each.variant == "model"), None)
+    return None if found is None else f"{found.metric} of {found.rows} rows"
 
 
 def findings(report: Report, model: str) -> list[str]:
@@ -356,7 +384,7 @@ def _memory_sides(report: Report, model: str) -> Iterator[str]:
             said += f". As deployed, arena on, it holds {holds} after all of the load"
             if held.cgroup_peak is not None:
                 peak = amount(held.cgroup_peak.value, "memory_bytes")
-                said += f"; its control group was charged {peak} at most, files that were read included"
+                said += f"; its control group was charged {peak} at most, with files that it read first"
             if held.gpu is not None:
                 said += f", and {amount(held.gpu.value, 'memory_bytes')} on the GPU"
     yield f"{said}."
