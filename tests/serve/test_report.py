@@ -448,6 +448,13 @@ def test_the_terminal_has_the_sentence_and_the_table() -> None:
     assert "reviews padded dense, eager 512 128.00 192.00 7.8 43.5 243.5 +55% +14%" in text
 
 
+def test_without_colours_noise_and_what_was_unstable_are_told() -> None:
+    text = shown(report_of([measurement(spread=0.4), measurement("packed_dense", p50=10)]))
+    assert "this model 128 ~10.00" in text
+    assert "packed dense 128 10.00" in text
+    assert "noise +0%" in text
+
+
 def test_the_reading_says_what_is_saved() -> None:
     report = full_report()
     assert headline(report, "reviews") == (
