@@ -18,19 +18,11 @@ from rich.console import Console
 from sample_report import AAA, SSAF, estimated_anew, full_report, measurement, report_of, with_axes
 
 from sparse_serve.errors import DataError, SparseServeError
+from sparse_serve.profiling.doubts import read_doubts
 from sparse_serve.profiling.estimates import estimate, estimate_difference
 from sparse_serve.profiling.figures import axes_figure, throughput_figure
-from sparse_serve.profiling.reading import (
-    STEP_TITLES,
-    TITLES,
-    attention_title,
-    details,
-    findings,
-    headline,
-    read_doubts,
-    step_of,
-    value,
-)
+from sparse_serve.profiling.headline import headline
+from sparse_serve.profiling.reading import details, findings
 from sparse_serve.profiling.report import (
     SCHEMA_VERSION,
     Absent,
@@ -48,6 +40,7 @@ from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.savings import noise, savings, splits
 from sparse_serve.profiling.terminal import show_report
 from sparse_serve.profiling.theory import growth
+from sparse_serve.profiling.titles import STEP_TITLES, TITLES, attention_title, step_of, value
 
 MIB = 2**20
 

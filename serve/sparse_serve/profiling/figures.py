@@ -8,18 +8,6 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.reading import (
-    MIB,
-    PART_TITLES,
-    QUANTITY_TITLES,
-    STEP_TITLES,
-    TITLES,
-    change_of,
-    load_title,
-    quality_title,
-    step_of,
-    time_parts,
-)
 from sparse_serve.profiling.report import (
     BASELINES,
     VARIANTS,
@@ -31,6 +19,18 @@ from sparse_serve.profiling.report import (
     Variant,
 )
 from sparse_serve.profiling.svg import INK, MUTED, PAPER, Drawing, draw
+from sparse_serve.profiling.titles import (
+    MIB,
+    PART_TITLES,
+    QUANTITY_TITLES,
+    STEP_TITLES,
+    TITLES,
+    change_of,
+    load_title,
+    quality_title,
+    step_of,
+    time_parts,
+)
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; one colour per variant everywhere.
 COLORS: dict[Variant, str] = {

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_serve.profiling.comparison import Comparison, Difference
-from sparse_serve.profiling.reading import MIB, TITLES, headline, load_title
+from sparse_serve.profiling.headline import headline
 from sparse_serve.profiling.report import Change, Measurement, Report
+from sparse_serve.profiling.titles import MIB, TITLES, load_title
 
 _GREY = "grey50"
 _VERDICTS = {"better": "green", "worse": "bold red", "gone": "bold red", "new": "cyan", "noise": _GREY}
