@@ -1,5 +1,6 @@
 """Tiny entries, and one running Triton for all tests."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -158,3 +159,24 @@ def image(tmp_path: Path) -> Path:
     digest = f"{file_digest(library_path())}  {LIBRARY_NAME}\n"
     (home / "lib" / f"{LIBRARY_NAME}.sha256").write_text(digest)
     return home
+
+
+@pytest.fixture(scope="module")
+def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions on contexts of up to 150 tokens, which are more windows than the graph takes at a time."""
+    rows = []
+    for number in range(20):
+        context = " ".join(f"w{(number + word) % 30}" for word in range(1 + 8 * number))
+        answer = context.split()[number // 2]
+        row: dict[str, object] = {
+            "question": f"w{number}",
+            "context": context,
+            "answer": "",
+            "answer_start": "",
+        }
+        if number % 4:
+            row |= {"answer": [answer], "answer_start": [context.index(answer)]}
+        rows.append(row)
+    path = tmp_path_factory.mktemp("questions") / "dev.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from sparse_serve.environment import Cpu, OpLibrary
 from sparse_serve.profiling.estimates import Estimate, estimate
@@ -286,3 +287,29 @@ def full_report() -> Report:
         for variant, factor in factors.items()
         for length in (64, 128, 256, 512)
     )
+
+
+def estimated_anew(report: Report) -> Report:
+    """Return what the figures of a report's servers say by the estimates of today."""
+    found = report.model_validate(_estimates_anew(report.model_dump()))
+    measured, known_noise = found.measurements, tuple(noise(found.measurements))
+    known = limits(known_noise)
+    points = trade_points(measured, found.served, found.quality, known_noise, found.lightest)
+    return found.model_copy(
+        update={
+            "noise": known_noise,
+            "savings": tuple(savings(measured, known)),
+            "splits": tuple(splits(measured, found.served, known)),
+            "trade": tuple(points) if len(points) > 1 else (),
+        }
+    )
+
+
+def _estimates_anew(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_estimates_anew(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == Estimate.model_fields.keys():
+        return estimate(value["servers"]).model_dump()
+    return {name: _estimates_anew(each) for name, each in value.items()}

@@ -1,4 +1,4 @@
-"""The whole profile against a real Triton, the requests it sends, its variants, and its errors."""
+"""The whole profile against a real Triton, its variants, and its errors."""
 
 import csv
 import json
@@ -20,18 +20,14 @@ import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, WIDTH, attention_graph
 from serving import alive
-from tiny_entry import CLASSES, SEVERAL, SPANS, WORDS
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tiny_entry import SPANS, WORDS
+from trained_tokenizers import bert_like
 
 from sparse_serve.cli import app, run
 from sparse_serve.cli import profile as profile_command
-from sparse_serve.client import Client
-from sparse_serve.data import Columns, read_data, read_texts
-from sparse_serve.errors import DataError, OptionError
-from sparse_serve.metrics import squad_metrics
+from sparse_serve.data import read_texts
 from sparse_serve.profiling import summary
-from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
-from sparse_serve.profiling.load import Answer, TritonLoad
+from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import Timing
 from sparse_serve.profiling.report import (
     Axes,
@@ -42,11 +38,9 @@ from sparse_serve.profiling.report import (
     report_schema,
 )
 from sparse_serve.profiling.subjects import find_subjects, graph_shape
-from sparse_serve.profiling.workload import BUILT_IN, REQUESTS, Batch, Tokens, make_workload, row_lengths
+from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import Attention
-from sparse_serve.rows import Span
-from sparse_serve.tasks import MultiLabel, QuestionAnswering, Task
 from sparse_serve.triton.launcher import TritonServer
 
 MakeSpec = Callable[..., EntrySpec]
@@ -258,111 +252,6 @@ def test_what_the_graph_measures_is_asked_for(axes: bool, tmp_path: Path) -> Non
     assert sparsity.axes == (expected if axes else None)
 
 
-@pytest.fixture(scope="module")
-def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Questions on contexts of up to 150 tokens, which are more windows than the graph takes at a time."""
-    rows = []
-    for number in range(20):
-        context = " ".join(f"w{(number + word) % 30}" for word in range(1 + 8 * number))
-        answer = context.split()[number // 2]
-        row: dict[str, object] = {
-            "question": f"w{number}",
-            "context": context,
-            "answer": "",
-            "answer_start": "",
-        }
-        if number % 4:
-            row |= {"answer": [answer], "answer_start": [context.index(answer)]}
-        rows.append(row)
-    path = tmp_path_factory.mktemp("questions") / "dev.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def tags_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tags") / "dev.conll"
-    tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    sentences = [
-        [f"w{number + word}\t{tags[(number * word) % 5]}" for word in range(9)] for number in range(20)
-    ]
-    path.write_text("\n\n".join("\n".join(sentence) for sentence in sentences), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pairs") / "dev.tsv"
-    rows = [f"w{number} w{2 * number % 30}\tw{29 - number} w1\t{number % 6}" for number in range(25)]
-    path.write_text("\n".join(["text_a\ttext_b\tlabel", *rows]), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "metrics"),
-    [
-        ("spans", "questions_file", {"f1", "exact_match"}),
-        ("unanswerable", "questions_file", {"f1", "exact_match"}),
-        ("tags", "tags_file", {"f1", "precision", "recall"}),
-        ("vectors", "pairs_file", {"spearman", "pearson"}),
-        ("topics", "topics_file", {"f1", "f1_macro", "accuracy"}),
-        ("several/sts", "pairs_file", {"pearson", "spearman", "mse"}),
-        ("several/topics", "arts_file", {"f1", "f1_macro", "accuracy"}),
-    ],
-)
-def test_quality_is_that_of_the_task_from_texts_and_from_the_graph(
-    server: TritonServer, request: pytest.FixtureRequest, name: str, file: str, metrics: set[str]
-) -> None:
-    name, _, of_several = name.partition("/")
-    entry = read_entry(server.repository / name)
-    evaluation = read_evaluation(request.getfixturevalue(file), entry, name=of_several or None)
-    with (
-        TritonLoad(server.grpc_url, name, "") as texts,
-        TritonLoad(server.grpc_url, f"{name}_model", "") as graph,
-    ):
-        found = measure_quality(graph, evaluation)
-        # The front's answers are those that the task reads from the graph, whatever the batches.
-        assert measure_quality(texts, evaluation) == pytest.approx(found, abs=1e-6)
-    assert set(found) == metrics
-    assert any(0 < value < 1 or -1 < value < 0 for value in found.values())
-    data = read_data(evaluation.path, task=evaluation.task.type)
-    assert evaluation.rows == len(data.rows)
-
-
-@pytest.fixture(scope="module")
-def arts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("arts") / "dev.tsv"
-    labels = ["art", "law", "war"]
-    rows = [f"w{number}\t{json.dumps(labels[: number % 4])}" for number in range(20)]
-    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("topics") / "dev.tsv"
-    rows = [f"w{number}\t{json.dumps(list('abc'[: number % 4]))}" for number in range(20)]
-    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
-    return path
-
-
-def test_answers_are_judged_as_clients_get_them(server: TritonServer, questions_file: Path) -> None:
-    data = read_data(questions_file, task="question_answering")
-    with Client(server.grpc_url, "grpc") as client:
-        replies = client.answer(
-            "spans", [row.text for row in data.rows], [row.text_pair for row in data.rows]
-        )
-    accepted = [
-        [each.text for each in row.label if isinstance(each, Span)]
-        for row in data.rows
-        if isinstance(row.label, tuple)
-    ]
-    evaluation = read_evaluation(questions_file, read_entry(server.repository / "spans"))
-    with TritonLoad(server.grpc_url, "spans_model", "") as graph:
-        expected = squad_metrics([reply.answer for reply in replies], accepted)
-        assert measure_quality(graph, evaluation) == expected
-
-
 @pytest.mark.slow
 def test_a_model_of_questions_is_profiled(
     make_spec: MakeSpec, questions_file: Path, texts_file: Path, tmp_path: Path
@@ -431,26 +320,6 @@ def test_a_model_of_several_tasks_is_sent_texts_of_all(
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "was sent texts of each in turn: sts 67%, sentiment 33%" in page
     assert "sts 66.7 %, sentiment 33.3 %" in page
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "turns", "requests"),
-    [(1, 4, 4), (2, 4, 4), (3, 4, 4), (4, 4, 4), (1, 3, 6), (2, 3, 6), (6, 3, 4), (1, 5, 5)],
-)
-def test_every_task_has_its_share_of_the_texts(
-    tmp_path: Path, batch_size: int, turns: int, requests: int
-) -> None:
-    tokens = bert_like(tmp_path / "tokenizer.json", SEVERAL)
-    names = [*SEVERAL.tasks, "sts"][:turns]
-    workload = make_workload(tokens, read_texts(None), 16, batch_size, turns=names)
-    assert len(workload.batches) == requests
-    expected = {name: names.count(name) / turns for name in names}
-    assert workload.task_shares == pytest.approx(expected)
-    numbers = [*SEVERAL.tasks]
-    for batch in workload.batches:
-        ids = batch.arrays["task_ids"]
-        assert ids.shape == (batch_size, 1)
-        assert tuple(numbers[index] for index in ids[:, 0]) == batch.tasks
 
 
 @pytest.mark.parametrize(
@@ -625,151 +494,3 @@ def test_variants_are_found_where_they_are_served(repository: Path) -> None:
     assert [each.variant for each in absent] == ["padded_fused"]
     shape = graph_shape(entry)
     assert (shape.heads, shape.hidden) == (HEADS, WIDTH)
-
-
-def bert_like(path: Path, task: Task = CLASSES) -> Tokens:
-    """A tokenizer that splits words into pieces and marks them."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
-    )
-    tokenizer.train_from_iterator(read_texts(None), trainer)
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokenizer.enable_padding(length=128, pad_id=0)
-    tokenizer.enable_truncation(16)
-    tokenizer.save(str(path))
-    return Tokens(path, task, 512)
-
-
-def roberta_like(path: Path, task: Task = CLASSES) -> Tokens:
-    """A byte-level tokenizer, to which the space before a word belongs to it."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=["<s>", "<pad>", "</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(read_texts(None), trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    tokenizer.save(str(path))
-    return Tokens(path, task, 512)
-
-
-@pytest.mark.parametrize(("make", "pad"), [(bert_like, 0), (roberta_like, 1)])
-@pytest.mark.parametrize(("length", "batch_size"), [(3, 1), (17, 1), (512, 1), (64, 2), (128, 8)])
-def test_texts_are_cut_to_exact_lengths(
-    make: Callable[[Path], Tokens], pad: int, length: int, batch_size: int, tmp_path: Path
-) -> None:
-    tokens = make(tmp_path / "tokenizer.json")
-    workload = make_workload(tokens, read_texts(None), length, batch_size)
-    assert workload.source == BUILT_IN
-    assert len(workload.batches) == REQUESTS
-    assert length == 3 or len({batch.texts for batch in workload.batches}) == REQUESTS
-    for batch in workload.batches:
-        assert batch.row_lengths == row_lengths(length, batch_size, 3)
-        assert [tokens.count(text) for text in batch.texts] == list(batch.row_lengths)
-        ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
-        assert ids.shape == mask.shape == (batch_size, length)
-        assert (ids[mask == 0] == pad).all()
-        assert not (ids[mask == 1] == pad).any()
-
-
-@pytest.mark.parametrize(("make", "special"), [(bert_like, 3), (roberta_like, 4)])
-@pytest.mark.parametrize(("length", "batch_size"), [(6, 1), (7, 2), (64, 2), (128, 8), (512, 1)])
-def test_questions_and_contexts_are_cut_to_exact_lengths(
-    make: Callable[[Path, Task], Tokens], special: int, length: int, batch_size: int, tmp_path: Path
-) -> None:
-    tokens = make(tmp_path / "tokenizer.json", QuestionAnswering())
-    workload = make_workload(tokens, read_texts(None), length, batch_size)
-    for batch in workload.batches:
-        assert batch.text_pairs is not None
-        pairs = list(zip(batch.texts, batch.text_pairs, strict=True))
-        assert batch.row_lengths == row_lengths(length, batch_size, special + 2)
-        assert [tokens.count(question, context) for question, context in pairs] == list(batch.row_lengths)
-        asked = [tokens.count(question, special=False) for question, _ in pairs]
-        assert all(
-            1 <= each <= max(1, min(12, (row - special) / 3))
-            for each, row in zip(asked, batch.row_lengths, strict=True)
-        )
-        assert [len(each.windows) for each in batch.encoded] == [1] * batch_size
-    with pytest.raises(
-        OptionError, match=f"length {special + 1} leaves no room for a question and its context"
-    ):
-        make_workload(tokens, read_texts(None), special + 1, 1)
-
-
-@pytest.mark.parametrize("length", [64, 512])
-@pytest.mark.parametrize("batch_size", [2, 3, 8, 32])
-def test_rows_of_a_batch_are_of_mixed_lengths(length: int, batch_size: int) -> None:
-    lengths = row_lengths(length, batch_size, 3)
-    assert len(lengths) == batch_size
-    assert max(lengths) == length
-    assert sum(lengths) / batch_size == pytest.approx(0.6 * length, abs=1)
-
-
-def test_short_batches_keep_room_for_a_token() -> None:
-    assert min(row_lengths(5, 8, 3)) == 3
-
-
-def test_texts_without_a_single_token_word_are_refused(tmp_path: Path) -> None:
-    tokens = bert_like(tmp_path / "tokenizer.json")
-    with pytest.raises(DataError, match="no word of the texts is a single token"):
-        make_workload(tokens, ["qqzzqqzz xxyyxxyy"], 16, 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text_a\tlabel\ngood\tneutral\n", "line 2: label 'neutral' is not one of the model's 2 labels"),
-        ("text_a\tlabel\ngood\t1\nbad\tnegative\n", "line 2: label '1'"),
-        ("text_a\tlabel\n", "has no rows"),
-        ("text_a\ttext_b\tlabel\na\tb\t1\nc\t\t0\n", "line 3: the second text ('text_b') is missing"),
-        ("text_a\tlabel\ngood\t0.5\n", "line 2: the label is '0.5'"),
-        ("text_a\na\n", "no column 'label'"),
-        ("text_a\tlabel\ngood\t\n", "line 2: the label is missing"),
-    ],
-)
-def test_labels_that_cannot_be_used(content: str, message: str, repository: Path, tmp_path: Path) -> None:
-    path = tmp_path / "dev.tsv"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=re.escape(message)):
-        read_evaluation(path, read_entry(repository / "attending"))
-
-
-def test_labels_are_read_as_the_entry_answers(make_spec: MakeSpec, tmp_path: Path) -> None:
-    write_entry(tmp_path, make_spec(MultiLabel(("negative", "positive"))))
-    path = tmp_path / "dev.tsv"
-    path.write_text('text_a\tlabel\nbad\t["positive", "negative"]\ngood film\t[]\n', encoding="utf-8")
-    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
-    assert evaluation.targets.tolist() == [[1, 1], [0, 0]]
-
-
-def test_pairs_are_tokenised_together(make_spec: MakeSpec, tmp_path: Path) -> None:
-    write_entry(tmp_path, make_spec())
-    path = tmp_path / "dev.tsv"
-    path.write_text("text_a\tother\tlabel\nw1 w2 w3\tw4\t1\nw1\tw2\t0\n", encoding="utf-8")
-    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"), Columns(text_pair="other"))
-    (batch,) = evaluation.batches
-    assert (batch.texts, batch.text_pairs) == (("w1", "w1 w2 w3"), ("w2", "w4"))
-    assert batch.row_lengths == (5, 7)
-    assert batch.arrays["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 0, 0]
-    assert (evaluation.order.tolist(), evaluation.targets.tolist()) == ([1, 0], [1, 0])
-
-
-def test_columns_of_the_evaluation_can_be_named(repository: Path, tmp_path: Path) -> None:
-    path = tmp_path / "dev.csv"
-    path.write_text("sentence,y\ngood film,positive\nbad,negative\n", encoding="utf-8")
-    evaluation = read_evaluation(path, read_entry(repository / "attending"), Columns("sentence", label="y"))
-    assert evaluation.batches[0].texts == ("bad", "good film")
-    assert (evaluation.order.tolist(), evaluation.targets.tolist()) == ([1, 0], [1, 0])
-
-
-def test_long_evaluation_texts_are_cut_as_the_model_cuts_them(make_spec: MakeSpec, tmp_path: Path) -> None:
-    write_entry(tmp_path, make_spec())
-    path = tmp_path / "dev.jsonl"
-    rows = [{"text_a": "w1 " * count, "label": "positive"} for count in (100, 2)]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    evaluation = read_evaluation(path, read_entry(tmp_path / "tiny"))
-    assert evaluation.batches[0].row_lengths == (4, 16)
-    assert evaluation.targets.tolist() == [1, 1]

@@ -20,11 +20,12 @@ from sparse_serve.cli.checkpoints import is_checkpoint
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
-from sparse_serve.profiling import profile as profile_module
+from sparse_serve.profiling import run as run_module
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.memory import MemoryReading, ProcessReading
-from sparse_serve.profiling.profile import ProfileOptions, profile
+from sparse_serve.profiling.options import ProfileOptions
+from sparse_serve.profiling.profile import profile
 from sparse_serve.profiling.reading import findings
 from sparse_serve.profiling.report import Report, Variant, read_report
 from sparse_serve.profiling.subjects import SteadyReading, Subject
@@ -132,8 +133,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     ) -> dict[int, MemoryReading]:
         return {key: MemoryReading(100 * MIB, 50 * MIB, (MIB, 2 * MIB, 3 * MIB)) for key in requests}
 
-    monkeypatch.setattr(profile_module, "serving", serving)
-    monkeypatch.setattr(profile_module, "measure_memory", measure_memory)
+    monkeypatch.setattr(run_module, "serving", serving)
+    monkeypatch.setattr(run_module, "measure_memory", measure_memory)
     return script
 
 
@@ -306,7 +307,7 @@ def test_a_running_server_is_seen_from_outside(
         loads = [FakeLoad(script, subject.variant, 1) for _ in range(clients)]
         yield FakeServed(subject, loads, for_memory=False)
 
-    monkeypatch.setattr(profile_module, "attached", attached)
+    monkeypatch.setattr(run_module, "attached", attached)
     monkeypatch.setattr(FakeServed, "steady", lambda _self: None)
     report = profiled(repository, url="host:8001", variants=("model",), rounds=2)
     assert report.environment.remote == "host:8001"

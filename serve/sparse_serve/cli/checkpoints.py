@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparse_serve.cli.options import Program
 from sparse_serve.errors import OptionError, SparseServeError
-from sparse_serve.profiling.profile import FromCheckpoint
+from sparse_serve.profiling.options import FromCheckpoint
 
 _CONFIG = "config.json"
 

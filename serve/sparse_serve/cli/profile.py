@@ -31,7 +31,8 @@ from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.extras import needing
 from sparse_serve.profiling.measure import STABLE_WINDOWS, Distribution, StabilityRule
-from sparse_serve.profiling.profile import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions, profile
+from sparse_serve.profiling.options import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions
+from sparse_serve.profiling.profile import profile
 from sparse_serve.profiling.report import VARIANTS, Report, Variant
 from sparse_serve.profiling.report_files import write_report
 from sparse_serve.profiling.terminal import show_report

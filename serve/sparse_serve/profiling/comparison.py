@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparse_serve.profiling.estimates import Estimate, estimate_change
-from sparse_serve.profiling.reading import TITLES, load_title
 from sparse_serve.profiling.report import Measurement, Quality, Quantity, Report, Variant
+from sparse_serve.profiling.titles import TITLES, load_title
 
 Verdict = Literal["better", "worse", "noise", "gone", "new"]
 

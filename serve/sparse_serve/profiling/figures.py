@@ -8,17 +8,6 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.reading import (
-    MIB,
-    PART_TITLES,
-    QUANTITY_TITLES,
-    STEP_TITLES,
-    TITLES,
-    change_of,
-    load_title,
-    step_of,
-    time_parts,
-)
 from sparse_serve.profiling.report import (
     BASELINES,
     VARIANTS,
@@ -30,6 +19,18 @@ from sparse_serve.profiling.report import (
     Variant,
 )
 from sparse_serve.profiling.svg import INK, MUTED, PAPER, Drawing, draw
+from sparse_serve.profiling.titles import (
+    MIB,
+    PART_TITLES,
+    QUANTITY_TITLES,
+    STEP_TITLES,
+    TITLES,
+    change_of,
+    load_title,
+    quality_title,
+    step_of,
+    time_parts,
+)
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; one colour per variant everywhere.
 COLORS: dict[Variant, str] = {
@@ -432,9 +433,8 @@ def trade_figure(report: Report, quantity: Quantity) -> Markup | None:
             worse = f"; dominated by {', '.join(point.dominated_by)}" if point.dominated_by else ""
             quality = "" if point.quality is None else f", {point.metric} {point.quality:.4f}"
             drawing.tip(dot, f"{point.model}: {x / unit:.1f} {'ms' if unit == 1 else 'MiB'}{quality}{worse}")
-        metric = next((point.metric for point, _ in points if point.metric), "throughput, texts/s")
         axes.margins(0.2)
-        axes.set_ylabel(metric)
+        axes.set_ylabel(quality_title(report) or "throughput, texts/s")
         axes.set_xlabel("p50 latency, ms" if unit == 1 else "peak memory in total, MiB")
         axes.set_title(f"{points[0][0].length} tokens")
 

@@ -1,237 +1,20 @@
-"""What a report says, in plain sentences: where the model saves, where it does not, and what to doubt."""
+"""What a report says of a model, in plain sentences: findings first, then what is worth knowing beyond."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from sparse_serve.profiling.report import (
-    Baseline,
-    Breakdown,
-    Change,
-    GpuMemory,
-    Load,
-    Measurement,
-    Quantity,
-    Report,
-    Saving,
-    Served,
-    Split,
-    Step,
-    Variant,
+from sparse_serve.profiling.report import GpuMemory, Quantity, Report, Split, Step
+from sparse_serve.profiling.titles import (
+    PART_TITLES,
+    QUANTITY_TITLES,
+    STEP_TITLES,
+    TITLES,
+    amount,
+    listed,
+    load_title,
+    step_of,
+    time_parts,
+    value,
 )
-
-TITLES: dict[Variant, str] = {
-    "model": "this model",
-    "control": "this model again",
-    "packed_dense": "packed dense",
-    "padded_fused": "padded dense, fused",
-    "padded_eager": "padded dense, eager",
-    "portable": "portable fallback",
-    "text": "text to answer",
-}
-STEP_TITLES = {
-    "fusion": "fusing (eager → fused)",
-    "packing": "packing (fused → packed dense)",
-    "precision": "precision (fp32 → this type)",
-    "sparsity": "sparsity (packed dense → this model)",
-}
-PART_TITLES = {
-    "client_send": "client: tensors made",
-    "network": "wire and protocol",
-    "server_queue": "queue",
-    "server_compute_input": "inputs read",
-    "server_compute_infer": "compute",
-    "server_compute_output": "outputs written",
-    "client_receive": "client: answer decoded",
-}
-QUANTITY_TITLES: dict[Quantity, str] = {
-    "latency_ms": "p50 latency",
-    "memory_bytes": "peak memory above idle",
-    "total_memory_bytes": "peak memory in total",
-}
-DENSE_FUSED: tuple[Baseline, ...] = ("packed_dense", "padded_fused")
-MIB = 2**20
-
-_MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a model saves against the best fused dense twin at one length."""
-
-    length: int
-    baseline: Baseline
-    change: Change
-
-
-def load_title(load: Load) -> str:
-    """Return a load in words."""
-    concurrency, rate = load
-    if rate is not None:
-        return f"{rate:g} request{'' if rate == 1 else 's'} a second"
-    return f"{concurrency} request{'' if concurrency == 1 else 's'} in flight"
-
-
-def amount(number: float, quantity: Quantity) -> str:
-    """Return a latency or memory with its unit."""
-    return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
-
-
-def value(measurement: Measurement, quantity: Quantity) -> float | None:
-    """Return the p50 latency in ms or the peak memory in bytes; None where it was not measured."""
-    if quantity == "latency_ms":
-        return measurement.latency_ms.p50.value
-    memory = measurement.memory_bytes
-    if memory is None:
-        return None
-    return memory.above_idle.value if quantity == "memory_bytes" else memory.total.value
-
-
-def change_of(saving: Saving, quantity: Quantity) -> Change | None:
-    """Return what a saving says of a quantity."""
-    if quantity == "latency_ms":
-        return saving.latency
-    return saving.memory if quantity == "memory_bytes" else saving.total_memory
-
-
-def attention_title(served: Served) -> str:
-    """Return in words what a model attends to, and with which weights."""
-    normalizer = "softmax" if served.lambd is None else f"sparsegen-lin at λ = {served.lambd:g}"
-    if served.pattern is not None:
-        terms = served.pattern.split("+")
-        kind = "AAA: " if "axis" in terms else "attention pattern "
-        title = f"{kind}{' + '.join(terms)}, {normalizer} over the allowed pairs"
-    elif served.lambd is not None:
-        title = f"SSAF: {normalizer}"
-    else:
-        title = "full attention, softmax"
-    return title if served.dtype == "fp32" else f"{title}; {served.dtype}"
-
-
-def headline(report: Report, model: str) -> str:
-    """Return one sentence: what the model saves against what, and where it saves nothing."""
-    if report.environment.remote is not None:
-        where = report.environment.remote
-        return f"{model} was measured as it runs at {where}, with nothing to compare it with."
-    if not report.series(model, "model"):
-        return f"{model} itself was not measured at {load_title(report.lightest)}: nothing can be compared."
-    latency, memory = (verdicts(report, model, quantity) for quantity in ("latency_ms", "total_memory_bytes"))
-    eager = _eager_part(report, model)
-    if not latency and not memory:
-        if eager:
-            return f"{model} was measured without a fused dense twin; {eager}."
-        return (
-            f"{model} was measured without its dense twins, so that no saving can be told: export it "
-            "--with-baselines."
-        )
-    parts = (
-        [_claim(latency, "p50 latency"), _claim(memory, "memory")]
-        if memory
-        else [_claim(latency, "p50 latency")]
-    )
-    against = "the best fused dense attention of the same weights"
-    sentence = f"Against {against}, {model} {_join_claims(parts)}"
-    return f"{sentence}; {eager}." if eager else f"{sentence}."
-
-
-def verdicts(report: Report, model: str, quantity: Quantity) -> list[Verdict]:
-    """Return what the model saves against the better of the fused dense variants, length by length."""
-    found = []
-    for ours in report.series(model, "model"):
-        rivals = [
-            (amount_of, saving.baseline, change)
-            for saving in report.savings
-            if (saving.model, saving.length, (saving.concurrency, saving.request_rate))
-            == (model, ours.length, ours.load)
-            and saving.baseline in DENSE_FUSED
-            and (change := change_of(saving, quantity)) is not None
-            and (rival := report.at(model, saving.baseline, ours.length, ours.load)) is not None
-            and (amount_of := value(rival, quantity)) is not None
-        ]
-        if rivals:
-            _, baseline, change = min(rivals, key=lambda rival: rival[0])
-            found.append(Verdict(ours.length, baseline, change))
-    return found
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """What is said of one quantity: what is saved where, what costs more, and where neither holds."""
-
-    noun: str
-    saved: str | None
-    saved_at: int | None
-    lost: str | None
-    nothing: tuple[int, ...]
-
-    @property
-    def is_nothing(self) -> bool:
-        return self.saved is None and self.lost is None
-
-    def text(self, *, with_length: bool = True) -> str:
-        """Return a verb and what it says."""
-        if self.is_nothing:
-            return f"saves no {self.noun} beyond noise at any length"
-        where = f" at {self.saved_at} tokens" if with_length else ""
-        parts = [f"saves {self.saved} of the {self.noun}{where}"] if self.saved else []
-        parts += [f"takes {self.lost}"] if self.lost else []
-        if self.nothing:
-            parts[-1] += f" (nothing beyond noise at {_list([str(length) for length in self.nothing])})"
-        return " but ".join(parts)
-
-
-def _claim(found: Sequence[Verdict], noun: str) -> _Claim:
-    real = [each for each in found if not each.change.is_noise]
-    best = max((each for each in real if each.change.saved > 0), key=_rank, default=None)
-    losses = [each for each in real if each.change.saved < 0]
-    worst = max(losses, key=lambda each: (-_rank(each)[0], each.length), default=None)
-    return _Claim(
-        noun,
-        None if best is None else _percent(best.change.saved),
-        None if best is None else best.length,
-        None if worst is None else f"{_percent(-worst.change.saved)} more {noun} at {worst.length} tokens",
-        tuple(each.length for each in found if each.change.is_noise),
-    )
-
-
-def _rank(verdict: Verdict) -> tuple[float, int]:
-    """Rank by what is saved, to a percent, then by length."""
-    return round(verdict.change.saved, 2), verdict.length
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if abs(share) >= 0.0095 else f"{share:.1%}"
-
-
-def _join_claims(claims: Sequence[_Claim]) -> str:
-    """Return what is said of one or two quantities as one predicate."""
-    if len(claims) == 2 and all(claim.is_nothing for claim in claims):
-        return f"saves neither {claims[0].noun} nor {claims[1].noun} beyond noise at any length"
-    first, *others = claims
-    is_alike = (
-        len(claims) == 2
-        and first.saved is not None
-        and first.lost is None
-        and (first.saved_at, first.nothing) == (others[0].saved_at, others[0].nothing)
-    )
-    if is_alike:
-        second = others[0].text().removeprefix("saves ")
-        return f"{first.text(with_length=False).partition(' (')[0]} and {second}"
-    return " and ".join(claim.text() for claim in claims)
-
-
-def _eager_part(report: Report, model: str) -> str:
-    """Say what is saved against padded eager attention, the form papers compare with."""
-    ours = report.series(model, "model")[-1]
-    for saving in report.savings:
-        point = (saving.model, saving.length, (saving.concurrency, saving.request_rate), saving.baseline)
-        if point == (model, ours.length, ours.load, "padded_eager"):
-            told = [
-                f"no {noun} beyond noise" if change.is_noise else f"{_percent(change.saved)} of the {noun}"
-                for change, noun in ((saving.latency, "latency"), (saving.total_memory, "memory"))
-                if change is not None
-            ]
-            return f"against padded eager attention it saves {_list(told)} at {saving.length} tokens"
-    return ""
 
 
 def findings(report: Report, model: str) -> list[str]:
@@ -264,61 +47,6 @@ def details(report: Report, model: str) -> list[str]:
     ]
 
 
-def read_doubts(report: Report) -> list[str]:
-    """Return what a reader should know before trusting the figures."""
-    settings = report.settings
-    doubts = []
-    if report.partial is not None:
-        doubts.append(f"This is a part of the report: {report.partial}.")
-    servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
-    intervals = (
-        "intervals are 95 %, by bootstrap over the servers, widened as they are few"
-        if settings.rounds > 1
-        else "one server has no interval, so that every difference counts as noise"
-    )
-    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}.")
-    where = "over loopback" if report.environment.remote is None else f"of {report.environment.remote}"
-    most = max((m.client_cores for m in report.measurements), default=0.0)
-    client = (
-        "had cores of its own"
-        if settings.client_has_own_cores
-        else f"shared the servers' cores and took up to {most:.2f} of them"
-    )
-    doubts.append(
-        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, {where}; "
-        f"the measuring client {client}."
-    )
-    late = [m for m in report.measurements if (m.late_share or 0.0) > 0.01]
-    if late:
-        doubts.append(
-            f"In the open loop {max(m.late_share or 0.0 for m in late):.0%} of the requests were sent late, "
-            f"having waited for this client ({_point(late[0])}); the wait is in their latency."
-        )
-    unstable = [m for m in report.measurements if not m.stable]
-    if unstable:
-        which = ", ".join(_point(m) for m in unstable[:_MOST_NAMED])
-        more = " and others, grey in the tables" if len(unstable) > _MOST_NAMED else ""
-        doubts.append(
-            f"{len(unstable)} of {len(report.measurements)} latency measurements were not stable within "
-            f"{settings.stability_percentage:g} % after {settings.max_trials} windows: "
-            f"{which}{more}. Repeat on a quieter machine, or with a longer --measurement-interval."
-        )
-    doubts += [
-        f"{failure.model}: {TITLES[failure.variant]} failed in round {failure.round} ({failure.stage}): "
-        f"{failure.reason.rstrip('.')}."
-        for failure in report.failures
-    ]
-    doubts += [
-        f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
-    ]
-    return doubts
-
-
-def _point(measurement: Measurement) -> str:
-    point = f"{measurement.model} {TITLES[measurement.variant]} at {measurement.length}"
-    return point if measurement.concurrency == 1 else f"{point}, {load_title(measurement.load)}"
-
-
 def _noise(report: Report, model: str) -> Iterator[str]:
     told = [
         f"{share:.1%} in {title}"
@@ -327,8 +55,8 @@ def _noise(report: Report, model: str) -> Iterator[str]:
     ]
     if told:
         yield (
-            f"Measured twice, the model lay up to {_list(told)} from itself in this run. What is no greater, "
-            "or where servers do not agree, is called noise."
+            f"Measured twice, the model lay up to {listed(told)} from itself in this run. What is no "
+            "greater, or where servers do not agree, is called noise."
         )
     elif report.series(model, "model"):
         yield (
@@ -356,7 +84,7 @@ def _memory_sides(report: Report, model: str) -> Iterator[str]:
             said += f". As deployed, arena on, it holds {holds} after all of the load"
             if held.cgroup_peak is not None:
                 peak = amount(held.cgroup_peak.value, "memory_bytes")
-                said += f"; its control group was charged {peak} at most, files that were read included"
+                said += f"; its control group was charged {peak} at most, with files that it read first"
             if held.gpu is not None:
                 said += f", and {amount(held.gpu.value, 'memory_bytes')} on the GPU"
     yield f"{said}."
@@ -417,20 +145,9 @@ def _splits_of(report: Report, model: str, quantity: Quantity) -> list[Split]:
     )
 
 
-def step_of(split: Split, name: str) -> Step | None:
-    """Return one of a split's steps by its name."""
-    step: Step | None = getattr(split, name)
-    return step
-
-
 def _signed(step: Step, quantity: Quantity) -> str:
     text = amount(step.saved, quantity)
     return f"{text} (noise)" if step.is_noise else text
-
-
-def time_parts(breakdown: Breakdown) -> dict[str, float]:
-    """Return where the mean latency goes in ms, by `PART_TITLES`."""
-    return {name: getattr(breakdown, name) / 1000 for name in PART_TITLES}
 
 
 def _time(report: Report, model: str) -> Iterator[str]:
@@ -442,7 +159,7 @@ def _time(report: Report, model: str) -> Iterator[str]:
             told = [f"{PART_TITLES[name]} {ms / whole:.0%}" for name, ms in named if ms / whole >= 0.005]
             is_text = any(each.model == model and each.takes_text for each in report.served)
             within = "; tokenising is in compute, as the graph does it" if is_text else ""
-            yield f"Of the mean latency at {measurement.length} tokens: {_list(told)}{within}."
+            yield f"Of the mean latency at {measurement.length} tokens: {listed(told)}{within}."
 
 
 def _sparsity(report: Report, model: str) -> Iterator[str]:
@@ -608,7 +325,7 @@ def _open_loop(report: Report, model: str) -> Iterator[str]:
         told = [f"{amount(m.latency_ms.p50.value, 'latency_ms')} at {m.request_rate:g}/s" for m in sweep]
         yield (
             f"Where requests of {longest} tokens arrive at a rate ({report.settings.request_distribution}), "
-            f"whatever is in flight, p50 latency is {_list(told)}."
+            f"whatever is in flight, p50 latency is {listed(told)}."
         )
 
 
@@ -628,7 +345,3 @@ def _kernels(report: Report, model: str) -> Iterator[str]:
                 "Sparsity itself saves no memory against packed dense attention: that kernel forms no L×L "
                 "scores either, and there are none to leave out."
             )
-
-
-def _list(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

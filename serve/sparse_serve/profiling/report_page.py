@@ -6,19 +6,12 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from sparse_serve.profiling import figures
+from sparse_serve.profiling.doubts import read_doubts
 from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.reading import (
-    MIB,
-    TITLES,
-    attention_title,
-    clocks,
-    details,
-    findings,
-    headline,
-    load_title,
-    read_doubts,
-)
+from sparse_serve.profiling.headline import headline
+from sparse_serve.profiling.reading import clocks, details, findings
 from sparse_serve.profiling.report import Change, Report
+from sparse_serve.profiling.titles import MIB, TITLES, attention_title, load_title
 
 _FOLDER = files("sparse_serve") / "profiling" / "templates"
 

@@ -96,7 +96,7 @@ def change(ours: Measurement, theirs: Measurement, quantity: Quantity, found: Li
 
 def splits(measurements: Sequence[Measurement], served: Sequence[Served], found: Limits) -> Iterator[Split]:
     """Split the way from padded eager attention to `model` into fusion, packing, precision and sparsity."""
-    references = {each.model: _reference(each, served) for each in served}
+    references = {each.model: reference_of(each, served) for each in served}
     for ours, quantity in product(_of(measurements, "model"), _SPLIT_QUANTITIES):
         reference = references.get(ours.model, ours.model)
         eager, fused, packed = (
@@ -122,7 +122,7 @@ def splits(measurements: Sequence[Measurement], served: Sequence[Served], found:
             )
 
 
-def _reference(model: Served, served: Sequence[Served]) -> str:
+def reference_of(model: Served, served: Sequence[Served]) -> str:
     """Return the same model in fp32 where it was measured too, else the model itself."""
     if model.dtype == "fp32":
         return model.model

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_serve.profiling.comparison import Comparison, Difference
-from sparse_serve.profiling.reading import MIB, TITLES, headline, load_title
+from sparse_serve.profiling.headline import headline
 from sparse_serve.profiling.report import Change, Measurement, Report
+from sparse_serve.profiling.titles import MIB, TITLES, load_title
 
 _GREY = "grey50"
 _VERDICTS = {"better": "green", "worse": "bold red", "gone": "bold red", "new": "cyan", "noise": _GREY}
@@ -45,7 +46,7 @@ def show_report(report: Report, console: Console) -> None:
     console.print(
         Text(
             f"{load_title(report.lightest)}; time and memory (in total): what the model saves against that "
-            "row, grey where it is noise",
+            "row, or noise; ~ was not stable",
             style=_GREY,
         )
     )
@@ -57,7 +58,8 @@ def show_report(report: Report, console: Console) -> None:
 
 
 def _row(report: Report, m: Measurement) -> Iterator[Text | str]:
-    yield from (m.model, TITLES[m.variant], str(m.length), f"{m.latency_ms.p50.value:.2f}")
+    p50 = f"{'' if m.stable else '~'}{m.latency_ms.p50.value:.2f}"
+    yield from (m.model, TITLES[m.variant], str(m.length), p50)
     yield "–" if m.latency_ms.p99 is None else f"{m.latency_ms.p99.value:.2f}"
     yield f"{m.texts_per_second.value:.1f}"
     memory = m.memory_bytes
@@ -79,9 +81,10 @@ def _row(report: Report, m: Measurement) -> Iterator[Text | str]:
 def _change(change: Change | None) -> Text:
     if change is None:
         return Text("")
-    return Text(
-        f"{change.saved:+.0%}", style=_GREY if change.is_noise else "green" if change.saved > 0 else "red"
-    )
+    saved = f"{round(change.saved, 2) + 0.0:+.0%}"
+    if change.is_noise:  # in a log there are no colours
+        return Text(f"noise {saved}", style=_GREY)
+    return Text(saved, style="green" if change.saved > 0 else "red")
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:

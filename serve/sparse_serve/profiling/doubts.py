@@ -1,0 +1,61 @@
+"""What a reader should know before trusting a report's figures."""
+
+from sparse_serve.profiling.report import Measurement, Report
+from sparse_serve.profiling.titles import TITLES, load_title
+
+_MOST_NAMED = 4
+
+
+def read_doubts(report: Report) -> list[str]:
+    """Return what a reader should know before trusting the figures."""
+    settings = report.settings
+    doubts = []
+    if report.partial is not None:
+        doubts.append(f"This is a part of the report: {report.partial}.")
+    servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
+    intervals = (
+        "intervals are 95 %, by bootstrap over the servers, widened as they are few"
+        if settings.rounds > 1
+        else "one server has no interval, so that every difference counts as noise"
+    )
+    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}.")
+    where = "over loopback" if report.environment.remote is None else f"of {report.environment.remote}"
+    most = max((m.client_cores for m in report.measurements), default=0.0)
+    client = (
+        "had cores of its own"
+        if settings.client_has_own_cores
+        else f"shared the servers' cores and took up to {most:.2f} of them"
+    )
+    doubts.append(
+        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, {where}; "
+        f"the measuring client {client}."
+    )
+    late = [m for m in report.measurements if (m.late_share or 0.0) > 0.01]
+    if late:
+        doubts.append(
+            f"In the open loop {max(m.late_share or 0.0 for m in late):.0%} of the requests were sent late, "
+            f"having waited for this client ({_point(late[0])}); the wait is in their latency."
+        )
+    unstable = [m for m in report.measurements if not m.stable]
+    if unstable:
+        which = ", ".join(_point(m) for m in unstable[:_MOST_NAMED])
+        more = " and others, grey in the tables" if len(unstable) > _MOST_NAMED else ""
+        doubts.append(
+            f"{len(unstable)} of {len(report.measurements)} latency measurements were not stable within "
+            f"{settings.stability_percentage:g} % after {settings.max_trials} windows: "
+            f"{which}{more}. Repeat on a quieter machine, or with a longer --measurement-interval."
+        )
+    doubts += [
+        f"{failure.model}: {TITLES[failure.variant]} failed in round {failure.round} ({failure.stage}): "
+        f"{failure.reason.rstrip('.')}."
+        for failure in report.failures
+    ]
+    doubts += [
+        f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
+    ]
+    return doubts
+
+
+def _point(measurement: Measurement) -> str:
+    point = f"{measurement.model} {TITLES[measurement.variant]} at {measurement.length}"
+    return point if measurement.concurrency == 1 else f"{point}, {load_title(measurement.load)}"
