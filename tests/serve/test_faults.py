@@ -141,6 +141,11 @@ class Traffic:
                     break
         return ""
 
+    def ended(self, seconds: float) -> list[bool]:
+        """Whether each client has got an error, after so many seconds."""
+        time.sleep(seconds)
+        return [client.done() for client in self._clients]
+
     def errors(self) -> list[str]:
         """What each client got in the end."""
         return [client.result(timeout=30) for client in self._clients]
@@ -232,7 +237,7 @@ def test_a_gateway_killed_under_traffic(
 
 
 @pytest.mark.parametrize("through", ["serve", pytest.param("gateway", marks=needs_haproxy)])
-def test_the_wall_clock_is_set_under_traffic(
+def test_the_wall_clock_is_set_back_under_traffic(
     repository: Path,
     right: dict[str, Logits],
     tmp_path: Path,
@@ -245,6 +250,7 @@ def test_the_wall_clock_is_set_under_traffic(
     monkeypatch.setattr(limits, "_HEALTH_SECONDS", 0.5)
     with served(repository) as command, ExitStack() as stack:
         processes = [psutil.Process(command.process.pid), command.triton, *command.stubs.values()]
+        assert all("wall_clock.so" in Path(f"/proc/{each.pid}/maps").read_text() for each in processes)
         urls, ready = command.urls, list[bool]()
         if through == "gateway":
             entry = read_entry(repository / "tiny")
@@ -257,9 +263,8 @@ def test_the_wall_clock_is_set_under_traffic(
             )
             running = stack.enter_context(started(tmp_path / "gateway", gateway))
             urls = {"http": running.http, "grpc": running.grpc}
-        assert all("wall_clock.so" in Path(f"/proc/{each.pid}/maps").read_text() for each in processes)
         with Traffic(urls) as traffic:
-            for hours in (1, -1, 0):
+            for hours in (-1, -2):
                 clock.set_ahead(hours * 3600)
                 until = time.monotonic() + 1.5  # three health checks
                 traffic.wait_for_more()
@@ -269,6 +274,23 @@ def test_the_wall_clock_is_set_under_traffic(
         assert not any(traffic.errors())
         assert all(ready)
         assert command.process.poll() is None
+    assert all(logits == right[text] for text, logits in traffic.answers)
+
+
+def test_the_wall_clock_is_set_forward_under_traffic(
+    repository: Path, right: dict[str, Logits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton takes a model for hung that it waits for at that moment: an error, never another's answer."""
+    clock = WallClock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    with served(repository) as command, Traffic(command.urls) as traffic:
+        for hours in range(1, 100):
+            clock.set_ahead(hours * 3600)
+            if all(traffic.ended(0.1)):
+                break
+        assert all(traffic.errors())
+        assert "answers no more" in command.ended()
     assert all(logits == right[text] for text, logits in traffic.answers)
 
 
