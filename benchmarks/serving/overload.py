@@ -45,6 +45,8 @@ READINESS_PAUSE_S = 0.2
 LOST_S = 60.0
 """Far more than the gateway lets anything wait."""
 RECOVERY_S = 30.0
+IDLE_S = 30.0
+"""Half of what the gateway keeps a connection for: one that is sent on as it is closed loses its request."""
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Senders:
     def __init__(self, url: str, texts: Sequence[str], right: Sequence[Logits]) -> None:
         host, port = url.split(":")
         self._place = host, int(port)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
         made = [(_request(text), logits) for text, logits in zip(texts, right, strict=True)]
         self._requests = cycle(made)
 
@@ -94,7 +96,7 @@ class Senders:
             seen.ends.append(time.monotonic())
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._place)
+        reader, writer = await self._connection()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
@@ -102,8 +104,16 @@ class Senders:
         if fields.get(b"connection") == b"close":
             writer.close()
         else:
-            self._idle.append((reader, writer))
+            self._idle.append((time.monotonic(), reader, writer))
         return int(head.split(b" ", 2)[1]), body
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection that was used last, or a new one where all have been idle for long."""
+        if self._idle and self._idle[-1][0] > time.monotonic() - IDLE_S:
+            return self._idle.pop()[1:]
+        while self._idle:
+            self._idle.pop()[2].close()
+        return await asyncio.open_connection(*self._place)
 
     async def is_ready(self) -> bool:
         return (await self._exchange(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
