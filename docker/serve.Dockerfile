@@ -16,10 +16,18 @@
 #
 #   python3 compose.py --backend onnxruntime --backend python --output-name triton-onnxruntime
 #   docker build -f docker/serve.Dockerfile --build-arg TRITON_IMAGE=triton-onnxruntime -t sparse-serve .
+#
+# A tag may be another image tomorrow. A digest never is: for a build that can be repeated, ask for those of both
+# images, and give them instead; docs/security.md says more.
+#
+#   docker buildx imagetools inspect --format '{{.Manifest.Digest}}' nvcr.io/nvidia/tritonserver:26.07-py3
+#   docker build -f docker/serve.Dockerfile --build-arg TRITON_IMAGE=nvcr.io/nvidia/tritonserver@sha256:DIGEST \
+#     --build-arg BUILD_IMAGE=python@sha256:DIGEST -t sparse-serve .
 
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
+ARG BUILD_IMAGE=python:3.12-slim-bookworm
 
-FROM python:3.12-slim-bookworm AS build
+FROM ${BUILD_IMAGE} AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -61,6 +69,9 @@ RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \
     sparse_serve/repository/tunable.py
 
 FROM ${TRITON_IMAGE}
+# What it stands on, as it was named at the build; asked for again, as an ARG before the first FROM is for FROMs only.
+ARG TRITON_IMAGE
+LABEL org.opencontainers.image.base.name="${TRITON_IMAGE}"
 # Into the system's Python, as Triton's Python backend reads no PYTHONPATH. The dependencies of tokenizers
 # only fetch from a hub, which serving never does.
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \

@@ -8,6 +8,9 @@ without a pause and go on after an error. After some seconds one thing happens. 
 right answers, wrong ones, errors by what they say, and requests that got neither; and the seconds from what
 happened to the last error.
 
+The wall clock of `serve`, Triton, its processes and the gateway is one of their own, which is set while they
+run: `tests/wall_clock.py`, which needs a C++ compiler.
+
 Writes `faults.csv`; status 1 where an answer was wrong, or a request got neither answer nor error.
 """
 
@@ -18,6 +21,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -48,11 +52,16 @@ from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.preflight import claim_ports
 from sparse_serve.triton.probe import is_ready
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from wall_clock import WallClock
+
 FRONT, TEXT = "front", "reviews"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
 TEXTS = 32
 BEFORE_S, AFTER_S, RESTART_PAUSE_S = 3.0, 3.0, 0.2
 RECOVERY_S = 60.0
+HOUR_S, SETTING_S = 3600, 3.0
 UNANSWERED = ("timed out", "Deadline Exceeded", "TimeoutError")
 FULL_BYTES = 8 << 20
 """What a file of a full disk may have; an entry's graph has more."""
@@ -102,12 +111,14 @@ class Stack:
         gateway: HAProxy, kept.
         urls: where the gateway listens.
         repository: what is served.
+        clock: the wall clock that all of them go by.
     """
 
     serve: Kept
     gateway: Kept
     urls: Urls
     repository: Path
+    clock: WallClock
 
     def triton(self) -> psutil.Process:
         children = psutil.Process(self.serve.process.pid).children()
@@ -193,6 +204,13 @@ def leave_in_crowds(stack: Stack) -> None:
             connection.sendall(head + body[: rng.choice([9, len(body)])])
 
 
+def set_clock(stack: Stack) -> None:
+    """Set the wall clock an hour forward, two hours back, and right again."""
+    for hours in (1, -1, 0):
+        stack.clock.set_ahead(hours * HOUR_S)
+        time.sleep(SETTING_S)
+
+
 def nothing(_: Stack) -> None:
     """To compare with."""
 
@@ -210,6 +228,8 @@ FAULTS: Mapping[str, tuple[str, Callable[[Stack], None]]] = {
     "files of a front truncated": (FRONT, truncate_files),
     "disk full at export": (TEXT, fill_disk),
     "200 clients gone": (TEXT, leave_in_crowds),
+    "clock set": (TEXT, set_clock),
+    "clock of a front set": (FRONT, set_clock),
 }
 """What happens, and the model that is asked meanwhile."""
 
@@ -225,19 +245,25 @@ def started(repository: Path, model: str) -> Iterator[Stack]:
         http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
         ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
         log = stack.enter_context((folder / "log").open("wb"))
-        serve = Kept(lambda: subprocess.Popen([COMMAND, "serve", served, *ports], stdout=log, stderr=log))
+        clock = WallClock(folder)
+        environment = os.environ | clock.environment
+        serve = Kept(
+            lambda: subprocess.Popen(
+                [COMMAND, "serve", served, *ports], stdout=log, stderr=log, env=environment
+            )
+        )
         stack.callback(serve.end)
         urls = write_gateway(
             folder, {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}, read_entry(served / model)
         )
-        gateway = Kept(lambda: start_gateway(folder))
+        gateway = Kept(lambda: start_gateway(folder, environment))
         stack.callback(gateway.end)
         deadline = time.monotonic() + START_S
         while not (is_ready(f"127.0.0.1:{http}") and is_ready(urls["http"])):
             if time.monotonic() > deadline:
                 raise SystemExit((folder / "log").read_text())
             time.sleep(0.05)
-        yield Stack(serve, gateway, urls, served)
+        yield Stack(serve, gateway, urls, served, clock)
 
 
 def ask_on(

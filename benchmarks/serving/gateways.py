@@ -42,9 +42,10 @@ def write_gateway(folder: Path, server: Urls, entry: Entry) -> Urls:
     return {"http": http, "grpc": grpc}
 
 
-def start_gateway(folder: Path) -> "subprocess.Popen[bytes]":
-    """Start HAProxy on the files of a folder."""
-    return subprocess.Popen(["haproxy", "-db", "-f", folder / CONFIG], stdout=subprocess.DEVNULL)
+def start_gateway(folder: Path, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start HAProxy on the files of a folder, in this process's environment unless in another."""
+    command = ["haproxy", "-db", "-f", str(folder / CONFIG)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
 
 
 @contextmanager

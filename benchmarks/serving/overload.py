@@ -6,7 +6,9 @@ First as many requests are kept in flight as the gateway lets in: the peak. Then
 that rate, whether or not others have been answered. Each is right, wrong, refused (503) or lost. Meanwhile
 the gateway is asked five times a second whether it is ready. In the end one text after another is asked, and
 the time is taken until one is answered as soon as before. All are sent by one thread, over HTTP, from bytes
-that were made before; what that takes counts, as it is on the same machine. Writes `overload.csv`.
+that were made before. With `--client-cores` it has cores of its own, as clients are on other machines; the
+server and the gateway, which `deploy` puts beside it, share the others, at the peak as above it. Without,
+what sending takes is missing where it is answered. Writes `overload.csv`.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Annotated
@@ -23,6 +25,7 @@ import numpy as np
 import tritonclient.grpc
 import typer
 from clients import percentile_ms
+from cores import ClientCores, share_out
 from entries import export
 from gateways import behind_gateway
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
@@ -32,6 +35,7 @@ from servers import OUTPUT, served
 
 from sparse_serve.data import read_data
 from sparse_serve.deploy.limits import full_batches
+from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.repository.entries import read_entry
 
 NAME = "reviews"
@@ -41,6 +45,8 @@ READINESS_PAUSE_S = 0.2
 LOST_S = 60.0
 """Far more than the gateway lets anything wait."""
 RECOVERY_S = 30.0
+IDLE_S = 30.0
+"""Half of what the gateway keeps a connection for: one that is sent on as it is closed loses its request."""
 
 
 @dataclass
@@ -64,7 +70,7 @@ class Senders:
     def __init__(self, url: str, texts: Sequence[str], right: Sequence[Logits]) -> None:
         host, port = url.split(":")
         self._place = host, int(port)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
         made = [(_request(text), logits) for text, logits in zip(texts, right, strict=True)]
         self._requests = cycle(made)
 
@@ -90,7 +96,7 @@ class Senders:
             seen.ends.append(time.monotonic())
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._place)
+        reader, writer = await self._connection()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
@@ -98,8 +104,16 @@ class Senders:
         if fields.get(b"connection") == b"close":
             writer.close()
         else:
-            self._idle.append((reader, writer))
+            self._idle.append((time.monotonic(), reader, writer))
         return int(head.split(b" ", 2)[1]), body
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection that was used last, or a new one where all have been idle for long."""
+        if self._idle and self._idle[-1][0] > time.monotonic() - IDLE_S:
+            return self._idle.pop()[1:]
+        while self._idle:
+            self._idle.pop()[2].close()
+        return await asyncio.open_connection(*self._place)
 
     async def is_ready(self) -> bool:
         return (await self._exchange(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
@@ -204,16 +218,22 @@ def main(
     repository: Repository = REPOSITORY,
     results: Results = RESULTS,
     seconds: Annotated[float, typer.Option(help="Of the peak, and of what is above.")] = 60,
+    client_cores: ClientCores = 0,
 ) -> None:
     """Export what is missing, measure, and write what came out; status 1 where anything was lost or wrong."""
     export(checkpoint, repository, NAME)
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]
     right = reference_answers(checkpoint, entry.path, texts)
-    with served(repository, [NAME]) as server, behind_gateway(server, entry) as urls:
+    cores = share_out(client_cores)
+    with ExitStack() as stack:
+        with on_cores(cores.server):
+            server = stack.enter_context(served(repository, [NAME], cores.edit()))
+            urls = stack.enter_context(behind_gateway(server, entry))
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        about = environment(client.get_server_metadata().version)
-        lines = asyncio.run(measure(Senders(urls["http"], texts, right), full_batches(entry), seconds))
+        about = environment(client.get_server_metadata().version) | cores.line()
+        with on_cores(cores.clients):
+            lines = asyncio.run(measure(Senders(urls["http"], texts, right), full_batches(entry), seconds))
         server.check()
     write_lines(results / "overload.csv", [about | each for each in lines])
     for each in lines:

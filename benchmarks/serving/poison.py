@@ -12,8 +12,9 @@ half of each over HTTP, half over gRPC, all in binary. The two minutes come in t
 what else the machine does disturbs both alike. Every answer to a good client is held against what it
 was alone: another is a failure. The bad ones would in earnest be on another machine: they are a session of
 their own that runs where no other wants to, and send bytes that were made before; what the server takes to
-receive them counts. They send without a pause, unless `--pause` gives them one. With `--gateway` all ask by
-way of the HAProxy that `deploy` configures, which refuses what is too large.
+receive them counts. With `--client-cores` they and the good ones have cores of their own, and the server the
+others. They send without a pause, unless `--pause` gives them one. With `--gateway` all ask by way of the
+HAProxy that `deploy` configures and puts beside the server, which refuses what is too large.
 
 Writes `poison.csv`: lines of the good clients, of what each kind of bad request got, and of the processor
 time that the processes took, with the environment.
@@ -26,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -43,6 +44,7 @@ import tritonclient.grpc
 import tritonclient.http
 import typer
 from clients import TIMEOUT_S, Answer, Asker, Request, one_line, percentile_ms, tensors_of
+from cores import ClientCores, share_out
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
@@ -53,6 +55,7 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.client import Protocol
 from sparse_serve.data import read_data
+from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.config import graph_name
 from sparse_serve.repository.entries import Entry, read_entry
@@ -163,6 +166,7 @@ def main(  # noqa: PLR0913  one parameter per option
         str | None, typer.Option(help="Kinds of bad requests, separated by commas.", show_default="all")
     ] = None,
     models: Annotated[str, typer.Option(help="What is asked, separated by commas.")] = "text,ids",
+    client_cores: ClientCores = 0,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Ask by way of the gateway that `deploy` writes; needs HAProxy.")
     ] = False,
@@ -172,7 +176,12 @@ def main(  # noqa: PLR0913  one parameter per option
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]
     lines: list[Line] = []
-    with served(repository, [NAME, graph_name(NAME)]) as server:
+    cores = share_out(client_cores)
+    with ExitStack() as stack:
+        with on_cores(cores.server):
+            server = stack.enter_context(served(repository, [NAME, graph_name(NAME)], cores.edit()))
+            way = behind_gateway(server, entry) if gateway else nullcontext(urls_of(server))
+            urls = stack.enter_context(way)
         for asked in models.split(","):
             model = NAME if asked == "text" else graph_name(NAME)
             good = texts_of(texts) if asked == "text" else ids_of(entry, texts)
@@ -182,11 +191,11 @@ def main(  # noqa: PLR0913  one parameter per option
                 raise typer.BadParameter(
                     f"none of {kinds} is for {model}: it has {', '.join(poison_of(model))}"
                 )
-            with behind_gateway(server, entry) if gateway else nullcontext(urls_of(server)) as urls:
+            with on_cores(cores.clients):
                 found = compare(server, urls, model, good, bad, Load(seconds, turns, pause))
                 lines += [{"gateway": "yes" if gateway else "no"} | line for line in found]
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        about = environment(client.get_server_metadata().version)
+        about = environment(client.get_server_metadata().version) | cores.line()
     write_lines(results / "poison.csv", [about | line for line in lines])
     for line in lines:
         typer.echo("  ".join(line.values()))

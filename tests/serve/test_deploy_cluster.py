@@ -15,8 +15,9 @@ import yaml
 from manifests import NEWEST, OLDEST, Manifest, require_valid
 from sample_report import SSAF, measurement, report_of
 
+from sparse_serve import __version__
 from sparse_serve.cli import app, run
-from sparse_serve.deploy.gateway import CONFIG
+from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
 from sparse_serve.profiling.report import Variant
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -266,6 +267,12 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
         ("kubernetes", ["--image", "a:latest"], 2, "--image 'a:latest' may be another one tomorrow"),
         ("kserve", ["--image", "registry:5000/a"], 2, "give a tag, such as"),
         ("kubernetes", ["--image", "a@sha256:0"], 2, "--image 'a@sha256:0' is no name of an image"),
+        (
+            "kserve",
+            ["--gateway-image", "haproxy"],
+            2,
+            "--gateway-image 'haproxy' may be another one",
+        ),
         ("kubernetes", ["--model-volume", "/models"], 2, "--model-volume '/models' is no volume"),
         ("kubernetes", ["--model-volume", "pvc:a/../b"], 2, "is no volume: give pvc:CLAIM"),
         ("kserve", ["--storage-uri", "bucket"], 2, "--storage-uri 'bucket' is no URI"),
@@ -314,6 +321,23 @@ def test_an_image_is_taken_with_tag_or_digest(deploy: Run, tmp_path: Path) -> No
         status, _, errors = deploy("kubernetes", "--image", image)
         assert status == 0, errors
         assert containers(tmp_path / "out")["server"]["image"] == image
+        status, _, errors = deploy("kubernetes", "--gateway-image", image)
+        assert status == 0, errors
+        assert containers(tmp_path / "out")["gateway"]["image"] == image
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_images_that_may_be_others_tomorrow_are_told(deploy: Run, target: str) -> None:
+    server, gateway = ("--image", "a@sha256:" + "0" * 64), ("--gateway-image", "b@sha256:" + "1" * 64)
+    told = "may be another image tomorrow: give the digest, @sha256:…\n"
+    for arguments, movable in (
+        ((), f"sparse-serve:{__version__} and {GATEWAY_IMAGE} {told}"),
+        (server, f"{GATEWAY_IMAGE} {told}"),
+        (gateway, f"sparse-serve:{__version__} {told}"),
+    ):
+        *_, last = deploy(target, *arguments)[2].splitlines(keepends=True)
+        assert last == f"warning: {movable}"
+    assert "warning" not in deploy(target, *server, *gateway)[2]
 
 
 def test_models_come_from_a_volume(deploy: Run, tmp_path: Path) -> None:

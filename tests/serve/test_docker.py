@@ -253,6 +253,21 @@ def test_the_image_is_built_on_the_supported_release() -> None:
     assert ("ARG", f"TRITON_IMAGE=nvcr.io/nvidia/tritonserver:{DEFAULT_RELEASE}-py3") in instructions()
 
 
+def test_what_the_image_is_built_on_can_be_given_by_digest() -> None:
+    """Each base is an argument, by default of a tag that says a version, and the image says which it was."""
+    found = instructions()
+    defaults = dict(rest.split("=", 1) for word, rest in found if word == "ARG" and "=" in rest)
+    stages = [rest for word, rest in found if word == "FROM"]
+    bases = [re.fullmatch(r"\$\{(\w+)\}( AS build)?", each) for each in stages]
+    assert all(bases), stages
+    for base in bases:
+        assert base is not None
+        assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", defaults[base[1]])
+    assert ("LABEL", 'org.opencontainers.image.base.name="${TRITON_IMAGE}"') in found
+    after = found[found.index(("FROM", "${TRITON_IMAGE}")) :]
+    assert ("ARG", "TRITON_IMAGE") in after  # or it is empty there
+
+
 def test_the_image_says_which_op_library_it_has() -> None:
     assert ("LABEL", f'{LIBRARY_LABEL}="{library_version(library_path())}"') in instructions()
 

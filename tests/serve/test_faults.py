@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,10 +20,11 @@ from threading import Event
 import psutil
 import pytest
 from serving import SCRIPT, addresses, alive, leftovers, pending, serve, wait_for
-from test_gateway import needs_haproxy, started
+from test_gateway import is_ready, needs_haproxy, started
 from tiny_entry import WORDS, edit
 
 from sparse_serve.client import Client, Protocol
+from sparse_serve.deploy import limits
 from sparse_serve.deploy.gateway import Gateway
 from sparse_serve.deploy.limits import Limits, health_request
 from sparse_serve.errors import RequestError
@@ -30,6 +32,7 @@ from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
+from wall_clock import WallClock
 
 pytestmark = pytest.mark.slow
 
@@ -114,8 +117,13 @@ class Traffic:
 
     def __enter__(self) -> "Traffic":
         self._clients = [self._pool.submit(self._ask, protocol) for protocol in CLIENTS]
-        wait_for(lambda: len(self.answers) > 10 * len(CLIENTS))
+        self.wait_for_more()
         return self
+
+    def wait_for_more(self) -> None:
+        """Wait until some texts more are answered."""
+        before = len(self.answers)
+        wait_for(lambda: len(self.answers) > before + 10 * len(CLIENTS))
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -132,6 +140,11 @@ class Traffic:
                 if self._stop.is_set():
                     break
         return ""
+
+    def ended(self, seconds: float) -> list[bool]:
+        """Whether each client has got an error, after so many seconds."""
+        time.sleep(seconds)
+        return [client.done() for client in self._clients]
 
     def errors(self) -> list[str]:
         """What each client got in the end."""
@@ -187,8 +200,7 @@ def test_files_truncated_while_they_are_served(
             for path in own.rglob("*"):
                 if path.is_file():
                     os.truncate(path, path.stat().st_size // 2)
-            before = len(traffic.answers)
-            wait_for(lambda: len(traffic.answers) > before + 10 * len(CLIENTS))
+            traffic.wait_for_more()
         assert not any(traffic.errors())
     assert all(logits == right[text] for text, logits in traffic.answers)
     again = serve(own)
@@ -221,6 +233,64 @@ def test_a_gateway_killed_under_traffic(
     ):
         pass
     assert not any(traffic.errors())
+    assert all(logits == right[text] for text, logits in traffic.answers)
+
+
+@pytest.mark.parametrize("through", ["serve", pytest.param("gateway", marks=needs_haproxy)])
+def test_the_wall_clock_is_set_back_under_traffic(
+    repository: Path,
+    right: dict[str, Logits],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    through: str,
+) -> None:
+    clock = WallClock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(limits, "_HEALTH_SECONDS", 0.5)
+    with served(repository) as command, ExitStack() as stack:
+        processes = [psutil.Process(command.process.pid), command.triton, *command.stubs.values()]
+        assert all("wall_clock.so" in Path(f"/proc/{each.pid}/maps").read_text() for each in processes)
+        urls, ready = command.urls, list[bool]()
+        if through == "gateway":
+            entry = read_entry(repository / "tiny")
+            gateway = Gateway(
+                models=tuple(entry.models),
+                health_request=health_request(entry),
+                limits=Limits(max_requests=8, max_pending_requests=8),
+                http_server=urls["http"],
+                grpc_server=urls["grpc"],
+            )
+            running = stack.enter_context(started(tmp_path / "gateway", gateway))
+            urls = {"http": running.http, "grpc": running.grpc}
+        with Traffic(urls) as traffic:
+            for hours in (-1, -2):
+                clock.set_ahead(hours * 3600)
+                until = time.monotonic() + 1.5  # three health checks
+                traffic.wait_for_more()
+                while through == "gateway" and time.monotonic() < until:
+                    ready.append(is_ready(running))
+                    time.sleep(0.1)
+        assert not any(traffic.errors())
+        assert all(ready)
+        assert command.process.poll() is None
+    assert all(logits == right[text] for text, logits in traffic.answers)
+
+
+def test_the_wall_clock_is_set_forward_under_traffic(
+    repository: Path, right: dict[str, Logits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton takes a model for hung that it waits for at that moment: an error, never another's answer."""
+    clock = WallClock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    with served(repository) as command, Traffic(command.urls) as traffic:
+        for hours in range(1, 100):
+            clock.set_ahead(hours * 3600)
+            if all(traffic.ended(0.1)):
+                break
+        assert all(traffic.errors())
+        assert "answers no more" in command.ended()
     assert all(logits == right[text] for text, logits in traffic.answers)
 
 

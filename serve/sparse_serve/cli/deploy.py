@@ -17,6 +17,7 @@ from sparse_serve.deploy.cluster import Cluster
 from sparse_serve.deploy.compose import Publication, compose_files
 from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
 from sparse_serve.deploy.files import write_files
+from sparse_serve.deploy.gateway import GATEWAY_IMAGE
 from sparse_serve.deploy.kserve import kserve_files, require_storage_uri
 from sparse_serve.deploy.kubernetes import ModelVolume, Route, kubernetes_files
 from sparse_serve.deploy.limits import (
@@ -91,6 +92,9 @@ def deploy(  # noqa: PLR0913  one parameter per option
             show_default=f"{DEFAULT_IMAGE}, on a cluster {DEFAULT_IMAGE}:{__version__}",
         ),
     ] = None,
+    gateway_image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Image of HAProxy, on a cluster with a tag or a digest.")
+    ] = GATEWAY_IMAGE,
     report: Annotated[
         Path | None,
         typer.Option(help="report.json of profile: memory as measured.", show_default="estimated from files"),
@@ -224,8 +228,9 @@ def deploy(  # noqa: PLR0913  one parameter per option
     deployment = Deployment(
         entry=entry,
         limits=limits,
-        image=_image(image, target),
+        image=_image("image", image or _default_image(target), target),
         resources=needed_resources(entry, limits, report, gpus),
+        gateway_image=_image("gateway-image", gateway_image, target),
     )
     if target is Target.compose:
         publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
@@ -254,6 +259,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
     written = write_files(output_dir, files, force=force)
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
+    if target in _ON_CLUSTERS:
+        _warn_of_tags(deployment.image, deployment.gateway_image)
     if as_json:
         told = {"limits": asdict(limits), "resources": asdict(deployment.resources)}
         print(json.dumps({"files": list(map(str, written)), **told}, indent=2))
@@ -286,19 +293,29 @@ def _refuse_options_of_others(context: typer.Context, target: Target) -> None:
         raise OptionError(f"--{option} is not for --target {target}: it is for {targets}")
 
 
-def _image(image: str | None, target: Target) -> str:
-    """Return the image that `--image` says, on a cluster one that stays the same."""
-    is_local = target is Target.compose
-    image = image or (DEFAULT_IMAGE if is_local else f"{DEFAULT_IMAGE}:{__version__}")
+def _default_image(target: Target) -> str:
+    return DEFAULT_IMAGE if target is Target.compose else f"{DEFAULT_IMAGE}:{__version__}"
+
+
+def _image(option: str, image: str, target: Target) -> str:
+    """Return the image that an option says, on a cluster one with a tag or a digest."""
     if not re.fullmatch(_IMAGE, image):
-        raise OptionError(f"--image '{image}' is no name of an image: give one such as {DEFAULT_IMAGE}")
+        raise OptionError(f"--{option} '{image}' is no name of an image: give one such as {DEFAULT_IMAGE}")
     tag = image.rpartition("/")[2].partition(":")[2]
-    if not is_local and tag in ("", "latest"):
+    if target is not Target.compose and tag in ("", "latest"):
         raise OptionError(
-            f"--image '{image}' may be another one tomorrow, and differ from node to node: give a tag, such "
-            f"as {__version__}, or the digest, @sha256:…"
+            f"--{option} '{image}' may be another one tomorrow, and differ from node to node: give a tag, "
+            f"such as {__version__}, or the digest, @sha256:…"
         )
     return image
+
+
+def _warn_of_tags(*images: str) -> None:
+    if movable := [each for each in images if "@" not in each]:
+        print(
+            f"warning: {' and '.join(movable)} may be another image tomorrow: give the digest, @sha256:…",
+            file=sys.stderr,
+        )
 
 
 def _publication(host: str, ports: tuple[int, int, int], tls_cert: Path | None) -> Publication:

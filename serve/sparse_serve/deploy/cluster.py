@@ -12,7 +12,7 @@ from typing import Any
 from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
-from sparse_serve.deploy.gateway import GATEWAY_IMAGE, Gateway, gateway_files
+from sparse_serve.deploy.gateway import Gateway, gateway_files
 from sparse_serve.deploy.limits import health_request
 from sparse_serve.deploy.resources import SHARED_MEMORY
 
@@ -97,7 +97,6 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
         "ports": PORTS,
         "server_http": _SERVER_HTTP,
         "server_grpc": _SERVER_GRPC,
-        "gateway_image": GATEWAY_IMAGE,
         "certificate_folder": _CERTIFICATE_FOLDER,
         "shared_memory": SHARED_MEMORY,
         "probe_seconds": _PROBE_PATIENCE * limits.health_timeout,

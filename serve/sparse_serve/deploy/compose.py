@@ -6,7 +6,7 @@ from pathlib import Path
 from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
-from sparse_serve.deploy.gateway import GATEWAY_IMAGE, Gateway, gateway_files
+from sparse_serve.deploy.gateway import Gateway, gateway_files
 from sparse_serve.deploy.limits import health_request
 
 PROMETHEUS_IMAGE = "prom/prometheus:v3.13.5"
@@ -45,7 +45,6 @@ def compose_files(deployment: Deployment, publication: Publication) -> dict[str,
         "compose.yaml.j2",
         deployment=deployment,
         publication=publication,
-        gateway_image=GATEWAY_IMAGE,
         prometheus_image=PROMETHEUS_IMAGE,
         grafana_image=GRAFANA_IMAGE,
         health_timeout=limits.health_timeout,

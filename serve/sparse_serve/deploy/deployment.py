@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparse_serve.deploy.gateway import GATEWAY_IMAGE
 from sparse_serve.deploy.limits import Limits
 from sparse_serve.deploy.resources import Resources
 from sparse_serve.digests import file_digest
@@ -27,12 +28,14 @@ class Deployment:
     Attributes:
         image: of Triton with the op library, as docker/ builds it.
         resources: what one server is given.
+        gateway_image: of HAProxy.
     """
 
     entry: Entry
     limits: Limits
     image: str
     resources: Resources
+    gateway_image: str = GATEWAY_IMAGE
 
     @property
     def name(self) -> str:

@@ -119,7 +119,11 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove_environments() -> None:
-    """Remove the folders of Python backends that are older than every server that runs."""
+    """Remove the folders of Python backends that are older than every server that runs.
+
+    Where the clock was set forward since one started, its own seems older and goes too. It is empty; only a
+    model that brings an environment would need it, and none of this package does.
+    """
     folders = [path for path in ENVIRONMENTS.glob(_ENVIRONMENT) if _is_ours(path)]
     oldest = _oldest_server() if folders else math.inf
     for folder in folders:

@@ -30,6 +30,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.stub import meter
+from sparse_serve.stub.clock import no_stale_answer
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import TOKEN_BYTES, run_borders
@@ -184,6 +185,7 @@ class TritonPythonModel:
         if ARENA_SHRINKAGE in self.parameters:
             self.run_options.add_run_config_entry(ARENA_SHRINKAGE, self.parameters[ARENA_SHRINKAGE])
 
+    @no_stale_answer()
     def execute(self, requests):
         """Answer short requests from as few runs as it takes; beside them, leave long ones to a thread.
 

@@ -32,6 +32,7 @@ from sparse_serve.errors import TaskError
 from sparse_serve.repository.measures import MEASURES, RHO
 from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.stub import meter
+from sparse_serve.stub.clock import no_stale_answer
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
@@ -109,6 +110,7 @@ class TritonPythonModel:
         self.of_thread = threading.local()
         self.tokenizer_json = self.tokenizer.to_str()
 
+    @no_stale_answer()
     def execute(self, requests):
         """Answer short requests together; leave long ones to other threads.
 
