@@ -29,7 +29,7 @@ COMMAND = Path(sysconfig.get_path("scripts")) / "sparse-serve"
 Record = Mapping[str, Any]
 
 
-pytestmark = pytest.mark.usefixtures("single_threaded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_threaded")]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,6 @@ def start(folder: Path, output: Path, *more: str, by_torchrun: bool) -> subproce
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["first process", "second process", "launcher"])
 def test_whoever_dies_one_line_says_so_and_the_run_resumes_to_the_same_end(
     folder: Path, tmp_path: Path, outcomes: list[Mapping[str, Any]], dies: str

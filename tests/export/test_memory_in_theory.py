@@ -16,16 +16,20 @@ from sparse_serve.repository.entries import read_entry
 from tiny_models import POSITIONS
 
 ROWS = 6
+# Linux adds up the pages of a process by the batch, 32 of each kind; idle and peak are each off by up to one.
+SLACK = 2 * 32 * os.sysconf("SC_PAGE_SIZE")
 
 # A process that gives back what is freed, as servers do that memory is measured of.
 TAKEN = """
 import json
 import os
 import sys
+from statistics import median
 import numpy as np
 import onnxruntime
 from sparse_serve.profiling.memory import peak_bytes, reset_peaks, resident_bytes
 
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # each processor has a batch of its own
 library, rows, length, *graphs = sys.argv[1:]
 ids = np.full((int(rows), int(length)), 5, np.int64)
 options = onnxruntime.SessionOptions()
@@ -35,10 +39,13 @@ for graph in graphs:
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     feed = {each.name: ids if each.name == "input_ids" else ids // 5 for each in session.get_inputs()}
     session.run(None, feed)
-    idle = resident_bytes([os.getpid()])
-    reset_peaks([os.getpid()])
-    session.run(None, feed)
-    print(json.dumps(peak_bytes([os.getpid()]) - idle))
+    taken = []
+    for _ in range(5):
+        idle = resident_bytes([os.getpid()])
+        reset_peaks([os.getpid()])
+        session.run(None, feed)
+        taken.append(peak_bytes([os.getpid()]) - idle)
+    print(json.dumps(median(taken)))
 """
 
 
@@ -69,4 +76,4 @@ def test_onnx_runtime_takes_what_theory_expects(
     """Packed graphs of two layers take less: of their last, which computes one row, there is but one more."""
     live = live_bytes(variant, graph_shape(read_entry(exported.path)), [[POSITIONS] * ROWS])
     assert live is not None
-    assert least < taken[variant] / sum(live) < 1.1
+    assert least * sum(live) - SLACK < taken[variant] < 1.1 * sum(live) + SLACK

@@ -29,6 +29,8 @@ from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, texts_of
 from tiny_models import LABELS, LAMBD, LAYERS, POSITIONS, make_model, make_tokenizer, masks, token_ids
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[Any]
 
 MEASURES = ("rho", *AXES)

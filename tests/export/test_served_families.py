@@ -35,6 +35,8 @@ from tiny_models import (
     token_ids,
 )
 
+pytestmark = pytest.mark.slow
+
 Feed = dict[str, npt.NDArray[np.int64]]
 
 _WORDS = ["a", "film", "of", "great", "charm,", "and", "it's", "not", "1", "minute", "too", "long!"]

@@ -32,6 +32,8 @@ from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer
 from tiny_models import LAMBD, POSITIONS, make_model, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[Any]
 
 STRIDE, LONGEST_ANSWER = 16, 12

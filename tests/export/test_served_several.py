@@ -23,6 +23,8 @@ from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, url_of
 from tiny_models import TASKS
 
+pytestmark = pytest.mark.slow
+
 STS = Path(__file__).parents[3] / "shared" / "data" / "sts_cs224n" / "dev.tsv"
 NAMES = tuple(TASKS)
 TEXTS = ["", "a", "it isn't", "the film is 100 % good?", "very " * 40, "naïve café", "x1-y2", "b " * 9]
@@ -131,7 +133,6 @@ def test_requests_of_different_tasks_share_a_batch(server: TritonServer, checkpo
         list(pool.map(one, range(96)))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not STS.exists(), reason="the data lies beside the project, in shared/data, alone")
 def test_pearson_is_torchs(server: TritonServer, checkpoint: Path) -> None:
     """On 100 pairs of STS dev, of an untrained model: the answers are compared, not how good they are."""

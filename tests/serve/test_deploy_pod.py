@@ -31,6 +31,8 @@ from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.installation import backend_directory, find_triton
 
+pytestmark = pytest.mark.slow
+
 HAPROXY = shutil.which("haproxy")
 PORTS = (8000, 8001, 8002, 8404, 18000, 18001)
 

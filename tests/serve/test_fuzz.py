@@ -197,6 +197,7 @@ def test_wrong_requests(fuzzed: TritonServer) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @needs_haproxy
 def test_wrong_requests_by_way_of_the_gateway(fuzzed: TritonServer, tmp_path: Path) -> None:
     entry = read_entry(fuzzed.repository / "tiny")
@@ -326,6 +327,7 @@ def test_any_text(fuzzed: TritonServer, texts: list[bytes]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LARGE)))
 def test_texts_of_a_mebibyte(fuzzed: TritonServer, number: int) -> None:
     text = LARGE[number]

@@ -331,6 +331,7 @@ def test_overload_is_refused_and_is_not_death(stub: Stub, tmp_path: Path, protoc
         assert stub.most_in_flight == 2
 
 
+@pytest.mark.slow
 @needs_haproxy
 def test_late_hung_and_stopped(stub: Stub, tmp_path: Path) -> None:
     with started(tmp_path, of_stub(stub, LIMITS)) as gateway, futures.ThreadPoolExecutor(8) as pool:
