@@ -357,6 +357,7 @@ def test_profile_measures_containers(
     repository: Path, tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their memory, processor time and the statistics that the image keeps closed are seen."""
+    before = leftovers()  # of a server that other tests share
     groups: list[tuple[int, str]] = []
     monkeypatch.setattr(subjects, "container_group", lambda *asked: groups.append(asked))
     where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--docker={DEFAULT_IMAGE}")
@@ -391,7 +392,7 @@ def test_profile_measures_containers(
         assert told <= set(line.env)
         assert all(published.startswith("127.0.0.1:") for published in line.publish)
     assert docker.has_none()
-    assert not leftovers()
+    assert set(leftovers()) <= set(before)
 
 
 def test_an_interrupted_profile_leaves_no_container(
