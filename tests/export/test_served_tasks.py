@@ -29,6 +29,8 @@ from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from tiny_models import LAMBD, POSITIONS
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[np.float32]
 
 # As wide as another, so that they share a graph: what is answered by its numbers is told apart here.
