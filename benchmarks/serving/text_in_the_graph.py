@@ -110,7 +110,7 @@ def main(
     starts: Annotated[int, typer.Option(min=1, help="How often a server is started.")] = 3,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
-    export(checkpoint, repository, DEMO, "--token-model")
+    export(checkpoint, repository, DEMO)
     export(checkpoint, repository, FRONT, "--tokenizer=server")
     export_small(checkpoint, repository, SMALL, "--token-model")
     texts = [row.text for row in read_data(rows).rows]
