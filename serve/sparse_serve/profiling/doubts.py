@@ -14,7 +14,7 @@ def read_doubts(report: Report) -> list[str]:
         doubts.append(f"This is a part of the report: {report.partial}.")
     servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
     intervals = (
-        "intervals are 95 %, by bootstrap over the servers, widened as they are few"
+        "intervals are 95 %, by bootstrap over the servers, as wide as Student's t for so few"
         if settings.rounds > 1
         else "one server has no interval, so that every difference counts as noise"
     )
