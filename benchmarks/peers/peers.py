@@ -58,6 +58,7 @@ from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 
 from sparse_serve import Classifier
 from sparse_serve.errors import SparseServeError
+from sparse_serve.profiling.estimates import least_samples
 
 APART = 1e-3
 CHECKED = 8
@@ -256,7 +257,9 @@ def asked(
                 "requests": str(len(latencies)),
                 "texts_per_s": f"{window.requests_per_second * load.texts:.2f}",
                 "p50_ms": f"{percentile_ms(latencies, 50):.2f}",
-                "p99_ms": f"{percentile_ms(latencies, 99):.2f}",
+                "p99_ms": f"{percentile_ms(latencies, 99):.2f}"
+                if len(latencies) >= least_samples(99)
+                else "",
                 "client_cores": f"{window.client_cores:.2f}",
                 **memory(running.process_ids()),
             }
@@ -298,15 +301,16 @@ def report(chosen: Sequence[Candidate], lines: Sequence[Line]) -> None:
             own = [line for line in own if same_kind(line, place, texts, [load])]
             if not own:
                 continue
-            rate, p50, p99, rss, pss = (
+            rate, p50, rss, pss = (
                 statistics.median(float(line[key]) for line in own)
-                for key in ("texts_per_s", "p50_ms", "p99_ms", "rss_mib", "pss_mib")
+                for key in ("texts_per_s", "p50_ms", "rss_mib", "pss_mib")
             )
+            p99 = f"{statistics.median(known):.1f}" if (known := known_p99(own)) else "–"
             others = [line for line in full if same_kind(line, place, texts, [load])]
             value = ratio(own, others)
             beside = f"{value:5.2f} x" if value else "       "
             typer.echo(
-                f"  {name:28} {rate:7.1f} texts/s {beside}  p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  "
+                f"  {name:28} {rate:7.1f} texts/s {beside}  p50 {p50:7.1f} ms  p99 {p99:>7} ms  "
                 f"RSS {rss:5.0f}, PSS {pss:5.0f} MiB"
             )
     for figure in FIGURES:
@@ -316,6 +320,12 @@ def report(chosen: Sequence[Candidate], lines: Sequence[Line]) -> None:
         value = ratio(own, others)
         if value:
             typer.echo(f"{figure}: {value:.2f} (wanted {figure.wanted:g})")
+
+
+def known_p99(lines: Sequence[Line]) -> list[float]:
+    """Return the p99 in ms of the rounds that had requests enough for one; none unless all had."""
+    known = [float(line["p99_ms"]) for line in lines if line["p99_ms"]]
+    return known if len(known) == len(lines) else []
 
 
 def same_kind(line: Line, place: str, texts: str, loads: Sequence[str] | None) -> bool:
