@@ -3,22 +3,22 @@
     python benchmarks/serving/itself.py checkpoints/reviews
 
 Exports CHECKPOINT with softmax attention and its dense twins. Its packed dense twin then is the same graph
-under another name, so that whatever a report says is saved against it, in latency or memory, is false unless
-it is called noise. `--reports` times, `profile` makes a report as anyone would; beside what each claims, each
-is compared with the one before as `report diff` does.
+under another name, so that whatever a report says is saved against it, or costs more, in latency or memory,
+is false unless it is called noise. `--reports` times, `profile` makes a report as anyone would; beside what
+each claims, each is compared with the one before as `report diff` does.
 
 With `--kept` they stay in a folder and are not made again, so that ten reports can be made a few at a
 time, by `--reports 3`, then 6 and so on.
 
-Writes `itself.csv`, a line for each report, length and quantity with the environment, and prints what was
-claimed. Ends with 1 where more than one saving was, or two reports differ beyond their noise. It says
-something on a machine that does nothing else. Three minutes a report.
+Writes `itself.csv` with the environment: of each report a line for each length and quantity against the twin,
+and one for each figure against the report before. Prints what was claimed, and ends with 1 where more than
+one saving or cost was, or a figure differs beyond the noise of two reports. It says something on a machine
+that does nothing else. Three minutes a report.
 """
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -34,6 +34,7 @@ from sparse_serve.profiling.titles import change_of
 
 NAME = "reviews_dense"
 TWIN = "packed_dense"
+BEFORE = "report before"
 
 
 def benchmark(
@@ -62,16 +63,20 @@ def benchmark(
                 if ended.returncode:
                     raise SystemExit(ended.returncode)
             made.append(read_report(place / "report.json"))
-            lines += [about(made[-1]) | {"report": str(number)} | line for line in claims(made[-1])]
+            found = [*claims(made[-1]), *(differences(*made[-2:]) if number else ())]
+            lines += [about(made[-1]) | {"report": str(number)} | line for line in found]
             write_lines(results / "itself.csv", lines)  # what there is, should it be ended
-    false = [line for line in lines if line["verdict"] == "saving"]
-    for line in false:
-        print("report {report}, {length} tokens, {quantity}: {saved} is claimed".format_map(line))
-    apart = [line for pair in pairwise(made) for line in differences(*pair)]
-    for told in apart:
-        print(told)
+    false, apart = (
+        [line for line in lines if line["against"] == against and line["verdict"] != "noise"]
+        for against in (TWIN, BEFORE)
+    )
+    for line in (*false, *apart):
+        told = "report {report}, {length} tokens, {quantity}: {saved} saved against the {against}, {verdict}"
+        print(told.format_map(line))
+    compared = sum(line["against"] == TWIN for line in lines)
     print(
-        f"{len(false)} of {len(lines)} comparisons claim a saving; {len(apart)} figures of two reports differ"
+        f"{len(false)} of {compared} comparisons claim a saving or a cost; {len(apart)} of "
+        f"{len(lines) - compared} figures differ from the report before"
     )
     if len(false) > 1 or apart:
         raise SystemExit(1)
@@ -93,30 +98,49 @@ def about(report: Report) -> Line:
 
 
 def claims(report: Report) -> Iterator[Line]:
-    """Yield what a report says is saved against the same graph."""
+    """Yield what a report says is saved against the same graph, or costs more."""
     for saving in report.savings:
         load = (saving.concurrency, saving.request_rate)
         for quantity in QUANTITIES:
             change = change_of(saving, quantity)
             if saving.baseline == TWIN and change is not None:
                 noise = report.noise_of(saving.model, quantity, load)
+                claim = "saving" if change.saved > 0 else "cost"
                 yield {
+                    "against": TWIN,
                     "length": str(saving.length),
                     "quantity": quantity,
-                    "saved": f"{change.saved:+.2%}",
-                    "low": "" if change.low is None else f"{change.low:+.2%}",
-                    "high": "" if change.high is None else f"{change.high:+.2%}",
+                    "saved": percent(change.saved),
+                    "low": percent(change.low),
+                    "high": percent(change.high),
                     "noise": "" if noise is None else f"{noise:.2%}",
-                    "verdict": "noise" if change.is_noise else "saving",
+                    "verdict": "noise" if change.is_noise else claim,
                 }
 
 
-def differences(before: Report, after: Report) -> Iterator[str]:
-    """Yield what `report diff` finds between two reports."""
-    found = compare(before, after, ("model",), tolerance=0, max_loss=0)
-    for each in found.differences:
-        if each.verdict != "noise":
-            yield f"{each.what}, {each.figure}: {each.before} and {each.after}, {each.verdict}"
+def differences(before: Report, after: Report) -> Iterator[Line]:
+    """Yield what `report diff` finds, length by length; what became less of a figure is saved."""
+    for length in after.lengths():
+        one, other = (
+            report.model_copy(
+                update={"measurements": tuple(m for m in report.measurements if m.length == length)}
+            )
+            for report in (before, after)
+        )
+        for each in compare(one, other, ("model",), tolerance=0, max_loss=0).differences:
+            yield {
+                "against": BEFORE,
+                "length": str(length),
+                "quantity": each.figure,
+                "saved": percent(each.change, -1),
+                "low": percent(each.high, -1),
+                "high": percent(each.low, -1),
+                "verdict": each.verdict,
+            }
+
+
+def percent(share: float | None, sign: int = 1) -> str:
+    return "" if share is None else f"{sign * share:+.2%}"
 
 
 if __name__ == "__main__":

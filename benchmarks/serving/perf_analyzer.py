@@ -8,8 +8,11 @@ alternates; both take windows until three agree within 10 %. Both CSV files are 
 perf_analyzer is the binary in the wheel of tritonclient 2.51.0, which is put into `--build`, with libraries
 from the wheel of nvidia-pytriton.
 
-Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. Prints medians over
-the rounds, with ratios of ours to perf_analyzer's; ends with 1 where one is not within 5 %. Six minutes.
+Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. The two of a round
+are held against each other, as the machine may have changed until the next: prints the median of the rounds'
+own ratios, ours to perf_analyzer's, with the least and the greatest, beside the medians of both, and by how
+much longer our client takes to send and receive. Ends with 1 where a ratio's median is not within 5 %. Six
+minutes.
 """
 
 import csv
@@ -44,6 +47,7 @@ LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.s
 OURS = "profile"
 CLIENTS = (OURS, "perf_analyzer")
 COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
+CLIENT_TIMES = ("Client Send", "Network+Server Send/Recv", "Client Recv")
 PRINTED = ("Concurrency", *COLUMNS, "failed")
 WITHIN = 0.05
 
@@ -89,11 +93,14 @@ def benchmark(
                     print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
                     write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
     told = list(ratios(lines))
-    for in_flight, column, ours, theirs in told:
-        print(f"{in_flight} in flight, {column}: {ours:.1f} of {theirs:.1f}, {ours / theirs:.3f}")
+    for each in told:
+        print(each)
+    for in_flight, longer in client_times(lines).items():
+        if longer:
+            print(f"{in_flight} in flight: our client takes {min(longer):.2f} to {max(longer):.2f} ms longer")
     if len(told) < len(COLUMNS) * len(concurrencies.split(",")):
         raise SystemExit("a figure is missing: it was not stable, or 100 requests need more --seconds")
-    if max(abs(ours / theirs - 1) for *_, ours, theirs in told) > WITHIN:
+    if max(abs(each.median - 1) for each in told) > WITHIN:
         raise SystemExit(1)
 
 
@@ -184,23 +191,65 @@ def only_row(path: Path) -> Line:
     return {name: row[name] for name in PERF_ANALYZER_COLUMNS}
 
 
-def ratios(lines: Sequence[Line]) -> Iterator[tuple[str, str, float, float]]:
-    """Yield the medians of both over the rounds, ours first, by load and column.
+@dataclass(frozen=True)
+class Ratio:
+    """A column at a load, round by round: ours, and perf_analyzer's."""
+
+    concurrency: str
+    column: str
+    pairs: Sequence[tuple[float, float]]
+
+    @property
+    def own(self) -> list[float]:
+        """The ratio of each round."""
+        return [ours / theirs for ours, theirs in self.pairs]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.own)
+
+    def __str__(self) -> str:
+        ours, theirs = (statistics.median(each) for each in zip(*self.pairs, strict=True))
+        return (
+            f"{self.concurrency} in flight, {self.column}: {self.median:.3f} ({min(self.own):.3f} to "
+            f"{max(self.own):.3f} in {len(self.own)} rounds); medians {ours:.1f} of {theirs:.1f}"
+        )
+
+
+def ratios(lines: Sequence[Line]) -> Iterator[Ratio]:
+    """Yield the ratios of each load and column, of the rounds in which both have it.
 
     Ours has no percentile of too few requests: for p99 of 100 windows must be long enough.
     """
     for concurrency in dict.fromkeys(line["Concurrency"] for line in lines):
         for column in COLUMNS:
-            ours, theirs = (
-                [
-                    float(line[column])
-                    for line in lines
-                    if (line["client"], line["Concurrency"]) == (name, concurrency) and line.get(column)
-                ]
-                for name in CLIENTS
-            )
-            if ours and theirs:
-                yield concurrency, column, statistics.median(ours), statistics.median(theirs)
+            pairs = [
+                (float(ours[column]), float(theirs[column]))
+                for ours, theirs in turns(lines, concurrency)
+                if ours.get(column) and theirs.get(column)
+            ]
+            if pairs:
+                yield Ratio(concurrency, column, pairs)
+
+
+def client_times(lines: Sequence[Line]) -> dict[str, list[float]]:
+    """Return by how many ms our client takes longer to send and receive, round by round, by load."""
+    return {
+        concurrency: [
+            sum(float(ours[part]) - float(theirs[part]) for part in CLIENT_TIMES) / 1000
+            for ours, theirs in turns(lines, concurrency)
+            if theirs.get(CLIENT_TIMES[0])
+        ]
+        for concurrency in dict.fromkeys(line["Concurrency"] for line in lines)
+    }
+
+
+def turns(lines: Sequence[Line], concurrency: str) -> Iterator[tuple[Line, Line]]:
+    """Yield ours and perf_analyzer's of each round at a load."""
+    found = {(line["client"], line["round"]): line for line in lines if line["Concurrency"] == concurrency}
+    for number in dict.fromkeys(number for _, number in found):
+        if all((name, number) in found for name in CLIENTS):
+            yield found[OURS, number], found[CLIENTS[1], number]
 
 
 if __name__ == "__main__":
