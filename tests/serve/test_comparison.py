@@ -1,14 +1,15 @@
 """`report diff`: what changed beyond the noise, and the exit status that a team's CI goes by."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sample_report import MIB, full_report, measurement, report_of
+from sample_report import JITTER, MIB, full_report, measurement, report_of, servers
 
 from sparse_serve.cli import app, run
 from sparse_serve.profiling.comparison import compare
-from sparse_serve.profiling.report import Measurement, Quality, Report
+from sparse_serve.profiling.report import Measurement, Quality, Report, Variant
 
 
 def judged(before: Report, after: Report, tolerance: float = 0.0) -> dict[str, str]:
@@ -16,9 +17,9 @@ def judged(before: Report, after: Report, tolerance: float = 0.0) -> dict[str, s
     return {each.figure: each.verdict for each in found.differences}
 
 
-def quality(accuracy: float) -> Quality:
+def quality(accuracy: float, rows: int = 9, metric: str = "accuracy") -> Quality:
     return Quality(
-        model="reviews", variant="model", file="x", rows=9, metric="accuracy", metrics={"accuracy": accuracy}
+        model="reviews", variant="model", file="x", rows=rows, metric=metric, metrics={metric: accuracy}
     )
 
 
@@ -31,6 +32,7 @@ def test_what_is_slower_and_larger_beyond_the_servers_is_worse() -> None:
     after = report_of([measurement(p50=11, peak=8 * MIB)])
     assert judged(before, after) == {
         "p50 latency, ms": "worse",
+        "p99 latency, ms": "worse",
         "texts/s": "worse",
         "peak above idle, bytes": "better",
         "peak in total, bytes": "better",
@@ -64,6 +66,60 @@ def test_quality_that_is_lost_is_a_regression() -> None:
     assert judged(reports[2], reports[0])["accuracy"] == "better"
 
 
+def test_quality_that_is_no_longer_there_is_a_regression() -> None:
+    with_it, without = (report_of([measurement()], quality=each) for each in ([quality(0.9)], []))
+    assert judged(with_it, without)["accuracy"] == "gone"
+    assert judged(without, with_it)["accuracy"] == "new"
+    assert not compare(without, with_it, ("model",), 0, 0).regressions
+    assert judged(with_it, report_of([measurement()], quality=[quality(0.9, metric="f1")])) == {
+        **judged(without, without),
+        "accuracy": "gone",
+        "f1": "new",
+    }
+
+
+def test_quality_is_compared_on_other_rows_too_with_a_caution() -> None:
+    before, after = (report_of([measurement()], quality=[quality(*each)]) for each in ((0.9, 9), (0.7, 10)))
+    assert judged(before, after)["accuracy"] == "worse"
+    cautions = compare(before, after, ("model",), 0, 0).cautions
+    assert cautions == ("quality was measured on 9 rows of x and on 10 of x",)
+    assert compare(before, before, ("model",), 0, 0).cautions == ()
+
+
+def test_a_rise_from_0_is_worse() -> None:
+    nothing, something = (report_of([measurement(peak=peak)]) for peak in (0, 8 * MIB))
+    assert judged(nothing, something)["peak above idle, bytes"] == "worse"
+    assert judged(nothing, nothing)["peak above idle, bytes"] == "noise"
+    assert judged(something, nothing)["peak above idle, bytes"] == "better"
+    one = report_of([measurement(peak=8 * MIB, jitter=(0.0,))])
+    assert judged(nothing, one)["peak above idle, bytes"] == "noise"
+
+
+def test_memory_that_is_no_longer_there_is_a_regression() -> None:
+    bare = report_of([measurement().model_copy(update={"memory_bytes": None})])
+    found = judged(report_of([measurement()]), bare)
+    assert (found["peak above idle, bytes"], found["peak in total, bytes"]) == ("gone", "gone")
+
+
+def slowest(p99: float, *, jitter: Sequence[float] = JITTER, variant: Variant = "model") -> Measurement:
+    """A measurement with this p99 in ms."""
+    found = measurement(variant)
+    latency = found.latency_ms.model_copy(update={"p99": servers(p99, jitter)})
+    return found.model_copy(update={"latency_ms": latency})
+
+
+def test_p99_is_compared_where_both_have_it_by_its_own_noise() -> None:
+    before, after = (report_of([slowest(p99)]) for p99 in (20, 23))
+    assert judged(before, after)["p99 latency, ms"] == "worse"
+    assert judged(before, after)["p50 latency, ms"] == "noise"
+    noisy = report_of([slowest(20), slowest(20, jitter=(0.2, -0.2, 0.0), variant="control")])
+    assert judged(noisy, after)["p99 latency, ms"] == "noise"
+    few = before.measurements[0].latency_ms.model_copy(update={"p99": None})
+    assert "p99 latency, ms" not in judged(
+        before, report_of([measurement().model_copy(update={"latency_ms": few})])
+    )
+
+
 def test_what_makes_reports_hard_to_compare_is_said() -> None:
     report = full_report()
     cpu = report.environment.cpu.model_copy(update={"cores": 16})
@@ -93,7 +149,7 @@ def test_the_command_ends_with_3_on_a_regression(tmp_path: Path, capsys: pytest.
     status, output, errors = told(["report", "diff", a, b], capsys)
     assert status == 3
     assert "reviews, this model, 128 tokens × 1, 1 request in flight" in output
-    assert "2 of 5 figures changed beyond noise, 2 for the worse" in output
+    assert "3 of 6 figures changed beyond noise, 3 for the worse" in output
     assert errors.startswith(f"error: {b} is worse than {a} beyond the noise of both in reviews, this model")
     assert errors.count("\n") == 1
     status, output, errors = told(["report", "diff", b, a, "--json"], capsys)

@@ -1,14 +1,16 @@
 """What changed between two reports beyond the noise of both: latency, throughput, memory and quality."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparse_serve.profiling.estimates import Estimate, estimate_change
-from sparse_serve.profiling.report import Measurement, Quality, Quantity, Report, Variant
+from sparse_serve.profiling.estimates import Estimate, estimate_change, estimate_ratio
+from sparse_serve.profiling.report import Measurement, Memory, Quality, Quantity, Report, Variant
 from sparse_serve.profiling.titles import TITLES, load_title
 
 Verdict = Literal["better", "worse", "noise", "gone", "new"]
+Figure = tuple[str, Estimate, Estimate, list[float | None], int]
+_SAME: tuple[Variant, ...] = ("model", "control")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def compare(
     for key in [*old, *(key for key in new if key not in old)]:
         differences += _compare_point(before, after, old.get(key), new.get(key), tolerance)
     differences += _compare_quality(before, after, variants, max_loss)
-    return Comparison(tuple(differences), tuple(_cautions(before, after)))
+    return Comparison(tuple(differences), tuple(_cautions(before, after, variants)))
 
 
 def _key(m: Measurement) -> tuple[object, ...]:
@@ -82,23 +84,7 @@ def _compare_point(
     if old is None or new is None:
         yield Difference(title, "all", None, None, None, None, None, "new" if old is None else "gone")
         return
-    pairs: list[tuple[str, Quantity, Estimate, Estimate, int]] = [
-        ("p50 latency, ms", "latency_ms", old.latency_ms.p50, new.latency_ms.p50, 1),
-        ("texts/s", "latency_ms", old.texts_per_second, new.texts_per_second, -1),
-    ]
-    if old.memory_bytes is not None and new.memory_bytes is not None:
-        pairs += [
-            (
-                "peak above idle, bytes",
-                "memory_bytes",
-                old.memory_bytes.above_idle,
-                new.memory_bytes.above_idle,
-                1,
-            ),
-            ("peak in total, bytes", "total_memory_bytes", old.memory_bytes.total, new.memory_bytes.total, 1),
-        ]
-    for figure, quantity, one, other, worse in pairs:
-        noises = [report.noise_of(old.model, quantity, old.load) for report in (before, after)]
+    for figure, one, other, noises, worse in _figures(before, after, old, new):
         limit = max([tolerance, *(noise for noise in noises if noise is not None)])
         change = estimate_change(one.servers, other.servers)
         yield Difference(
@@ -109,13 +95,60 @@ def _compare_point(
             None if change is None else change.value,
             None if change is None else change.low,
             None if change is None else change.high,
-            _verdict(change, limit, worse),
+            _verdict(one, other, change, limit, worse),
         )
-    if old.memory_bytes is not None and new.memory_bytes is None:
-        yield Difference(title, "memory", old.memory_bytes.total.value, None, None, None, None, "gone")
+    for name, held, holds in _memories(old, new):
+        if (held is None) != (holds is None):
+            ends = (None if each is None else each.value for each in (held, holds))
+            yield _in_one(title, name, *ends)
 
 
-def _verdict(change: Estimate | None, limit: float, worse: int) -> Verdict:
+def _figures(before: Report, after: Report, old: Measurement, new: Measurement) -> Iterator[Figure]:
+    """Yield what both have: its name, both figures, the noise of both reports, and 1 where more is worse."""
+
+    def noise(quantity: Quantity) -> list[float | None]:
+        return [report.noise_of(old.model, quantity, old.load) for report in (before, after)]
+
+    yield "p50 latency, ms", old.latency_ms.p50, new.latency_ms.p50, noise("latency_ms"), 1
+    if old.latency_ms.p99 is not None and new.latency_ms.p99 is not None:
+        noises = [_p99_noise(report, old) for report in (before, after)]
+        yield "p99 latency, ms", old.latency_ms.p99, new.latency_ms.p99, noises, 1
+    yield "texts/s", old.texts_per_second, new.texts_per_second, noise("latency_ms"), -1
+    quantities: tuple[Quantity, ...] = ("memory_bytes", "total_memory_bytes")
+    for quantity, (name, one, other) in zip(quantities, _memories(old, new), strict=True):
+        if one is not None and other is not None:
+            yield name, one, other, noise(quantity), 1
+
+
+def _memories(old: Measurement, new: Measurement) -> Iterator[tuple[str, Estimate | None, Estimate | None]]:
+    one, other = old.memory_bytes, new.memory_bytes
+    sides: dict[str, Callable[[Memory], Estimate]] = {
+        "peak above idle, bytes": lambda memory: memory.above_idle,
+        "peak in total, bytes": lambda memory: memory.total,
+    }
+    for name, side in sides.items():
+        yield name, None if one is None else side(one), None if other is None else side(other)
+
+
+def _p99_noise(report: Report, point: Measurement) -> float | None:
+    """Return how far the model's p99 lay from itself in any round at this point; None where not known."""
+    ours, again = (_p99_by_round(report, point, variant) for variant in _SAME)
+    ratio = estimate_ratio(again, ours)
+    return None if ratio is None else max(map(abs, ratio.servers))
+
+
+def _p99_by_round(report: Report, point: Measurement, variant: Variant) -> dict[int, float]:
+    found = report.at(point.model, variant, point.length, point.load)
+    if found is None or found.latency_ms.p99 is None:
+        return {}
+    return dict(zip(found.rounds, found.latency_ms.p99.servers, strict=True))
+
+
+def _verdict(one: Estimate, other: Estimate, change: Estimate | None, limit: float, worse: int) -> Verdict:
+    """Return what a figure's change comes to; a rise from 0 is one however small, where the servers agree."""
+    if one.value == 0 and other.value > 0:
+        is_told = one.low is not None and other.low is not None and other.low > 0
+        return ("worse" if worse > 0 else "better") if is_told else "noise"
     if change is None or change.low is None or change.high is None:
         return "noise"
     if change.low <= 0 <= change.high or abs(change.value) <= limit:
@@ -126,19 +159,31 @@ def _verdict(change: Estimate | None, limit: float, worse: int) -> Verdict:
 def _compare_quality(
     before: Report, after: Report, variants: Sequence[Variant], max_loss: float
 ) -> Iterator[Difference]:
-    def of(report: Report) -> dict[tuple[str, Variant, str, int], Quality]:
-        return {(q.model, q.variant, q.metric, q.rows): q for q in report.quality if q.variant in variants}
-
-    old, new = of(before), of(after)
-    for key in [key for key in old if key in new]:
-        one, other = old[key].metrics[key[2]], new[key].metrics[key[2]]
+    """Compare the tasks' headline metrics, whatever the rows; what is in one report alone is gone, or new."""
+    old, new = (_qualities(report, variants) for report in (before, after))
+    for key in [*old, *(key for key in new if key not in old)]:
+        model, variant, metric = key
+        one, other = (found[key].metrics[metric] if key in found else None for found in (old, new))
+        what = f"{model}, {TITLES[variant]}"
+        if one is None or other is None:
+            yield _in_one(what, metric, one, other)
+            continue
         change = other - one
         verdict: Verdict = "noise" if abs(change) <= max_loss else "better" if change > 0 else "worse"
-        share = change / one if one else None
-        yield Difference(f"{key[0]}, {TITLES[key[1]]}", key[2], one, other, share, None, None, verdict)
+        yield Difference(what, metric, one, other, change / one if one else None, None, None, verdict)
 
 
-def _cautions(before: Report, after: Report) -> Iterator[str]:
+def _qualities(report: Report, variants: Sequence[Variant]) -> dict[tuple[str, Variant, str], Quality]:
+    return {(q.model, q.variant, q.metric): q for q in report.quality if q.variant in variants}
+
+
+def _in_one(what: str, figure: str, before: float | None, after: float | None) -> Difference:
+    """Return what is in one report alone."""
+    verdict: Verdict = "new" if before is None else "gone"
+    return Difference(what, figure, before, after, None, None, None, verdict)
+
+
+def _cautions(before: Report, after: Report, variants: Sequence[Variant]) -> Iterator[str]:
     for name, report in (("first", before), ("second", after)):
         if report.partial is not None:
             yield f"the {name} report is a part: {report.partial}"
@@ -158,3 +203,11 @@ def _cautions(before: Report, after: Report) -> Iterator[str]:
             f"their sessions had {before.settings.intra_op_threads} and "
             f"{after.settings.intra_op_threads} threads"
         )
+    old, new = (_qualities(report, variants) for report in (before, after))
+    asked = {
+        (old[key].file, old[key].rows, new[key].file, new[key].rows)
+        for key in old
+        if key in new and (old[key].file, old[key].rows) != (new[key].file, new[key].rows)
+    }
+    for file, rows, other_file, other_rows in sorted(asked):
+        yield f"quality was measured on {rows} rows of {file} and on {other_rows} of {other_file}"
