@@ -31,7 +31,7 @@ from sparse_serve.profiling.report import (
 from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import GraphShape
 from sparse_serve.profiling.theory import expected, growth
-from sparse_serve.profiling.trade import trade_points
+from sparse_serve.profiling.trade import trade, trade_points
 
 HEADS = 12
 SHAPE = GraphShape(HEADS, 384, 1536)
@@ -194,7 +194,7 @@ def report_of(
         )
     )
     lightest = (concurrencies[0], None) if concurrencies else (None, rates[0])
-    points = trade_points(measured, records, qualities, found, lightest)
+    points = trade_points(measured, records, qualities, lightest)
     return Report(
         partial=partial,
         environment=Environment(
@@ -261,7 +261,7 @@ def report_of(
         savings=tuple(savings(measured, limits(found))),
         splits=tuple(splits(measured, records, limits(found))),
         growth=eager_growth(measured),
-        trade=tuple(points) if len(points) > 1 else (),
+        trade=tuple(trade(points, records, qualities, found, lightest)),
         pick=None,
     )
 
@@ -294,13 +294,13 @@ def estimated_anew(report: Report) -> Report:
     found = report.model_validate(_estimates_anew(report.model_dump()))
     measured, known_noise = found.measurements, tuple(noise(found.measurements))
     known = limits(known_noise)
-    points = trade_points(measured, found.served, found.quality, known_noise, found.lightest)
+    points = trade_points(measured, found.served, found.quality, found.lightest)
     return found.model_copy(
         update={
             "noise": known_noise,
             "savings": tuple(savings(measured, known)),
             "splits": tuple(splits(measured, found.served, known)),
-            "trade": tuple(points) if len(points) > 1 else (),
+            "trade": tuple(trade(points, found.served, found.quality, known_noise, found.lightest)),
         }
     )
 

@@ -1,12 +1,12 @@
 """The trade: who is dominated, what a budget picks, and what fits a memory limit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_report import MIB, SHAPE, SSAF, measurement, report_of
+from sample_report import MIB, SHAPE, SSAF, estimated_anew, measurement, report_of
 
 from sparse_serve.profiling.capacity import _greatest
 from sparse_serve.profiling.figures import trade_figure
@@ -19,30 +19,90 @@ from sparse_serve.profiling.trade import Budget, pick
 REPOSITORY = Path("model_repository")
 
 
-def report(models: dict[str, tuple[float, int, float]]) -> Report:
-    """Models with these latencies in ms, peaks above idle in MiB and accuracies."""
+def report(
+    models: Mapping[str, tuple[float, int, float | None]], metric: str = "accuracy", rows: int = 1000
+) -> Report:
+    """Models with these latencies in ms, peaks above idle in MiB and qualities, None where not known."""
     measured = [measurement(model=name, p50=p50, peak=peak * MIB) for name, (p50, peak, _) in models.items()]
     quality = [
-        Quality(
-            model=name, variant="model", file="x", rows=9, metric="accuracy", metrics={"accuracy": accuracy}
-        )
-        for name, (_, _, accuracy) in models.items()
+        Quality(model=name, variant="model", file="x", rows=rows, metric=metric, metrics={metric: found})
+        for name, (_, _, found) in models.items()
+        if found is not None
     ]
     return report_of(measured, quality=quality)
+
+
+def dominated(found: Report) -> dict[str, tuple[str, ...]]:
+    return {point.model: point.dominated_by for point in found.trade}
 
 
 def test_who_is_worse_in_all_is_dominated() -> None:
     found = report(
         {"good": (20, 40, 0.9), "fast": (10, 40, 0.8), "poor": (20, 50, 0.7), "alike": (20, 40, 0.9)}
     )
-    dominated = {point.model: point.dominated_by for point in found.trade}
-    assert dominated == {"good": (), "fast": (), "poor": ("good", "fast", "alike"), "alike": ()}
+    assert dominated(found) == {"good": (), "fast": (), "poor": ("good", "fast", "alike"), "alike": ()}
     figure = trade_figure(found, "latency_ms") or ""
     assert "poor: 20.0 ms, accuracy 0.7000; dominated by good, fast, alike" in figure
 
 
 def test_without_a_second_model_there_is_no_trade() -> None:
     assert report({"good": (20, 40, 0.9)}).trade == ()
+
+
+def test_what_is_not_known_is_not_taken_for_equal() -> None:
+    """Without quality nobody knows what a saving costs; memory that is unknown is not less."""
+    assert report({"good": (20, 40, None), "fast": (10, 40, None)}).trade == ()
+    found = report({"good": (20, 40, 0.9), "fast": (10, 30, 0.9), "unknown": (5, 20, None)})
+    assert dominated(found) == {"good": ("fast",), "fast": ()}
+    bare = measurement(model="bare", p50=5).model_copy(update={"memory_bytes": None})
+    found = report_of([measurement(model="good"), bare], quality=[judged("good", "x"), judged("bare", "x")])
+    assert dominated(found) == {"good": (), "bare": ()}
+
+
+def judged(model: str, file: str) -> Quality:
+    return Quality(
+        model=model, variant="model", file=file, rows=100, metric="accuracy", metrics={"accuracy": 0.9}
+    )
+
+
+def test_models_of_different_tasks_or_rows_are_not_held_against_each_other() -> None:
+    models = {"good": (20, 40, 0.9), "fast": (10, 30, 0.9)}
+    found = report(models)
+    other = found.served[1].model_copy(update={"task": "regression"})
+    served = (found.served[0], other)
+    assert estimated_anew(found).trade == found.trade
+    assert estimated_anew(found.model_copy(update={"served": served})).trade == ()
+    measured = [measurement(model=name) for name in models]
+    assert report_of(measured, quality=[judged("good", "x"), judged("fast", "y")]).trade == ()
+
+    chosen = pick(found.trade, served, Budget(latency_ms=30), REPOSITORY)
+    assert (chosen.model, chosen.export) == (None, None)
+    assert "models of different tasks do not stand in for each other" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "one", "other", "rows", "is_told"),
+    [
+        ("accuracy", 0.88, 0.87, 100, False),
+        ("accuracy", 0.88, 0.80, 100, False),
+        ("accuracy", 0.88, 0.70, 100, True),
+        ("accuracy", 0.88, 0.87, 10_000, True),
+        ("f1", 0.88, 0.87, 100, False),
+        ("pearson", 0.9, 0.85, 100, False),
+        ("pearson", 0.9, 0.8, 100, True),
+        ("pearson", 1.0, 0.8, 100, True),
+        ("spearman", 0.9, 0.1, 3, False),
+        ("matthews", -0.1, -0.2, 100, False),
+    ],
+)
+def test_a_row_of_a_hundred_does_not_decide_which_model_is_better(
+    metric: str, one: float, other: float, rows: int, is_told: bool
+) -> None:
+    """Of models that cost the same; one that is cheaper dominates no model that was right more often."""
+    found = report({"one": (20, 40, one), "other": (20, 40, other)}, metric, rows)
+    assert dominated(found) == {"one": (), "other": ("one",) if is_told else ()}
+    cheap = report({"one": (20, 40, one), "other": (10, 30, other)}, metric, rows)
+    assert dominated(cheap) == {"one": (), "other": ()}
 
 
 @pytest.mark.parametrize("with_quality", [True, False])

@@ -15,7 +15,6 @@ from sparse_serve.profiling.report import (
     Quantity,
     Report,
     Saving,
-    TradePoint,
     Variant,
 )
 from sparse_serve.profiling.svg import INK, MUTED, PAPER, Drawing, draw
@@ -411,30 +410,26 @@ def inputs_figure(report: Report, model: str) -> Markup | None:
 def trade_figure(report: Report, quantity: Quantity) -> Markup | None:
     """Quality of the models against memory or latency; who is dominated is grey."""
     points = [
-        (point, x)
+        (point, x, point.quality)
         for point in report.trade
         if (x := point.latency_ms if quantity == "latency_ms" else point.total_memory) is not None
+        and point.quality is not None
     ]
     if not points:
         return None
     unit = 1 if quantity == "latency_ms" else MIB
 
-    def height(point: TradePoint) -> float:
-        return point.texts_per_second if point.quality is None else point.quality
-
     def paint(drawing: Drawing) -> None:
         axes = drawing.axes
-        for point, x in points:
+        for point, x, y in points:
             color = MUTED if point.dominated_by else COLORS["model"]
-            (dot,) = axes.plot(x / unit, height(point), "o", color=color, ms=7)
-            axes.annotate(
-                point.model, (x / unit, height(point)), xytext=(6, 4), textcoords="offset points", color=INK
-            )
+            (dot,) = axes.plot(x / unit, y, "o", color=color, ms=7)
+            axes.annotate(point.model, (x / unit, y), xytext=(6, 4), textcoords="offset points", color=INK)
             worse = f"; dominated by {', '.join(point.dominated_by)}" if point.dominated_by else ""
-            quality = "" if point.quality is None else f", {point.metric} {point.quality:.4f}"
-            drawing.tip(dot, f"{point.model}: {x / unit:.1f} {'ms' if unit == 1 else 'MiB'}{quality}{worse}")
+            cost = f"{x / unit:.1f} {'ms' if unit == 1 else 'MiB'}"
+            drawing.tip(dot, f"{point.model}: {cost}, {point.metric} {y:.4f}{worse}")
         axes.margins(0.2)
-        axes.set_ylabel(quality_title(report) or "throughput, texts/s")
+        axes.set_ylabel(quality_title(report) or "quality")
         axes.set_xlabel("p50 latency, ms" if unit == 1 else "peak memory in total, MiB")
         axes.set_title(f"{points[0][0].length} tokens")
 

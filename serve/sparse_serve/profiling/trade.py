@@ -1,5 +1,6 @@
 """The trade between quality, memory and latency: which models are dominated, and which one fits a budget."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from sparse_serve.profiling.report import (
     TradePoint,
 )
 from sparse_serve.profiling.savings import limits
+
+_NORMAL = 1.960
+_NEARLY_1 = 1 - 1e-9
+# Metrics that are correlations; others are shares of rows, or much like one.
+_CORRELATIONS = ("pearson", "spearman", "matthews")
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,9 @@ class Budget:
 
 
 def trade_points(
-    measurements: Sequence[Measurement],
-    served: Sequence[Served],
-    quality: Sequence[Quality],
-    found: Sequence[Noise],
-    lightest: Load,
+    measurements: Sequence[Measurement], served: Sequence[Served], quality: Sequence[Quality], lightest: Load
 ) -> list[TradePoint]:
-    """Return a point for each model, and which others are no worse than it in anything, but better in some.
-
-    Latency, memory and throughput count as different where they are so beyond the noise; quality always.
-    """
+    """Return a point for each model at its longest length, whether its quality is known or not."""
     of_models = {
         measurement.model: measurement
         for measurement in sorted(measurements, key=lambda each: each.length)
@@ -63,26 +62,50 @@ def trade_points(
         )
         for model, measurement in of_models.items()
     }
-    points = [
+    return [
         _point(measurement, records[model], metrics.get(model), throughputs[model])
         for model, measurement in of_models.items()
     ]
+
+
+def trade(
+    points: Sequence[TradePoint],
+    served: Sequence[Served],
+    quality: Sequence[Quality],
+    found: Sequence[Noise],
+    lightest: Load,
+) -> list[TradePoint]:
+    """Return the points that can be held against another, and which others dominate each.
+
+    That is where both answer the same task, and were judged by the same metric on the same rows: without that
+    nobody knows what a saving costs. One dominates another if it is no worse in quality, latency and memory,
+    and better in one of them: in latency and memory beyond the noise, in quality beyond what so many rows can
+    tell. Throughput is no part of it; a budget asks for it.
+    """
+    tasks = {each.model: each.task for each in served}
+    judged = {
+        each.model: (tasks[each.model], each.metric, each.file, each.rows)
+        for each in quality
+        if each.variant == "model"
+    }
     noise = limits(found)
 
     def share(quantity: Quantity) -> float:
         return max((noise.get((each.model, quantity, lightest), 0.0) for each in points), default=0.0)
 
-    shares = {"latency_ms": share("latency_ms"), "total_memory": share("total_memory_bytes")}
-    return [
-        point.model_copy(
-            update={
-                "dominated_by": tuple(
-                    other.model for other in points if other is not point and _dominates(other, point, shares)
-                )
-            }
-        )
-        for point in points
-    ]
+    shares = share("latency_ms"), share("total_memory_bytes")
+    compared = []
+    for point in points:
+        others = [
+            other
+            for other in points
+            if other is not point and point.model in judged and judged[point.model] == judged.get(other.model)
+        ]
+        if others:
+            rows = judged[point.model][-1]
+            worse = tuple(other.model for other in others if _dominates(other, point, shares, rows))
+            compared.append(point.model_copy(update={"dominated_by": worse}))
+    return compared
 
 
 def _point(
@@ -104,37 +127,78 @@ def _point(
     )
 
 
-def _dominates(one: TradePoint, other: TradePoint, shares: dict[str, float]) -> bool:
+def _dominates(one: TradePoint, other: TradePoint, shares: tuple[float, float], rows: int) -> bool:
     """Tell whether one is no worse than the other in anything, and better in something."""
     compared = [
-        _compare(one.latency_ms, other.latency_ms, shares["latency_ms"]),
-        _compare(one.total_memory, other.total_memory, shares["total_memory"]),
-        -_compare(one.quality, other.quality, 0.0),
+        _compare(one.latency_ms, other.latency_ms, shares[0]),
+        _compare(one.total_memory, other.total_memory, shares[1]),
+        _compare_quality(one, other, rows),
     ]
     return max(compared) <= 0 and min(compared) < 0
 
 
 def _compare(one: float | None, other: float | None, share: float) -> int:
-    """Return −1, 0 or 1 where one number is less than the other, alike or greater; 0 if unknown."""
-    if one is None or other is None or abs(one - other) <= share * abs(other):
+    """Return −1, 0 or 1 where one number is less than the other, alike or greater, or known of but one."""
+    if one is None or other is None:
+        return 0 if one is other else 1
+    if abs(one - other) <= share * abs(other):
         return 0
     return -1 if one < other else 1
+
+
+def _compare_quality(one: TradePoint, other: TradePoint, rows: int) -> int:
+    """Return −1 where one is better by more than rows can tell, 1 where it is worse or unknown, else 0."""
+    if one.quality is None or other.quality is None or one.quality < other.quality:
+        return 1
+    is_share = one.metric not in _CORRELATIONS
+    least = (_least_share if is_share else _least_correlation)(one.quality, other.quality, rows)
+    return -1 if least > 0 else 0
+
+
+def _least_share(one: float, other: float, rows: int) -> float:
+    """Return the lower end of the 95 % interval of the difference of two shares of so many rows.
+
+    R. Newcombe's, of their Wilson intervals (Statistics in Medicine 17, 1998, method 10).
+    """
+    return (one - other) - math.hypot(one - _wilson(one, rows)[0], _wilson(other, rows)[1] - other)
+
+
+def _wilson(share: float, rows: int) -> tuple[float, float]:
+    """Return E. Wilson's 95 % interval of a share of rows."""
+    middle = (share + _NORMAL**2 / (2 * rows)) / (1 + _NORMAL**2 / rows)
+    half = math.sqrt(share * (1 - share) / rows + (_NORMAL / (2 * rows)) ** 2) / (1 + _NORMAL**2 / rows)
+    return middle - _NORMAL * half, middle + _NORMAL * half
+
+
+def _least_correlation(one: float, other: float, rows: int) -> float:
+    """Return the lower end of the 95 % interval of the difference of two correlations, by R. Fisher's z."""
+    if rows < 4:
+        return 0.0
+    first, second = (math.atanh(min(max(each, -_NEARLY_1), _NEARLY_1)) for each in (one, other))
+    return first - second - _NORMAL * math.sqrt(2 / (rows - 3))
 
 
 def pick(points: Sequence[TradePoint], served: Sequence[Served], budget: Budget, repository: Path) -> Pick:
     """Return the model of the best quality within the budgets; of like ones the fastest, then the smallest.
 
-    Without labelled rows quality is unknown and the fastest is picked.
+    Where the quality of one of them is unknown, the fastest is picked; of models of several tasks none.
     """
+    if len({each.task for each in served}) > 1:
+        return _picked(budget, "models of different tasks do not stand in for each other, and none is picked")
     fitting = [point for point in points if _fits(point, budget)]
     if not fitting:
         return _picked(budget, "no model that was measured is within the budgets")
+    is_judged = all(point.quality is not None for point in fitting)
     best = min(
         fitting,
-        key=lambda point: (-(point.quality or 0.0), point.latency_ms, point.total_memory or 0),
+        key=lambda point: (
+            -(point.quality or 0.0) if is_judged else 0.0,
+            point.latency_ms,
+            point.total_memory or 0,
+        ),
     )
     why = "the fastest"
-    if best.quality is not None:
+    if is_judged:
         why = f"the best {best.metric}, {best.quality:.4f},"
     reason = f"{why} of {len(fitting)} within the budgets, out of {len(points)}, at {best.length} tokens"
     record = next(each for each in served if each.model == best.model)
