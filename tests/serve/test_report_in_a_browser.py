@@ -27,16 +27,22 @@ const table = document.querySelector("#measurements");
 const column = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === "p50 ms");
 const values = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[column].textContent));
 const head = table.tHead.rows[0].cells[column];
+const button = head.querySelector("button");
 const before = values();
-head.click();
+button.click();
 const up = values();
-head.click();
+button.click();
 const down = values();
 const point = document.querySelector(".tip");
 point.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
 const said = document.getElementById("tip").textContent;
+const described = point.getAttribute("aria-describedby");
+point.dispatchEvent(new MouseEvent("mouseout", { bubbles: true }));
 top.document.title = JSON.stringify({
-  errors, before, up, down, said, tip: point.dataset.tip,
+  errors, before, up, down, said, described, tip: point.getAttribute("aria-label"),
+  sorted: head.getAttribute("aria-sort"), role: head.getAttribute("role"), scope: head.scope,
+  focusable: [button.tabIndex, point.tabIndex], hidden: document.getElementById("tip").hidden,
+  nameless: document.querySelectorAll("svg [tabindex]:not([aria-label])").length,
   plots: [...document.querySelectorAll("svg.plot")].map((svg) => svg.getBoundingClientRect().width),
   requests: performance.getEntriesByType("resource").length,
   width: document.documentElement.scrollWidth, window: innerWidth,
@@ -75,7 +81,11 @@ def test_a_reader_sorts_points_and_reads_on_a_phone(tmp_path: Path) -> None:
     assert page["up"] == sorted(page["before"])
     assert page["down"] == page["up"][::-1]
     assert page["up"] != page["before"]
-    assert page["said"] == page["tip"]
+    assert page["said"] == page["tip"] != ""
+    assert (page["described"], page["hidden"]) == ("tip", True)
+    # A head stays one, and is sorted; what has the focus has a name.
+    assert (page["role"], page["scope"], page["sorted"]) == (None, "col", "descending")
+    assert (page["focusable"], page["nameless"]) == ([0, 0], 0)
     assert len(page["plots"]) == 9
     assert min(page["plots"]) > 300
     # Tables scroll in themselves; the page does not.

@@ -47,15 +47,15 @@ def _read(name: str) -> str:
 
 
 def _over_servers(estimate: Estimate | None, form: str = ".1f", unit: float = 1) -> Markup:
-    """Return the cell of a figure over servers, its interval where it is pointed at; a dash for none."""
+    """Return the cell of a figure over servers with its interval, where it has one; a dash for none."""
     if estimate is None:
         return Markup('<td data-sort="">–</td>')
     value = format(estimate.value / unit, form)
-    title = "one server"
+    bounds = Markup("")
     if estimate.low is not None and estimate.high is not None:
         low, high = format(estimate.low / unit, form), format(estimate.high / unit, form)
-        title = f"95 %: {low} to {high}, {len(estimate.servers)} servers"
-    return Markup('<td data-sort="{}" title="{}">{}</td>').format(estimate.value, title, value)
+        bounds = Markup(" <small>{} to {}</small>").format(low, high)
+    return Markup('<td data-sort="{}">{}{}</td>').format(estimate.value, value, bounds)
 
 
 def _change(change: Change | None) -> Markup:

@@ -122,12 +122,12 @@ def _for_page(source: str, drawing: Drawing, title: str) -> Markup:
 
     def tipped(match: re.Match[str]) -> str:
         text = escape(drawing.told(int(match[1])))
-        return f'<g class="tip" tabindex="0" data-tip="{text}"><title>{text}</title>'
+        return f'<g class="tip" role="img" tabindex="0" aria-label="{text}"><title>{text}</title>'
 
     svg = _TIP.sub(tipped, svg)
     start = svg.index(">")
     view = re.search(r'viewBox="[^"]*"', svg[:start])
-    head = f'<svg class="plot" role="img" aria-label="{escape(title)}" {view[0] if view else ""} '
+    head = f'<svg class="plot" role="group" aria-label="{escape(title)}" {view[0] if view else ""} '
     return Markup(
         head
         + 'xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg">'

@@ -1,8 +1,10 @@
-// Tables sort by the column whose head is clicked; what a point of a plot is, is said where it is pointed at.
+// Tables sort by the column whose head is pressed; what a point of a plot is, is said where it is pointed at.
 document.querySelectorAll("table.sorts th").forEach((head) => {
-  head.tabIndex = 0;
-  head.setAttribute("role", "button");
-  const sort = () => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.append(...head.childNodes);
+  head.append(button);
+  button.addEventListener("click", () => {
     const column = head.cellIndex;
     const body = head.closest("table").tBodies[0];
     const down = head.getAttribute("aria-sort") === "ascending";
@@ -23,23 +25,22 @@ document.querySelectorAll("table.sorts th").forEach((head) => {
     const rows = [...body.rows].sort(compare);
     if (down) rows.reverse();
     body.append(...rows);
-  };
-  head.addEventListener("click", sort);
-  head.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      sort();
-    }
   });
 });
 
+// A point's text is its accessible name; the tip shows the same to the eye, and describes a point that has the focus.
 const tip = document.getElementById("tip");
-const hide = () => { tip.hidden = true; };
+const hide = () => {
+  tip.hidden = true;
+  document.querySelectorAll("[aria-describedby=tip]").forEach((each) => each.removeAttribute("aria-describedby"));
+};
 const show = (event) => {
+  hide();
   const point = event.target.closest(".tip");
-  if (!point) return hide();
-  tip.textContent = point.dataset.tip;
+  if (!point) return;
+  tip.textContent = point.getAttribute("aria-label");
   tip.hidden = false;
+  point.setAttribute("aria-describedby", "tip");
   const box = point.getBoundingClientRect();
   const left = Math.min(Math.max(8, box.left + box.width / 2 - tip.offsetWidth / 2), innerWidth - tip.offsetWidth - 8);
   tip.style.left = `${left + scrollX}px`;
@@ -48,6 +49,9 @@ const show = (event) => {
 document.querySelectorAll(".tip > title").forEach((title) => title.remove());
 for (const kind of ["mouseover", "focusin", "click"]) document.addEventListener(kind, show);
 document.addEventListener("mouseout", hide);
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") hide();
+});
 addEventListener("beforeprint", () => {
   document.querySelectorAll("details").forEach((each) => { each.open = true; });
 });
