@@ -35,11 +35,11 @@ def headline(report: Report, model: str) -> str:
             f"{model} was measured without its dense twins, so that no saving can be told: export it "
             "--with-baselines."
         )
-    parts = (
-        [_claim(latency, "p50 latency"), _claim(memory, "memory")]
-        if memory
-        else [_claim(latency, "p50 latency")]
-    )
+    noises = [
+        report.noise_of(model, quantity, report.lightest) for quantity in ("latency_ms", "total_memory_bytes")
+    ]
+    parts = [_claim(latency, "p50 latency", noises[0])]
+    parts += [_claim(memory, "memory", noises[1])] if memory else []
     against = "the best fused dense attention of the same weights"
     sentence = f"Against {against}, {model} {_join_claims(parts)}"
     return f"{sentence}; {others}." if others else f"{sentence}."
@@ -74,6 +74,7 @@ class _Claim:
     saved_at: int | None
     lost: str | None
     nothing: tuple[int, ...]
+    interval: str
 
     @property
     def is_nothing(self) -> bool:
@@ -82,7 +83,7 @@ class _Claim:
     def text(self, *, with_length: bool = True) -> str:
         """Return a verb and what it says."""
         if self.is_nothing:
-            return f"saves no {self.noun} beyond noise at any length"
+            return f"saves no {self.noun} beyond noise at any length ({self.interval})"
         where = f" at {self.saved_at} tokens" if with_length else ""
         parts = [f"saves {self.saved} of the {self.noun}{where}"] if self.saved else []
         parts += [f"takes {self.lost}"] if self.lost else []
@@ -91,7 +92,7 @@ class _Claim:
         return " but ".join(parts)
 
 
-def _claim(found: Sequence[Verdict], noun: str) -> _Claim:
+def _claim(found: Sequence[Verdict], noun: str, noise: float | None) -> _Claim:
     real = [each for each in found if not each.change.is_noise]
     best = max((each for each in real if each.change.saved > 0), key=_rank, default=None)
     losses = [each for each in real if each.change.saved < 0]
@@ -102,7 +103,19 @@ def _claim(found: Sequence[Verdict], noun: str) -> _Claim:
         None if best is None else best.length,
         None if worst is None else f"{percent(-worst.change.saved)} more {noun} at {worst.length} tokens",
         tuple(each.length for each in found if each.change.is_noise),
+        _interval(found[-1], noun, noise),
     )
+
+
+def _interval(verdict: Verdict, noun: str, noise: float | None) -> str:
+    """Return between what a saving lies, for one that is not told from noise."""
+    low, high = verdict.change.low, verdict.change.high
+    if low is None or high is None:
+        return "of one server each"
+    interval = f"95 %: {low:+.1%} to {high:+.1%} of the {noun} at {verdict.length} tokens"
+    if low <= 0 <= high or noise is None:
+        return interval
+    return f"{interval}, but the model lay up to {noise:.1%} from itself"
 
 
 def _rank(verdict: Verdict) -> tuple[float, int]:
@@ -113,7 +126,8 @@ def _rank(verdict: Verdict) -> tuple[float, int]:
 def _join_claims(claims: Sequence[_Claim]) -> str:
     """Return what is said of one or two quantities as one predicate."""
     if len(claims) == 2 and all(claim.is_nothing for claim in claims):
-        return f"saves neither {claims[0].noun} nor {claims[1].noun} beyond noise at any length"
+        intervals = "; ".join(dict.fromkeys(claim.interval for claim in claims))
+        return f"saves neither {claims[0].noun} nor {claims[1].noun} beyond noise at any length ({intervals})"
     first, *others = claims
     is_alike = (
         len(claims) == 2
@@ -133,8 +147,8 @@ def _eager_part(report: Report, model: str) -> str:
     for saving in report.savings:
         point = (saving.model, saving.length, (saving.concurrency, saving.request_rate), saving.baseline)
         if point == (model, ours.length, ours.load, "padded_eager"):
-            saved = _saved(saving.latency, saving.total_memory)
-            return f"against padded eager attention it saves {saved} at {saving.length} tokens"
+            told = _told(saving.latency, saving.total_memory)
+            return f"against padded eager attention it {told} at {saving.length} tokens"
     return ""
 
 
@@ -147,17 +161,25 @@ def _precision_part(report: Report, model: str) -> str:
     if reference == model or theirs is None:
         return ""
     noise = limits(report.noise)
-    saved = _saved(
+    told = _told(
         *(change(ours, theirs, quantity, noise) for quantity in ("latency_ms", "total_memory_bytes"))
     )
-    return f"against {reference} in fp32 it saves {saved} at {ours.length} tokens"
+    return told and f"against {reference} in fp32 it {told} at {ours.length} tokens"
 
 
-def _saved(latency: Change | None, memory: Change | None) -> str:
-    """Return what is saved of latency and memory."""
-    told = [
+def _told(latency: Change | None, memory: Change | None) -> str:
+    """Return what is saved of latency and memory, and what is taken more, as a predicate."""
+    known = [(found, noun) for found, noun in ((latency, "latency"), (memory, "memory")) if found]
+    saved = [
         f"no {noun} beyond noise" if found.is_noise else f"{percent(found.saved)} of the {noun}"
-        for found, noun in ((latency, "latency"), (memory, "memory"))
-        if found is not None
+        for found, noun in known
+        if found.is_noise or found.saved > 0
     ]
-    return listed(told)
+    lost = [
+        f"{percent(-found.saved)} more {noun}"
+        for found, noun in known
+        if not found.is_noise and found.saved <= 0
+    ]
+    parts = [f"saves {listed(saved)}"] if saved else []
+    parts += [f"takes {listed(lost)}"] if lost else []
+    return " but ".join(parts)

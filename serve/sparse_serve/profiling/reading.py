@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from sparse_serve.profiling.estimates import Estimate
 from sparse_serve.profiling.report import GpuMemory, Quantity, Report, Split, Step
 from sparse_serve.profiling.titles import (
     PART_TITLES,
@@ -43,7 +44,7 @@ def details(report: Report, model: str) -> list[str]:
         *_portable(report, model),
         *_concurrency(report, model),
         *_open_loop(report, model),
-        *_kernels(report, model),
+        *_sparsity_saves(report, model),
     ]
 
 
@@ -146,8 +147,9 @@ def _splits_of(report: Report, model: str, quantity: Quantity) -> list[Split]:
 
 
 def _signed(step: Step, quantity: Quantity) -> str:
-    text = amount(step.saved, quantity)
-    return f"{text} (noise)" if step.is_noise else text
+    if step.is_noise:
+        return f"{amount(step.saved, quantity)} (noise)"
+    return amount(step.saved, quantity) if step.saved > 0 else f"takes {amount(-step.saved, quantity)} more"
 
 
 def _time(report: Report, model: str) -> Iterator[str]:
@@ -305,16 +307,23 @@ def _concurrency(report: Report, model: str) -> Iterator[str]:
         return
     first, last = sweep[0], sweep[-1]
     best = max(sweep, key=lambda measurement: measurement.texts_per_second.value)
-    lowest, highest = first.texts_per_second, best.texts_per_second
-    gain = highest.value / lowest.value - 1
-    rise = f"throughput rises from {lowest.value:.1f} to {highest.value:.1f} texts/s ({gain:+.0%})"
-    if best is first or (lowest.high is not None and highest.low is not None and highest.low <= lowest.high):
-        rise = f"throughput stays at {lowest.value:.1f} texts/s, as far as the servers agree"
     yield (
         f"From {first.concurrency} to {load_title(last.load)}, at {longest} tokens, p50 latency goes "
         f"from {amount(first.latency_ms.p50.value, 'latency_ms')} to "
-        f"{amount(last.latency_ms.p50.value, 'latency_ms')}; {rise}."
+        f"{amount(last.latency_ms.p50.value, 'latency_ms')}; throughput "
+        f"{_rise(first.texts_per_second, (last if best is first else best).texts_per_second)}."
     )
+
+
+def _rise(before: Estimate, after: Estimate) -> str:
+    """Say whether throughput rises or falls, or how far its servers agree."""
+    if before.low is None or before.high is None or after.low is None or after.high is None:
+        return f"is {before.value:.1f} and {after.value:.1f} texts/s, of one server each"
+    if after.low <= before.high and before.low <= after.high:
+        return f"stays at {before.value:.1f} texts/s, as far as the servers agree"
+    verb = "rises" if after.value > before.value else "falls"
+    share = after.value / before.value - 1
+    return f"{verb} from {before.value:.1f} to {after.value:.1f} texts/s ({share:+.0%})"
 
 
 def _open_loop(report: Report, model: str) -> Iterator[str]:
@@ -329,19 +338,50 @@ def _open_loop(report: Report, model: str) -> Iterator[str]:
         )
 
 
-def _kernels(report: Report, model: str) -> Iterator[str]:
-    """Say why sparsity saves nothing, where it does not."""
-    for quantity in ("latency_ms", "memory_bytes"):
-        found = [split.sparsity for split in _splits_of(report, model, quantity) if split.sparsity]
-        if not found or any(step.saved > 0 and not step.is_noise for step in found):
+def _sparsity_saves(report: Report, model: str) -> Iterator[str]:
+    """Say of sparsity, where it is no proven gain, whether it is a loss or not told from noise."""
+    served = next((each for each in report.served if each.model == model), None)
+    if served is not None and served.lambd is None and served.pattern is None:
+        return  # its packed dense twin is the same graph
+    quantities: tuple[Quantity, ...] = ("latency_ms", "memory_bytes")
+    for quantity in quantities:
+        found = [
+            (split.length, step) for split in _splits_of(report, model, quantity) if (step := split.sparsity)
+        ]
+        losses = [(length, step) for length, step in found if not step.is_noise]
+        noun = QUANTITY_TITLES[quantity]
+        if not found or any(step.saved > 0 for _, step in losses):
             continue
-        if quantity == "latency_ms":
-            yield (
-                "Sparsity itself saves no time at these lengths: attention is a small part of the work, "
-                "and the linear layers are most of it."
-            )
-        else:
-            yield (
-                "Sparsity itself saves no memory against packed dense attention: that kernel forms no L×L "
-                "scores either, and there are none to leave out."
-            )
+        if losses:
+            length, step = losses[-1]
+            told = f"takes {amount(-step.saved, quantity)} more {noun} at {length} tokens"
+            yield f"Against packed dense attention sparsity itself {told}{_bounds(step, quantity, sign=-1)}."
+            continue
+        length, step = found[-1]
+        lengths = listed([str(each) for each, _ in found])
+        yield (
+            f"What sparsity itself saves in {noun} is not told from noise at {lengths} tokens: "
+            f"{amount(step.saved, quantity)} at {length}"
+            f"{_bounds(step, quantity, report.noise_of(model, quantity, report.lightest))}"
+            f"{_scores_in_theory(report, model, length) if quantity == 'memory_bytes' else ''}."
+        )
+
+
+def _scores_in_theory(report: Report, model: str, length: int) -> str:
+    """Say that theory expects no memory to be saved by sparsity, where dense attention forms no scores."""
+    for theory in report.expected:
+        if (theory.model, theory.variant, theory.length, theory.scores) == (model, "packed_dense", length, 0):
+            return "; theory expects nothing, as packed dense attention forms no L×L scores either"
+    return ""
+
+
+def _bounds(step: Step, quantity: Quantity, noise: float | None = None, sign: int = 1) -> str:
+    """Return the interval of a step, with the other sign where it is told as a loss.
+
+    Where 0 is not in it, so that it is `noise` alone that it is not told from, that is said.
+    """
+    if step.low is None or step.high is None:
+        return ", of one server each"
+    low, high = sorted((sign * step.low, sign * step.high))
+    beyond = "" if noise is None or low <= 0 <= high else f"; the model lay up to {noise:.1%} from itself"
+    return f" (95 %: {amount(low, quantity)} to {amount(high, quantity)}{beyond})"

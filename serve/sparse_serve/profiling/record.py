@@ -24,7 +24,7 @@ from sparse_serve.profiling.run import Findings, Run
 from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, SteadyReading, graph_shape, weight_bytes
 from sparse_serve.profiling.theory import expected, growth, runs_of
-from sparse_serve.profiling.trade import pick, trade_points
+from sparse_serve.profiling.trade import pick, trade, trade_points
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.entries import Entry
 from sparse_serve.stub.runs import TOKEN_BYTES
@@ -42,14 +42,19 @@ _MEMORY_METHOD = (
     "processes hold is the driver's (NVML), what was taken is the devices' free memory before the server "
     "less the least that was free during requests (sampled), and the arenas' mark is from the server's log."
 )
+CLIENT_TIME = (
+    "Sending and receiving takes this client, which is Python's, longer than perf_analyzer: where both asked "
+    "one server in turns, by 0.2 to 0.9 ms with 1 request in flight and by 0.7 to 1.3 ms with 4 "
+    "(benchmarks/serving/perf_analyzer.csv)."
+)
 _LATENCY_METHOD = (
     "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
     f"time over gRPC: one window of each in turn until the last {STABLE_WINDOWS} windows of a variant agree "
     "in throughput and latency (perf_analyzer's rule); a server's figures are over those, and the report's "
     "are means over the servers. In a closed loop N requests in flight are N threads of this client, each of "
     "which waits for its answer before it sends again; in an open one requests arrive at a rate, and a "
-    "latency begins when its request was due. A request takes this client, which is Python's, 0.1 to 0.4 ms "
-    "longer than perf_analyzer. Other work on the machine shows as spread."
+    "latency begins when its request was due. Other work on the machine shows as spread. "
+    f"{CLIENT_TIME}"
 )
 
 
@@ -70,10 +75,8 @@ def report_of(
     quality = tuple(quality for found in findings for quality in found.quality.values())
     found_noise = tuple(noise(measurements))
     settings = _settings(options, plans)
-    lightest = options.arrivals[0]
-    points = trade_points(
-        measurements, served, quality, found_noise, (lightest.concurrency, lightest.request_rate)
-    )
+    lightest = options.arrivals[0].concurrency, options.arrivals[0].request_rate
+    points = trade_points(measurements, served, quality, lightest)
     return Report(
         partial=partial_reason,
         environment=_environment(run),
@@ -97,7 +100,7 @@ def report_of(
             for plan in plans
             for each in growth(measurements, plan.entry.name, graph_shape(plan.entry).heads)
         ),
-        trade=tuple(points) if len(points) > 1 else (),
+        trade=tuple(trade(points, served, quality, found_noise, lightest)),
         pick=pick(points, served, options.budget, options.repository) if options.budget.is_set else None,
     )
 

@@ -58,7 +58,8 @@ def load_title(load: Load) -> str:
 
 def amount(number: float, quantity: Quantity) -> str:
     """Return a latency or memory with its unit."""
-    return f"{number:.1f} ms" if quantity == "latency_ms" else f"{number / MIB:.1f} MiB"
+    unit, name = (1, "ms") if quantity == "latency_ms" else (MIB, "MiB")
+    return f"{round(number / unit, 1) + 0.0:.1f} {name}"  # no -0.0
 
 
 def value(measurement: Measurement, quantity: Quantity) -> float | None:

@@ -1,0 +1,125 @@
+"""What benchmarks judge by: claims of a model against itself, clients in turns, percentiles."""
+
+import csv
+import re
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sample_report import measurement, report_of
+
+from sparse_serve.profiling.measure import Timing
+from sparse_serve.profiling.record import CLIENT_TIME
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of the folders."""
+    for folder in ("serving", "peers"):
+        monkeypatch.syspath_prepend(BENCHMARKS / folder)
+    return import_module
+
+
+def test_what_a_model_seems_to_cost_against_itself_is_a_false_claim_too(module: Any) -> None:
+    report = report_of([measurement(p50=12, peak=1), measurement("packed_dense", p50=10, peak=2)])
+    verdicts = {line["quantity"]: line["verdict"] for line in module("itself").claims(report)}
+    assert verdicts == {"latency_ms": "cost", "memory_bytes": "saving", "total_memory_bytes": "saving"}
+
+
+def test_reports_in_a_row_are_compared_length_by_length(module: Any) -> None:
+    before, after = (
+        report_of(measurement(length=length, p50=p50) for length in (64, 128)) for p50 in (10, 12)
+    )
+    lines = list(module("itself").differences(before, after))
+    latency = [line for line in lines if line["quantity"] == "p50 latency, ms"]
+    assert [(line["length"], line["saved"], line["verdict"]) for line in latency] == [
+        ("64", "-20.00%", "worse"),
+        ("128", "-20.00%", "worse"),
+    ]
+    assert {line["verdict"] for line in module("itself").differences(before, before)} == {"noise"}
+
+
+def lines_of(*p50: tuple[float, float]) -> list[dict[str, str]]:
+    """What both clients found in each round."""
+    return [
+        {
+            "client": client,
+            "round": str(number),
+            "Concurrency": "1",
+            "p50 latency": str(latency),
+            "Client Send": "100" if client == "profile" else "10",
+            "Network+Server Send/Recv": "600" if client == "profile" else "390",
+            "Client Recv": "50",
+        }
+        for number, pair in enumerate(p50)
+        for client, latency in zip(("profile", "perf_analyzer"), pair, strict=True)
+    ]
+
+
+def test_clients_are_held_against_each_other_round_by_round(module: Any) -> None:
+    """A machine that is faster in one round than in the next is no difference of clients."""
+    found = module("perf_analyzer")
+    (ratio,) = found.ratios(lines_of((100, 100), (200, 200), (101, 100)))
+    assert (ratio.median, ratio.own) == (1.0, [1.0, 1.0, 1.01])
+    assert (
+        str(ratio) == "1 in flight, p50 latency: 1.000 (1.000 to 1.010 in 3 rounds); medians 101.0 of 100.0"
+    )
+    assert found.client_times(lines_of((1, 1)))["1"] == [pytest.approx(0.3)]
+    assert not list(found.ratios(lines_of((100, 100))[:1]))
+
+
+def test_what_reports_say_of_this_client_is_what_was_measured(module: Any) -> None:
+    with (BENCHMARKS / "serving" / "perf_analyzer.csv").open(encoding="utf-8", newline="") as file:
+        measured = module("perf_analyzer").client_times(list(csv.DictReader(file)))
+    said = re.findall(r"by ([\d.]+) to ([\d.]+) ms with (\d+)", CLIENT_TIME)
+    assert [in_flight for *_, in_flight in said] == list(measured)
+    for least, most, in_flight in said:
+        assert all(float(least) - 0.05 <= each <= float(most) + 0.05 for each in measured[in_flight])
+
+
+@pytest.mark.parametrize(("requests", "p99"), [(99, ""), (100, "1.00")])
+def test_peers_have_no_p99_of_too_few_requests(module: Any, requests: int, p99: str) -> None:
+    peers = module("peers")
+    window = SimpleNamespace(
+        timings=[Timing(0, 1_000_000, 0)] * requests, requests_per_second=1.0, client_cores=0.1
+    )
+    running = SimpleNamespace(measure=lambda *_: window, process_ids=list)
+    lines = list(peers.asked(SimpleNamespace(place=peers.SERVED), running, {"short": ["a"]}, 1.0))
+    assert {line["p99_ms"] for line in lines} == {p99}
+    assert peers.known_p99(lines) == ([1.0] * len(lines) if p99 else [])
+
+
+def test_the_table_of_peers_has_no_p99_of_too_few_requests() -> None:
+    """Its rows are loads in the order of the file, its columns candidates."""
+    with (BENCHMARKS / "peers" / "peers.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["place"] == "served"]
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+    cells = [re.findall(r"/ (–|[\d,.]+) ms", row) for row in page.splitlines()]
+    candidates = [
+        *("ours, dense fp32, served", "ours, ssaf fp32, served", "ours, dense int8, served"),
+        *("ours, ssaf int8, served", "Infinity, ONNX engine", "Infinity, torch engine"),
+    ]
+    loads = list(dict.fromkeys((line["texts"], line["load"]) for line in lines))
+    requests = {(line["candidate"], line["texts"], line["load"]): int(line["requests"]) for line in lines}
+    rows = [row for row in cells if len(row) == len(candidates)]
+    for (row, load), (column, name) in product(enumerate(loads), enumerate(candidates)):
+        assert (rows[row][column] == "–") == (requests[name, *load] < 100)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "met"),
+    [
+        ("0.897", ">= 0.9", "no"),
+        ("0.900", ">= 0.9", "yes"),
+        ("1.147", "<= 1", "no"),
+        ("0", "0", "yes"),
+        ("1", "0", "no"),
+    ],
+)
+def test_a_figure_is_met_by_what_was_measured(module: Any, value: str, wanted: str, met: str) -> None:
+    assert module("text_in_the_graph").met({"value": value, "wanted": wanted}) == met
