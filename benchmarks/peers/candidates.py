@@ -166,7 +166,7 @@ class HttpLoad:
         answer = json.loads(content)
         return answer, Timing(0, answered - start, time.perf_counter_ns() - answered)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes()
 
 

@@ -29,5 +29,5 @@ def make_senders(
     loads = [stack.enter_context(TritonLoad(grpc_url, model, OUTPUT)) for _ in range(senders)]
     for number, load in enumerate(loads):
         first = number * len(batches) // senders
-        load.repeat([*batches[first:], *batches[:first]])
+        load.repeat(batches, [*range(first, len(batches)), *range(first)])
     return loads

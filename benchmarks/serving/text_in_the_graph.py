@@ -144,7 +144,7 @@ class InProcess:
         self._next = (self._next + 1) % len(self._calls)
         return Timing(0, time.perf_counter_ns() - start, 0)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes()
 
 
@@ -170,7 +170,7 @@ class OverHttp:
         result.as_numpy(OUTPUT)
         return Timing(sent - start, answered - sent, time.perf_counter_ns() - answered)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes()
 
 

@@ -72,6 +72,7 @@ def measurement(
         rounds=rounds,
         tokens_per_request=batch * length,
         requests=300,
+        distinct_requests=4,
         windows=3,
         stable=spread <= 0.1,
         spread=spread,
@@ -100,7 +101,6 @@ def measurement(
             at_rest=servers(IDLE, [0.0] * len(jitter)),
             above_idle=servers(peak, jitter),
             total=estimate([IDLE + peak * (1 + each) for each in jitter]),
-            rest_pss=servers(IDLE / 2, jitter),
         )
         if request_rate is None
         else None,

@@ -14,18 +14,31 @@ from sparse_serve.profiling.measure import GpuSample
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The counters of two processor packages, which begin anew at 10 J."""
-    paths = [tmp_path / f"intel-rapl:{number}" / "energy_uj" for number in (0, 1)]
-    for path in paths:
-        path.parent.mkdir()
-        path.write_text("9000000")
-        path.with_name("max_energy_range_uj").write_text("10000000")
-    monkeypatch.setattr(energy, "_PACKAGES", tmp_path)
-    return paths
+    """The counters of two processor packages, which begin anew at 10 J, beside those of other zones.
+
+    Cores and memory lie within a package, and psys has the packages within it.
+    """
+    zones = {
+        "intel-rapl:0": "package-0",
+        "intel-rapl:0:0": "core",
+        "intel-rapl:0:1": "dram",
+        "intel-rapl:1": "package-1",
+        "intel-rapl:1:0": "core",
+        "intel-rapl:2": "psys",
+        "intel-rapl-mmio:0": "package-0",
+    }
+    for zone, name in zones.items():
+        path = tmp_path / zone
+        path.mkdir()
+        (path / "name").write_text(f"{name}\n")
+        (path / "energy_uj").write_text("9000000")
+        (path / "max_energy_range_uj").write_text("10000000")
+    monkeypatch.setattr(energy, "_ZONES", tmp_path)
+    return [tmp_path / zone / "energy_uj" for zone in zones]
 
 
 def test_without_counters_and_gpus_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "_PACKAGES", tmp_path / "missing")
+    monkeypatch.setattr(energy, "_ZONES", tmp_path / "missing")
     no_driver(monkeypatch)
     meter = PowerMeter()
     assert meter.energy_mj() == 0
@@ -36,11 +49,22 @@ def test_without_counters_and_gpus_nothing_is_told(tmp_path: Path, monkeypatch: 
 def test_a_counter_that_begins_anew_goes_on(packages: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     no_driver(monkeypatch)
     meter = PowerMeter()
-    packages[0].write_text("9500000")
+    first, *_, second, _core, _psys, _mmio = packages
+    first.write_text("9500000")
     assert meter.energy_mj() == 500
-    packages[0].write_text("500000")
-    packages[1].write_text("9250000")
+    first.write_text("500000")
+    second.write_text("9250000")
     assert meter.energy_mj() == 500 + 1000 + 250
+
+
+def test_what_lies_within_a_package_is_not_counted_again(
+    packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_driver(monkeypatch)
+    meter = PowerMeter()
+    for path in packages:
+        path.write_text("9500000")
+    assert meter.energy_mj() == 2 * 500
 
 
 def test_gpus_are_read_and_what_they_do_not_tell_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +83,7 @@ def test_gpus_are_read_and_what_they_do_not_tell_is_absent(monkeypatch: pytest.M
         nvmlDeviceGetPowerUsage=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
         nvmlDeviceGetComputeRunningProcesses=lambda gpu: processes if gpu else [],
     )
-    monkeypatch.setattr(energy, "_PACKAGES", Path("/missing"))
+    monkeypatch.setattr(energy, "_ZONES", Path("/missing"))
     meter = PowerMeter()
     assert meter.energy_mj() == 3000
     assert meter.gpu_sample() == GpuSample(0.4, 1980.0, power_watts=None, clock_limits=("power cap",))

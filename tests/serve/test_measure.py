@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock, get_ident
 
@@ -72,7 +72,7 @@ class FakeLoad:
         self.order.append(self.name)
         return Timing(1000, latency - 3000, 2000)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes(self.sent, 1000 * self.sent, 0, 5000 * self.sent, 0)
 
 
@@ -127,14 +127,60 @@ def test_windows_are_taken_in_turn(clock: Clock) -> None:
     order: list[str] = []
     loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "ab"}
     readings = measure_latencies(loads, ONE, WindowRule(100, StabilityRule()))
-    turns = [name for index, name in enumerate(order) if index == 0 or order[index - 1] != name]
-    assert turns == ["a", "b"] * 3
-    assert order.count("a") == measure.WARM_UP_REQUESTS + 2 + 6
+    first = 2 * (measure.WARM_UP_REQUESTS + 2)
+    cycles = [order[:first], order[first : first + 6], order[first + 6 :]]
+    assert [len(cycle) for cycle in cycles] == [first, 6, 6]
+    for cycle in cycles:
+        turns = [name for name, _ in groupby(cycle)]
+        assert sorted(turns) == ["a", "b"]
+        assert cycle.count("a") == len(cycle) / 2
     for reading in readings.values():
         assert (reading.trials, reading.stable, len(reading.timings)) == (3, True, 6)
         assert reading.requests_per_second == pytest.approx(20)
         assert reading.spread == 0
         assert reading.server.requests == 6
+
+
+def test_no_load_always_follows_the_same_other(clock: Clock) -> None:
+    def turns(seed: int) -> list[str]:
+        order: list[str] = []
+        loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "abcd"}
+        rule = StabilityRule(percentage=-1, max_trials=8)  # never stable
+        measure_latencies(loads, ONE, WindowRule(100, rule, seed=seed))
+        return [name for name, _ in groupby(order)]
+
+    taken = turns(1)
+    followed = {name: {before for before, after in pairwise(taken) if after == name} for name in "abcd"}
+    assert all(len(others) == 3 for others in followed.values())
+    assert taken == turns(1)
+    assert taken != turns(2)
+
+
+@dataclass
+class Belated(FakeLoad):
+    """A server that has counted its last request only where it is waited for, as Triton may not have yet."""
+
+    took: list[int] = field(default_factory=list)
+
+    def request(self) -> Timing:
+        timing = super().request()
+        self.took.append(timing.total_ns)
+        return timing
+
+    def server_times(self, at_least: int = 0) -> ServerTimes:
+        counted = min(self.sent, max(at_least, self.sent - 1))
+        return ServerTimes(counted, compute_infer_ns=sum(self.took[:counted]))
+
+
+def test_what_the_server_says_is_of_the_requests_that_count(clock: Clock) -> None:
+    """Of neither the one before them that lets things settle, nor of all but the last."""
+    closed = measure_window([Belated(clock, "a", [90.0, *[10.0] * 9, 20.0])], 100, 1)
+    opened = measure_open_window([Belated(clock, "a", [90.0, 10.0, 20.0])], [0, 0], 1)
+    for window, latencies in ((closed, [10.0] * 9 + [20.0]), (opened, [10.0, 20.0])):
+        assert [timing.total_ns - timing.late_ns for timing in window.timings] == [
+            ms * MS for ms in latencies
+        ]
+        assert window.server == ServerTimes(len(latencies), compute_infer_ns=round(sum(latencies) * MS))
 
 
 def test_a_stable_load_waits_for_no_other(clock: Clock) -> None:
@@ -173,16 +219,20 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.answered: list[int] = []
+        self.asked: list[int] = []
+        self.waited_for = 0
         self._barrier = Barrier(size)
 
     def request(self) -> Timing:
+        self.asked.append(get_ident())
         with suppress(BrokenBarrierError):
             self._barrier.wait(timeout=0.5)
             self.answered.append(get_ident())
             return Timing(0, MS, 0)
         return Timing(0, 999 * MS, 0)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
+        self.waited_for = at_least
         return ServerTimes(requests=len(self.answered))
 
 
@@ -195,6 +245,7 @@ def test_every_counted_request_meets_as_many_as_the_concurrency(size: int) -> No
     assert all(timing.total_ns == MS for timing in measured.timings)
     assert len(set(server.answered)) == size
     assert 0 < measured.server.requests < len(server.answered)
+    assert server.waited_for == len(server.asked)  # nothing of it is counted in the next window
 
 
 @dataclass(eq=False)
@@ -206,8 +257,8 @@ class Member:
     def request(self) -> Timing:
         return self.server.request()
 
-    def server_times(self) -> ServerTimes:
-        return self.server.server_times()
+    def server_times(self, at_least: int = 0) -> ServerTimes:
+        return self.server.server_times(at_least)
 
 
 def test_a_failing_sender_ends_the_others(clock: Clock) -> None:
@@ -266,7 +317,7 @@ class Slow:
             time.sleep(0.02)
         return Timing(0, time.perf_counter_ns() - start, 0)
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes()
 
 
@@ -357,15 +408,80 @@ def test_a_process_that_is_gone_is_an_error() -> None:
         memory.resident_bytes([ended.pid])
 
 
-def test_shared_pages_are_counted_once_in_proportional_memory(holder: Holder) -> None:
+MAPPER = """
+import mmap, sys
+maps = []
+for line in sys.stdin:
+    path, size = line.split()
+    with open(path, "rb") as file:
+        maps.append(mmap.mmap(file.fileno(), int(size), access=mmap.ACCESS_READ))
+    sum(maps[-1][:: mmap.PAGESIZE])
+    print("done", flush=True)
+"""
+
+MapFile = Callable[[Path, int], object]
+
+
+@pytest.fixture
+def mappers() -> Iterator[list[tuple[int, MapFile]]]:
+    """Three processes that map so many bytes of a file, and read them: their ids, and how they are told."""
+
+    def teller(process: subprocess.Popen[str]) -> MapFile:
+        def tell(path: Path, size: int) -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(path, size, file=process.stdin, flush=True)
+            assert process.stdout.readline() == "done\n"
+
+        return tell
+
+    with ExitStack() as stack:
+        command = [sys.executable, "-c", MAPPER]
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(3)
+        ]
+        yield [(process.pid, teller(process)) for process in processes]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def test_shared_pages_are_counted_once_whoever_else_has_them(
+    mappers: list[tuple[int, MapFile]], tmp_path: Path
+) -> None:
+    """Of a file that one process has read and another one half, and at last a stranger too."""
+    small, file = tmp_path / "small", tmp_path / "file"
+    small.write_bytes(bytes(MIB))
+    file.write_bytes(bytes(32 * MIB))
+    (whole, map_whole), (half, map_half), (_, map_as_stranger) = mappers
+    for _, map_file in mappers:
+        map_file(small, MIB)  # what a first time takes
+    before = memory.proportional_bytes([whole, half])
+    map_whole(file, 32 * MIB)
+    map_half(file, 16 * MIB)
+    after = memory.proportional_bytes([whole, half])
+    map_as_stranger(file, 32 * MIB)
+    among_strangers = memory.proportional_bytes([whole, half])
+    alone = [memory.proportional_bytes([pid]) for pid in (whole, half)]
+    assert before is not None
+    assert after is not None
+    taken = [b - a for a, b in zip(before, after, strict=True)]
+    assert taken == pytest.approx([24 * MIB, 8 * MIB], abs=MIB)
+    assert among_strangers == pytest.approx(after, abs=64 * 1024)
+    for process, found in zip((whole, half), alone, strict=True):
+        assert found == pytest.approx([memory.resident_bytes([process])], abs=MIB / 2)
+    assert memory.proportional_bytes([whole, 2**22 + 1]) is None
+
+
+def test_processes_are_read_with_what_they_share(holder: Holder) -> None:
     pid, _ = holder
-    pss, resident = memory.proportional_bytes([pid]), memory.resident_bytes([pid])
-    assert pss is not None
-    assert 0 < pss < resident
     (process,) = memory.read_processes([pid])
     assert process.name.startswith("python")
+    assert process.pss_bytes == pytest.approx(process.rss_bytes, abs=MIB / 2)
     assert process.peak_bytes >= process.rss_bytes > 0
-    assert memory.proportional_bytes([pid, 2**22 + 1]) is None
 
 
 def test_a_control_group_counts_what_its_processes_take(holder: Holder) -> None:

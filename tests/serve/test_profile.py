@@ -27,8 +27,9 @@ from sparse_serve.cli import app, run
 from sparse_serve.cli import profile as profile_command
 from sparse_serve.data import read_texts
 from sparse_serve.profiling import summary
-from sparse_serve.profiling.load import Answer
+from sparse_serve.profiling.load import Answer, TritonLoad
 from sparse_serve.profiling.measure import Timing
+from sparse_serve.profiling.plan import tokens_of
 from sparse_serve.profiling.report import (
     Axes,
     Measurement,
@@ -198,6 +199,8 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
         if measured.memory_bytes is not None:
             assert measured.memory_bytes.idle > 50 * 2**20
         assert breakdown is not None
+        assert sum(breakdown.model_dump().values()) == pytest.approx(1000 * latency.mean.value)
+        assert breakdown.network > 0 or measured.concurrency != 1
         assert breakdown.server_compute_infer > 0
         assert measured.client_cores > 0
         assert measured.requests >= 3 * (measured.concurrency or 1)
@@ -377,6 +380,17 @@ def test_a_running_server_is_measured_as_it_is(
     assert (report.environment.remote, report.environment.op_library) == (server.grpc_url, None)
     assert report.environment.triton.startswith("2.")
     assert "with nothing to compare it with" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_request_that_is_waited_for_is_in_the_statistics(server: TritonServer) -> None:
+    tokens = tokens_of(read_entry(server.repository / "tiny"))
+    with TritonLoad(server.grpc_url, "tiny", "label") as load:
+        load.repeat([tokens.batch(["w1"]), tokens.batch(["w2 w3"])], [1, 0])
+        before = load.server_times().requests
+        for sent in range(1, 21):
+            assert load.request().batch == sent % 2
+            assert load.server_times(before + sent).requests == before + sent
+        assert load.server_times(before + 100).requests == before + 20  # not for ever
 
 
 def test_quality_is_measured_on_every_variant(profiled: Profiled) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,15 @@ from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
 from sparse_serve.profiling import run as run_module
+from sparse_serve.profiling.doubts import read_doubts
 from sparse_serve.profiling.load import Answer
-from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
+from sparse_serve.profiling.measure import (
+    GpuSample,
+    LatencyReading,
+    ServerTimes,
+    Timing,
+    measure_latencies,
+)
 from sparse_serve.profiling.memory import MemoryReading, ProcessReading
 from sparse_serve.profiling.options import ProfileOptions
 from sparse_serve.profiling.profile import profile
@@ -43,11 +50,18 @@ MS = 1_000_000
 
 @dataclass
 class Script:
-    """What the servers do: `memory` or `request` is called with the variant and its server's number."""
+    """What the servers do: `memory` or `request` is called with the variant and its server's number.
+
+    `takes_ns` says how long a request takes, of a server's number and what it is sent; `now` passes with it.
+    `order` has the numbers of the requests that each server was sent.
+    """
 
     memory: Callable[[Variant, int], None] = lambda _variant, _server: None
     start: Callable[[Variant, int], None] = lambda _variant, _server: None
     request: Callable[[Variant, int], None] = lambda _variant, _server: None
+    takes_ns: Callable[[int, Batch], int] = lambda _server, _batch: MS
+    now: int = 0
+    order: dict[tuple[Variant, int], list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,20 +75,24 @@ class FakeLoad:
     output: str = "logits"
     outputs: Sequence[str] = ()
     server_version: str = "2.51.0"
-    _batches: Sequence[Batch] = ()
+    _requests: Iterator[tuple[int, Batch]] = field(default_factory=lambda: iter(()))
 
-    def repeat(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
+    def repeat(self, batches: Sequence[Batch], order: Sequence[int]) -> None:
+        self._requests = cycle([(number, batches[number]) for number in order])
 
     def request(self) -> Timing:
+        number, batch = next(self._requests)
         self.script.request(self.variant, self.server)
         self.sent += 1
-        return Timing(1000, MS, 2000)
+        self.script.order.setdefault((self.variant, self.server), []).append(number)
+        took = self.script.takes_ns(self.server, batch)
+        self.script.now += took
+        return Timing(1000, took, 2000, batch=number)
 
     def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
         return Answer({}, self.request())
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes(
             self.sent, 0, 0, 900_000 * self.sent, 0, processor_ns=MS * self.sent, energy_mj=5 * self.sent
         )
@@ -97,9 +115,9 @@ class FakeServed:
     def load(self) -> FakeLoad:
         return self.loads[0]
 
-    def repeat(self, batches: Sequence[Batch]) -> None:
+    def repeat(self, batches: Sequence[Batch], order: Sequence[int]) -> None:
         for load in self.loads:
-            load.repeat(batches)
+            load.repeat(batches, order)
 
     def process_ids(self) -> list[int]:
         return []
@@ -109,7 +127,7 @@ class FakeServed:
 
     def steady(self) -> SteadyReading:
         process = ProcessReading("tritonserver", 50 * MIB, 60 * MIB, 70 * MIB)
-        return SteadyReading(40 * MIB, 50 * MIB, (process,), None, 300 * MIB)
+        return SteadyReading(40 * MIB, (process,), None, 300 * MIB)
 
 
 @pytest.fixture
@@ -131,7 +149,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     def measure_memory(
         _pids: object, _warm_up: object, requests: Mapping[int, object], _watch: None
     ) -> dict[int, MemoryReading]:
-        return {key: MemoryReading(100 * MIB, 50 * MIB, (MIB, 2 * MIB, 3 * MIB)) for key in requests}
+        return {key: MemoryReading(100 * MIB, (MIB, 2 * MIB, 3 * MIB)) for key in requests}
 
     monkeypatch.setattr(run_module, "serving", serving)
     monkeypatch.setattr(run_module, "measure_memory", measure_memory)
@@ -165,13 +183,14 @@ class Quiet:
 
 def profiled(repository: Path, progress: Quiet | None = None, **changes: Any) -> Report:
     options: dict[str, Any] = {
+        "names": ["tiny"],
         "lengths": (8, 16),
         "variants": ("model", "control", "text"),
         "rounds": 3,
         "measurement_interval_ms": 2,
     }
     options |= changes
-    return profile(ProfileOptions(repository=repository, names=["tiny"], **options), progress or Quiet())
+    return profile(ProfileOptions(repository=repository, **options), progress or Quiet())
 
 
 def test_every_variant_has_a_fresh_server_in_every_round(script: Script, repository: Path) -> None:
@@ -325,7 +344,7 @@ def test_texts_are_sent_as_they_are(script: Script, repository: Path, tmp_path: 
     assert (inputs.source, inputs.requests, inputs.batch) == (str(path), 3, 4)
     assert sorted(inputs.row_lengths) == sorted(number + 2 for number in range(1, 13))
     assert {m.length for m in report.measurements} == {inputs.length}
-    assert report.measurements[0].tokens_per_request == pytest.approx(sum(inputs.row_lengths) / 3)
+    assert inputs.tokens == pytest.approx(sum(inputs.row_lengths) / 3)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "csv"])
@@ -352,13 +371,75 @@ def test_memory_is_that_of_the_longest_request(
     path = tmp_path / "recorded.txt"
     path.write_text("5\n9\n3\n", encoding="utf-8")
     given: dict[bool, set[tuple[int, ...]]] = {True: set(), False: set()}
+    give = FakeServed.repeat
 
-    def repeat(served: FakeServed, batches: Sequence[Batch]) -> None:
+    def repeat(served: FakeServed, batches: Sequence[Batch], order: Sequence[int]) -> None:
         given[served.for_memory] |= {batch.row_lengths for batch in batches}
+        give(served, batches, order)
 
     monkeypatch.setattr(FakeServed, "repeat", repeat)
     profiled(repository, rounds=1, input_lengths=path)
     assert given == {True: {(9,)}, False: {(5,), (9,), (3,)}}
+
+
+@pytest.fixture
+def in_script_time(script: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """The servers of a script, and a clock that only their requests move."""
+    monkeypatch.setattr("time.perf_counter_ns", lambda: script.now)
+    return script
+
+
+def test_throughput_in_tokens_is_of_what_was_sent(
+    in_script_time: Script, repository: Path, tmp_path: Path
+) -> None:
+    """Of a file sorted by length, each round sends others to all servers, not the first ones again."""
+    path = tmp_path / "sorted.txt"
+    path.write_text("\n".join(" ".join(["w1"] * (1 + row // 5)) for row in range(60)), encoding="utf-8")
+    in_script_time.takes_ns = lambda _server, batch: 50_000 * batch.tokens
+    report = profiled(repository, rounds=2, input_data=path)
+    (inputs,) = report.inputs
+    for m in report.measurements:
+        assert m.tokens_per_second == pytest.approx(20_000)
+        assert m.tokens_per_request == pytest.approx(inputs.tokens, rel=0.25)
+        assert m.distinct_requests < inputs.requests == 60
+    rounds = [
+        [in_script_time.order[variant, number][:15] for variant in ("model", "control", "text")]
+        for number in (1, 2)
+    ]
+    assert [len(set(map(tuple, orders))) for orders in rounds] == [1, 1]
+    assert rounds[0] != rounds[1]
+    fewest = min(m.distinct_requests for m in report.measurements)
+    assert any(f"Of the 60 requests of {path}, as few as {fewest}" in doubt for doubt in read_doubts(report))
+
+
+def test_where_the_time_goes_adds_up_to_the_mean(in_script_time: Script, repository: Path) -> None:
+    """Of a slow server there are fewer requests, and its mean counts as much as that of a fast one."""
+    in_script_time.takes_ns = lambda server, _batch: server * MS
+    report = profiled(repository, measurement_interval_ms=20)
+    for m in report.measurements:
+        assert m.breakdown_us is not None
+        assert m.latency_ms.mean.servers == pytest.approx((1.003, 2.003, 3.003))
+        assert sum(m.breakdown_us.model_dump().values()) == pytest.approx(1000 * m.latency_ms.mean.value)
+
+
+def test_models_are_measured_side_by_side(
+    script: Script, tmp_path: Path, make_spec: Callable[..., EntrySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tiny", "other"):
+        write_entry(tmp_path, make_spec(name=name))
+    together: list[set[str]] = []
+
+    def measured(loads: Mapping[Subject, Sequence[FakeLoad]], *rest: Any) -> dict[Subject, LatencyReading]:
+        together.append({subject.title for subject in loads})
+        return measure_latencies(loads, *rest)
+
+    monkeypatch.setattr(run_module, "measure_latencies", measured)
+    report = profiled(tmp_path, names=["tiny", "other"], lengths=(8,), variants=("model", "control"))
+    assert together == [{"tiny model", "tiny control", "other model", "other control"}] * 3
+    assert [(m.model, m.rounds) for m in report.measurements] == [
+        (model, (1, 2, 3)) for model in ("tiny", "tiny", "other", "other")
+    ]
+    assert [held.model for held in report.steady] == ["tiny", "tiny", "other", "other"]
 
 
 def test_of_much_traffic_some_is_taken_from_all_of_it(repository: Path) -> None:

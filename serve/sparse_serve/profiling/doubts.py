@@ -1,5 +1,7 @@
 """What a reader should know before trusting a report's figures."""
 
+from collections.abc import Iterator
+
 from sparse_serve.profiling.report import Measurement, Report
 from sparse_serve.profiling.titles import TITLES, load_title
 
@@ -30,6 +32,7 @@ def read_doubts(report: Report) -> list[str]:
         f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, {where}; "
         f"the measuring client {client}."
     )
+    doubts += _unsent(report)
     late = [m for m in report.measurements if (m.late_share or 0.0) > 0.01]
     if late:
         doubts.append(
@@ -54,6 +57,24 @@ def read_doubts(report: Report) -> list[str]:
         f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
     ]
     return doubts
+
+
+def _unsent(report: Report) -> Iterator[str]:
+    """Say of which inputs not all requests were sent while it counted, unless all are equally long."""
+    for inputs in report.inputs:
+        rows, batch = inputs.row_lengths, inputs.batch
+        sent = [
+            m.distinct_requests
+            for m in report.measurements
+            if (m.model, m.length) == (inputs.model, inputs.length)
+        ]
+        are_alike = all(rows[start : start + batch] == rows[:batch] for start in range(0, len(rows), batch))
+        if not are_alike and sent and min(sent) < inputs.requests:
+            yield (
+                f"Of the {inputs.requests} requests of {inputs.source}, as few as {min(sent)} were sent to "
+                f"{inputs.model} while it counted, drawn at random for each round; more --rounds or a longer "
+                "--measurement-interval send more of them."
+            )
 
 
 def _point(measurement: Measurement) -> str:

@@ -3,6 +3,7 @@
 Both count for the whole package or device, whoever used it. What cannot be read is absent, never zero.
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import pynvml
 from sparse_serve.nvml import open_gpus
 from sparse_serve.profiling.measure import GpuSample
 
-_PACKAGES = Path("/sys/class/powercap")
+_ZONES = Path("/sys/class/powercap")
 # What keeps a GPU's clocks below the highest, by NVML's bits; that nothing is to be done is no limit.
 _CLOCK_LIMITS = {
     pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting: "clocks that were set",
@@ -28,8 +29,21 @@ _CLOCK_LIMITS = {
 
 
 def energy_counters() -> list[Path]:
-    """Return the counters of energy in µJ, one for each processor package, that this process may read."""
-    return [path for path in sorted(_PACKAGES.glob("intel-rapl:[0-9]*/energy_uj")) if _microjoules(path)]
+    """Return the counters of energy in µJ, one for each processor package, that this process may read.
+
+    What lies within a package (cores, graphics) and what packages lie within (psys) have counters beside
+    them, and would be counted twice.
+    """
+    return [path for path in sorted(_ZONES.glob("intel-rapl:*/energy_uj")) if _is_package(path.parent)]
+
+
+def _is_package(zone: Path) -> bool:
+    try:
+        name = (zone / "name").read_text(encoding="ascii")
+    except OSError:
+        return False
+    is_outermost = re.fullmatch(r"intel-rapl:\d+", zone.name) is not None
+    return is_outermost and name.startswith("package-") and _microjoules(zone / "energy_uj") > 0
 
 
 def _microjoules(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,6 +19,9 @@ from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_
 
 # Portable attention at full length can take seconds; a server that hangs must still end the profile.
 _TIMEOUT_S = 300.0
+
+# How long a request that was answered is waited for in the statistics, which may have it a little later.
+_COUNTED_S = 0.1
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +50,7 @@ class Gauges(Protocol):
 class TritonLoad:
     """One client of one model; sends batches as the model takes them, as text or as token ids.
 
-    As a `measure.Load` it sends the batches given to `repeat` in turn. Clients of one server share a
+    As a `measure.Load` it sends the batches given to `repeat`. Clients of one server share a
     connection, as perf_analyzer's do: what arrives together is batched together. `headers` open the server's
     statistics.
     """
@@ -66,7 +69,7 @@ class TritonLoad:
         self._headers = dict(headers or {})
         self._has_statistics = True
         self._client = InferenceServerClient(grpc_url)
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[tuple[int, Batch]] = iter(())
         try:
             metadata = self._client.get_model_metadata(model, client_timeout=_TIMEOUT_S)
             self.server_version = str(self._client.get_server_metadata(client_timeout=_TIMEOUT_S).version)
@@ -85,9 +88,9 @@ class TritonLoad:
     ) -> None:
         self._client.close()
 
-    def repeat(self, batches: Sequence[Batch]) -> None:
-        """Set the batches that `request` sends, one after another, over and over."""
-        self._batches = cycle(batches)
+    def repeat(self, batches: Sequence[Batch], order: Sequence[int]) -> None:
+        """Set the batches that `request` sends, over and over, in the `order` of their numbers."""
+        self._batches = cycle([(number, batches[number]) for number in order])
 
     def request(self) -> Timing:
         """Send the next batch.
@@ -95,7 +98,8 @@ class TritonLoad:
         Raises:
             ServerError: the server refused it, or is gone.
         """
-        return self.send(next(self._batches), (self.output,)).timing
+        number, batch = next(self._batches)
+        return replace(self.send(batch, (self.output,)).timing, batch=number)
 
     def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
         """Send one batch, ask for `outputs`, and return them.
@@ -116,15 +120,24 @@ class TritonLoad:
         received = time.perf_counter_ns()
         return Answer(tensors, Timing(sent - start, answered - sent, received - answered))
 
-    def server_times(self) -> ServerTimes:
+    def server_times(self, at_least: int = 0) -> ServerTimes:
         """Return Triton's statistics of the model since it was loaded, and what the gauges show.
 
-        A running server that keeps its statistics closed is taken to have none.
+        They are asked for until they have `at_least` so many requests, or a moment has passed. A running
+        server that keeps its statistics closed is taken to have none.
 
         Raises:
             ServerError: the server is gone.
         """
-        total = self._gauged()
+        deadline = time.monotonic() + _COUNTED_S
+        while (told := self._statistics()).requests < at_least and self._has_statistics:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_COUNTED_S / 100)
+        return told + self._gauged()
+
+    def _statistics(self) -> ServerTimes:
+        total = ServerTimes()
         if not self._has_statistics:
             return total
         try:

@@ -56,12 +56,14 @@ class Timing:
     """One request as the client sees it, in ns: tensors made, answer waited for, answer decoded.
 
     `late_ns` is how long it was due before it was sent, which is part of its latency; 0 in a closed loop.
+    `batch` is the number of what was sent among what its sender repeats.
     """
 
     send_ns: int
     wait_ns: int
     receive_ns: int
     late_ns: int = 0
+    batch: int = 0
 
     @property
     def total_ns(self) -> int:
@@ -111,8 +113,12 @@ class Load(Protocol):
     def request(self) -> Timing:
         """Send one request and wait for its answer."""
 
-    def server_times(self) -> ServerTimes:
-        """Return the server's statistics of the model asked."""
+    def server_times(self, at_least: int = 0) -> ServerTimes:
+        """Return the server's statistics of the model asked.
+
+        A server may count a request after it has answered it: `at_least` so many are waited for, but not
+        for long.
+        """
 
 
 @runtime_checkable
@@ -287,22 +293,27 @@ def arrival_times_ns(
     return tuple((1e9 * np.cumsum(gaps)).astype(np.int64).tolist())
 
 
-def measure_open_window(senders: Sequence[Load], arrivals_ns: Sequence[int]) -> Window:
+def measure_open_window(senders: Sequence[Load], arrivals_ns: Sequence[int], settling: int = 0) -> Window:
     """Send requests when they are due, by whichever sender is free; each waits for its answer.
 
     Where all senders wait, a request is sent late, and is so much the longer. The window ends with the last
-    answer.
+    answer. First, `settling` requests are sent that are not counted.
 
     Raises:
         ServerError: a request was refused, or the server is gone.
     """
     calls = _Calls(senders, arrivals_ns)
+    first = senders[0]
+    earlier = first.server_times().requests
+    for _ in range(settling):
+        first.request()
+    before = first.server_times(earlier + settling)
     start, processor_start = time.perf_counter_ns(), time.process_time_ns()
-    before = senders[0].server_times()
     stretch = calls.send()
-    server, gpu = senders[0].server_times() - before, _gpu_sample(senders[0])
-    elapsed = time.perf_counter_ns() - start
-    return Window((stretch,), server, (time.process_time_ns() - processor_start) / elapsed, gpu)
+    elapsed, processor = time.perf_counter_ns() - start, time.process_time_ns() - processor_start
+    gpu = _gpu_sample(first)
+    server = first.server_times(before.requests + len(stretch.timings)) - before
+    return Window((stretch,), server, processor / elapsed, gpu)
 
 
 class _Calls:
@@ -355,40 +366,56 @@ class _Crew:
         self._senders = senders
         self._interval_ns = interval_ns
         self._settling = settling
+        self._earlier = 0
+        self._uncounted: list[Timing] = []
         self._ended: list[Load] = []
         self._abandoned = Event()
 
     def send(self) -> tuple[Stretch, ...]:
-        """Return every sender's stretch."""
+        """Return every sender's stretch, when the server's statistics have all that was sent."""
+        self._earlier = self._senders[0].server_times().requests
         with ThreadPoolExecutor(len(self._senders)) as pool:
             futures = [pool.submit(self._work, sender) for sender in self._senders]
             try:
-                return tuple(future.result() for future in futures)
+                stretches = tuple(future.result() for future in futures)
             finally:
                 self._abandoned.set()
+        sent = len(self._uncounted) + sum(len(stretch.timings) for stretch in stretches)
+        self._senders[0].server_times(self._earlier + sent)
+        return stretches
 
     def _work(self, sender: Load) -> Stretch:
         try:
             self._settle(sender)
-            if sender is not self._senders[0]:
-                stretch = self._stretch(sender)
-            else:
-                before = sender.server_times()
-                stretch = self._stretch(sender)
-                self.gpu = _gpu_sample(sender)
-                self.server = sender.server_times() - before
+            see = self._seen_stretch if sender is self._senders[0] else self._stretch
+            stretch = see(sender)
         except BaseException:
             self._abandoned.set()
             raise
         self._ended.append(sender)
         while len(self._ended) < len(self._senders) and not self._abandoned.is_set():
-            sender.request()
+            self._uncounted.append(sender.request())
         return stretch
 
     def _settle(self, sender: Load) -> None:
         for _ in range(self._settling):
-            if sender.request().total_ns >= self._interval_ns or self._abandoned.is_set():
+            timing = sender.request()
+            self._uncounted.append(timing)
+            if timing.total_ns >= self._interval_ns or self._abandoned.is_set():
                 return
+
+    def _seen_stretch(self, sender: Load) -> Stretch:
+        """Return a stretch of the first sender, and see what the server and its GPU did meanwhile.
+
+        Beside others, some requests are always under way, so that statistics have about those of the stretch.
+        """
+        is_alone = len(self._senders) == 1
+        before = sender.server_times(self._earlier + len(self._uncounted) if is_alone else 0)
+        stretch = self._stretch(sender)
+        self.gpu = _gpu_sample(sender)
+        after = sender.server_times(before.requests + len(stretch.timings) if is_alone else 0)
+        self.server = after - before
+        return stretch
 
     def _stretch(self, sender: Load) -> Stretch:
         timings: list[Timing] = []
@@ -404,7 +431,7 @@ class _Crew:
 class WindowRule:
     """How windows are taken: how long, until when, and how requests arrive in an open loop.
 
-    `seed` makes the arrivals; each window has others.
+    `seed` makes the arrivals, each window's own, and the order that several loads take their turns in.
     """
 
     interval_ms: float
@@ -422,19 +449,21 @@ def measure_latencies(
 ) -> dict[Key, LatencyReading]:
     """Measure several loads, of as many senders as are given, side by side until each is stable.
 
-    A window of each is taken in turn: what disturbs the machine for a while disturbs them all, instead of the
-    one whose turn it is. Some requests before the first window are not counted, and one before each later
-    window, since others had the processor meanwhile. One that fails is left out from there on where
-    `on_failure` hears of it.
+    A window of each is taken in turn, in an order drawn anew each time: what disturbs the machine for a while
+    disturbs them all, instead of the one whose turn it is, and none always follows the same other. Some
+    requests before the first window are not counted, and one before each later window, since others had the
+    processor meanwhile. One that fails is left out from there on where `on_failure` hears of it.
 
     Raises:
         SparseServeError: a load failed, and no one hears of it.
     """
     windows: dict[Key, list[Window]] = {key: [] for key in loads}
     readings: dict[Key, LatencyReading] = {}
+    order = np.random.default_rng(rule.seed)
     failed: set[Key] = set()
     while waiting := [key for key in loads if key not in readings and key not in failed]:
-        for key in waiting:
+        for place in order.permutation(len(waiting)).tolist():
+            key = waiting[place]
             try:
                 windows[key].append(_next_window(loads[key], arrivals, rule, windows[key]))
             except SparseServeError as error:
@@ -458,8 +487,6 @@ def _next_window(
         if before:
             settling = int(before[-1].timings[-1].total_ns < rule.interval_ms * 1e6)
         return measure_window(senders, rule.interval_ms, settling)
-    for _ in range(1 if before else WARM_UP_REQUESTS):
-        senders[0].request()
     seed = 1000 * rule.seed + len(before)
     due = arrival_times_ns(arrivals.request_rate, rule.interval_ms, rule.distribution, seed)
-    return measure_open_window(senders, due)
+    return measure_open_window(senders, due, 1 if before else WARM_UP_REQUESTS)

@@ -4,12 +4,14 @@ Memory is resident memory as Linux counts it. Writing 5 to `/proc/PID/clear_refs
 mark (`VmHWM`) back to what is resident now, so that the mark read after a few requests is their peak and
 not that of loading the model. Pages that processes share are counted in each of them, and the processes'
 peaks are added although they need not fall together: the sum is an upper bound. Proportional memory (PSS)
-counts a page that n processes share as an n-th in each. What a container is ended on is another figure: what
-the kernel charges to its control group, pages of files that it has read included.
+counts a page that n of the processes share as an n-th in each, whoever else on the machine has it. What a
+container is ended on is another figure: what the kernel charges to its control group, pages of files that it
+has read included.
 """
 
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -71,19 +73,47 @@ def _status_bytes(pid: int, field: str) -> int:
     return 0  # a child that has exited and waits to be reaped has no memory and no such line
 
 
-def proportional_bytes(process_ids: Sequence[int]) -> int | None:
-    """Return the proportional memory (PSS) of the processes together, None where the kernel does not tell."""
-    shares = [_pss_bytes(pid) for pid in process_ids]
-    known = [share for share in shares if share is not None]
-    return sum(known) if known and len(known) == len(shares) else None
+def proportional_bytes(process_ids: Sequence[int]) -> list[int] | None:
+    """Return what each process has of the memory that they hold together, in bytes: PSS of processes alone.
+
+    The kernel's PSS divides a page of a file, or of shared memory, among all who map it on this machine,
+    other servers included. Here it is divided among these processes alone, as the kernel would if nobody
+    else ran, so that the sum has their pages once. What several have of one file is taken to be the same, as
+    far as the least of them goes. Anonymous pages count in their process, those of a fork in both. None where
+    the kernel does not tell it of all.
+    """
+    held = [_held(pid) for pid in process_ids]
+    known = [each for each in held if each is not None]
+    if not known or len(known) < len(held):
+        return None
+    shares = [float(own) for own, _ in known]
+    files = [resident for _, resident in known]
+    for file in set().union(*files):
+        share, below = 0.0, 0
+        for rank, process in enumerate(sorted(range(len(files)), key=lambda each: files[each][file])):
+            share += (files[process][file] - below) / (len(files) - rank)
+            below = files[process][file]
+            shares[process] += share
+    return [round(share) for share in shares]
 
 
-def _pss_bytes(pid: int) -> int | None:
+def _held(pid: int) -> tuple[int, Counter[str]] | None:
+    """Return a process's anonymous memory, and what it has of each file by device and inode, in bytes."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
+    own, files, file = 0, Counter[str](), ""
+    for line in lines:
+        name, *values = line.split()
+        if not name.endswith(":"):  # address, permissions, offset, device, inode and, of a file, its path
+            file = " ".join(values[2:4])
+        elif name == "Rss:":
+            files[file] += 1024 * int(values[0])
+        elif name == "Anonymous:":
+            own += 1024 * int(values[0])
+            files[file] -= 1024 * int(values[0])
+    return own, files
 
 
 @dataclass(frozen=True)
@@ -102,9 +132,10 @@ def read_processes(process_ids: Sequence[int]) -> list[ProcessReading]:
     Raises:
         ServerError: one is gone.
     """
+    shares: Sequence[int | None] = proportional_bytes(process_ids) or [None] * len(process_ids)
     return [
-        ProcessReading(_name(pid), _pss_bytes(pid), resident_bytes([pid]), peak_bytes([pid]))
-        for pid in process_ids
+        ProcessReading(_name(pid), share, resident_bytes([pid]), peak_bytes([pid]))
+        for pid, share in zip(process_ids, shares, strict=True)
     ]
 
 
@@ -189,13 +220,12 @@ def _group(listing: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of a server in bytes: resident and proportional at rest, each repeat's peak above the first.
+    """Resident memory of a server in bytes: at rest, and each repeat's peak above that.
 
     `gpu` is what it took on GPUs; None where it computes on none.
     """
 
     idle_bytes: int
-    idle_pss_bytes: int | None
     repeats: tuple[int, ...]
     gpu: GpuReading | None = None
 
@@ -229,7 +259,7 @@ def measure_memory(
         ServerError: a process ended, or its peak cannot be reset.
     """
     warm_up()
-    idle, idle_pss = resident_bytes(process_ids()), proportional_bytes(process_ids())
+    idle = resident_bytes(process_ids())
     readings = {}
     for key, request in requests.items():
         repeats = []
@@ -239,5 +269,5 @@ def measure_memory(
                 request()
                 repeats.append(max(0, peak_bytes(process_ids()) - idle))
         gpu = None if watch is None else watch.read(process_ids())
-        readings[key] = MemoryReading(idle, idle_pss, tuple(repeats), gpu)
+        readings[key] = MemoryReading(idle, tuple(repeats), gpu)
     return readings

@@ -34,22 +34,21 @@ def profile(
         progress.notice(f"{absent.model} {absent.variant} is left out: {absent.reason}")
     progress.start(sum(steps(plan, options) for plan in plans))
     run = Run(options, progress)
-    findings = [Findings() for _ in plans]
+    found = Findings()
     partial_reason = None
     try:
         for number in range(1, options.rounds + 1):
-            for plan, found in zip(plans, findings, strict=True):
-                run.measure(plan, number, found)
-            if number < options.rounds and any(found.latency for found in findings):
+            run.measure(plans, number, found)
+            if number < options.rounds and found.latency:
                 ended = f"it ended after {number} of {options.rounds} rounds"
-                on_round(report_of(plans, findings, run, ended))
+                on_round(report_of(plans, found, run, ended))
         if options.memory_limit is not None and options.url is None:
-            for plan, found in zip(plans, findings, strict=True):
+            for plan in plans:
                 run.find_capacity(plan, options.memory_limit, found)
     except KeyboardInterrupt:
-        if not any(found.latency for found in findings):
+        if not found.latency:
             raise
         partial_reason = "it was interrupted"
-    if not any(found.latency for found in findings):
+    if not found.latency:
         raise run.first_error or SparseServeError("nothing could be measured")
-    return report_of(plans, findings, run, partial_reason)
+    return report_of(plans, found, run, partial_reason)

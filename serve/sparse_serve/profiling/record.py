@@ -36,11 +36,12 @@ _MEMORY_METHOD = (
     f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), the longest request is "
     "sent so many times at once, and it is read again; the median is the server's peak. Pages that processes "
     "share (tensors in /dev/shm among them) count in each, and peaks of different processes are added "
-    "although they need not fall together; proportional memory (PSS) counts shared pages once. As deployed, "
-    "with the arena as the entry has it, memory is read of the servers that latency was measured on, after "
-    "all of their load. On a GPU servers are measured one at a time, warmed up with a short row alone: what "
-    "processes hold is the driver's (NVML), what was taken is the devices' free memory before the server "
-    "less the least that was free during requests (sampled), and the arenas' mark is from the server's log."
+    "although they need not fall together; proportional memory (PSS) counts pages that a server's processes "
+    "share once, whoever else has them. As deployed, with the arena as the entry has it, memory is read of "
+    "the servers that latency was measured on, after all of their load. On a GPU servers are measured one at "
+    "a time, warmed up with a short row alone: what processes hold is the driver's (NVML), what was taken is "
+    "the devices' free memory before the server less the least that was free during requests (sampled), and "
+    "the arenas' mark is from the server's log."
 )
 CLIENT_TIME = (
     "Sending and receiving takes this client, which is Python's, longer than perf_analyzer: where both asked "
@@ -48,31 +49,34 @@ CLIENT_TIME = (
     "(benchmarks/serving/perf_analyzer.csv)."
 )
 _LATENCY_METHOD = (
-    "In every round a fresh server per variant with the entry's own settings, all running, one asked at a "
-    f"time over gRPC: one window of each in turn until the last {STABLE_WINDOWS} windows of a variant agree "
-    "in throughput and latency (perf_analyzer's rule); a server's figures are over those, and the report's "
-    "are means over the servers. In a closed loop N requests in flight are N threads of this client, each of "
-    "which waits for its answer before it sends again; in an open one requests arrive at a rate, and a "
-    "latency begins when its request was due. Other work on the machine shows as spread. "
+    "In every round a fresh server per variant of every model with the entry's own settings, all running, "
+    "one asked at a time over gRPC: one window of each, in an order drawn anew each time, until the last "
+    f"{STABLE_WINDOWS} windows of a server agree in throughput and latency (perf_analyzer's rule); its "
+    "figures are over those, and the report's are means over the servers. Requests are sent in an order that "
+    "is drawn for the round, the same for all. In a closed loop N requests in flight are N threads of this "
+    "client, each of which waits for its answer before it sends again; in an open one requests arrive at a "
+    "rate, and a latency begins when its request was due. Other work on the machine shows as spread. "
     f"{CLIENT_TIME}"
 )
 
 
-def report_of(
-    plans: Sequence[Plan], findings: Sequence[Findings], run: Run, partial_reason: str | None
-) -> Report:
+def report_of(plans: Sequence[Plan], found: Findings, run: Run, partial_reason: str | None) -> Report:
     """Return what the findings say, as far as they go."""
     options = run.options
     measurements: list[Measurement] = []
     theory: list[Expected] = []
     held: list[Steady] = []
-    for plan, found in zip(plans, findings, strict=True):
+    for plan in plans:
         ours = list(_measurements(plan, found, options))
         measurements += ours
         theory += _theory(plan, ours, in_container=run.image is not None)
-        held += [summary.steady(subject, readings) for subject, readings in found.steady.items()]
+        held += [
+            summary.steady(subject, found.steady[subject])
+            for subject in plan.subjects
+            if subject in found.steady
+        ]
     served = tuple(_served(plan.entry, options.exported.get(plan.entry.name)) for plan in plans)
-    quality = tuple(quality for found in findings for quality in found.quality.values())
+    quality = tuple(found.quality.values())
     found_noise = tuple(noise(measurements))
     settings = _settings(options, plans)
     lightest = options.arrivals[0].concurrency, options.arrivals[0].request_rate
@@ -88,9 +92,9 @@ def report_of(
         measurements=tuple(measurements),
         steady=tuple(held),
         expected=tuple(theory),
-        capacity=tuple(each for found in findings for each in found.capacity),
+        capacity=tuple(found.capacity),
         absent=tuple(absent for plan in plans for absent in plan.absent),
-        failures=tuple(failure for found in findings for failure in found.failures),
+        failures=tuple(found.failures),
         quality=quality,
         noise=found_noise,
         savings=tuple(savings(measurements, limits(found_noise))),

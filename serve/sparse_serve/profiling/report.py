@@ -18,7 +18,7 @@ from sparse_serve.errors import DataError
 from sparse_serve.profiling.estimates import Estimate
 
 SCHEMA_NAME = "report.schema.json"
-SCHEMA_VERSION: Literal[7] = 7
+SCHEMA_VERSION: Literal[8] = 8
 
 Variant = Literal["model", "control", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
 Baseline = Literal["padded_eager", "padded_fused", "packed_dense"]
@@ -143,7 +143,8 @@ class Breakdown(_Record):
     """Where the mean latency goes, in µs.
 
     `client_send` makes the tensors and `client_receive` decodes the answer; the server's parts are its own
-    statistics; `network` is the rest. Where the tokenizer is in the graph, `server_compute_infer` has it.
+    statistics; `network` is the rest of the mean latency, so that all add up to it. Where the tokenizer is in
+    the graph, `server_compute_infer` has it.
     """
 
     client_send: float
@@ -172,15 +173,14 @@ class Memory(_Record):
     """Resident memory of all server processes in bytes, ONNX Runtime's arena off, each over servers.
 
     `at_rest` is VmRSS after one tiny request, `total` the peak (VmHWM) during the requests, and `above_idle`
-    what lies between. `rest_pss` counts pages that processes share once. None where it cannot be read.
-    `rounds` are those that the servers were of. `gpu` is None where the model computes on none.
+    what lies between; pages that processes share count in each. `rounds` are those that the servers were of.
+    `gpu` is None where the model computes on none.
     """
 
     rounds: tuple[int, ...]
     at_rest: Estimate
     above_idle: Estimate
     total: Estimate
-    rest_pss: Estimate | None
     gpu: GpuMemory | None = None
 
     @property
@@ -251,7 +251,8 @@ class Measurement(_Record):
 
     `rounds` are those whose fresh server was measured. `stable` is whether all of them were. `client_cores`
     is the processor time that the measuring client took beside the server, in cores; `late_share` the share
-    of an open loop's requests that this client could not send in time.
+    of an open loop's requests that this client could not send in time. `distinct_requests` of the inputs' are
+    among the `requests` that count, whose tokens `tokens_per_request` and `tokens_per_second` are of.
     """
 
     model: str
@@ -264,6 +265,7 @@ class Measurement(_Record):
     rounds: tuple[int, ...]
     tokens_per_request: float
     requests: Count
+    distinct_requests: Count
     windows: Count
     stable: bool
     spread: float
@@ -299,9 +301,11 @@ class ProcessMemory(_Record):
 class Steady(_Record):
     """Memory of a server as deployed, arena and all, in bytes: before load, and after all of a round's load.
 
-    `pss` counts shared pages once, `rss` in each process; `peak` adds the processes' own peaks (VmHWM).
+    `pss` counts pages that the server's processes share once, whoever else on the machine has them, `rss` in
+    each process; `peak` adds the processes' own peaks (VmHWM).
     `cgroup_peak` is the most that the kernel charged to the server's own control group, page cache included,
-    which is what Kubernetes ends a container on. `gpu` is memory on the device that is the processes' own.
+    which is what Kubernetes ends a container on; files that others had read before are not in it. `gpu` is
+    memory on the device that is the processes' own.
     """
 
     model: str
@@ -503,7 +507,7 @@ class Pick(_Record):
 class Report(_Record):
     """Everything `profile` found out. `partial` says why it ended early, None where it did not."""
 
-    schema_version: Literal[7] = SCHEMA_VERSION
+    schema_version: Literal[8] = SCHEMA_VERSION
     partial: str | None
     environment: Environment
     settings: Settings

@@ -1,7 +1,7 @@
 """Measures plans round by round on fresh servers, and keeps on where something fails.
 
 a round: memory, a fresh server per variant and length
-         latency, fresh servers of all variants side by side
+         latency, fresh servers of all variants of all plans side by side
 """
 
 import os
@@ -61,7 +61,7 @@ Point = tuple[Subject, int, Arrivals]
 
 @dataclass
 class Findings:
-    """What was measured of one entry so far, by round."""
+    """What was measured so far, by round."""
 
     latency: dict[Point, dict[int, LatencyReading]] = field(default_factory=dict)
     memory: dict[tuple[Subject, int, int], dict[int, MemoryReading]] = field(default_factory=dict)
@@ -89,18 +89,25 @@ class Run:
         self._place = Place(options.session_threads, server_cores, PowerMeter(), options.image)
         self._stopping = Event()
 
-    def measure(self, plan: Plan, number: int, found: Findings) -> None:
-        """Measure one round of one entry: memory, then latency, and in the first one what does not vary."""
+    def measure(self, plans: Sequence[Plan], number: int, found: Findings) -> None:
+        """Measure one round of all entries: memory, then latency, and in the first one what does not vary."""
         if self.options.url is None and self.options.concurrencies:
-            self._measure_memory(plan, number, found)
-        with on_cores(self._client_cores), self._all_serving(plan, number, found) as servers:
+            for plan in plans:
+                self._measure_memory(plan, number, found)
+        plan_of = {subject: plan for plan in plans for subject in plan.subjects}
+        with on_cores(self._client_cores), self._all_serving(list(plan_of), number, found) as servers:
             lost: set[Subject] = set()
-            for workload, arrivals in product(plan.workloads, self.options.arrivals):
-                left = [served for served in servers if served.subject not in lost]
-                lost |= self._measure_latency(left, workload, arrivals, number, found)
+            # All entries have as many lengths, but their own texts of them.
+            for place, arrivals in product(range(len(plans[0].workloads)), self.options.arrivals):
+                left = [
+                    (served, plan_of[served.subject].workloads[place])
+                    for served in servers
+                    if served.subject not in lost
+                ]
+                lost |= self._measure_latency(left, arrivals, number, found)
             for served in servers:
                 if served.subject not in lost:
-                    self._measure_once(served, plan, number, found)
+                    self._measure_once(served, plan_of[served.subject], number, found)
 
     def _measure_memory(self, plan: Plan, number: int, found: Findings) -> None:
         """Measure every variant at each length on a fresh server, several at a time."""
@@ -137,7 +144,7 @@ class Run:
 
         clients = max(self.options.concurrencies)
         with serving(subject, self._place, clients, for_memory=True) as served:
-            served.repeat([workload.heaviest])
+            served.repeat([workload.heaviest], [0])
             requests = {number: partial(at_once, number) for number in self.options.concurrencies}
             tiny = _tiny(plan)
             try:
@@ -152,30 +159,29 @@ class Run:
 
     def _measure_latency(
         self,
-        servers: Sequence[ServedSubject],
-        workload: Workload,
+        servers: Sequence[tuple[ServedSubject, Workload]],
         arrivals: Arrivals,
         number: int,
         found: Findings,
     ) -> set[Subject]:
-        """Measure one point of every server that is left; return whom it lost."""
-        by_subject = {served.subject: served for served in servers}
+        """Measure one point of every server that is left, by its workload; return whom it lost."""
+        by_subject = {served.subject: (served, workload) for served, workload in servers}
         lost: set[Subject] = set()
 
         def done(subject: Subject) -> None:
-            self._progress.done(
-                f"latency  {subject.title} {workload.length} {arrivals.title}, round {number}"
-            )
+            length = by_subject[subject][1].length
+            self._progress.done(f"latency  {subject.title} {length} {arrivals.title}, round {number}")
 
         def failed(subject: Subject, error: SparseServeError) -> None:
             lost.add(subject)
-            reason = by_subject[subject].why(error)
+            served, workload = by_subject[subject]
+            reason = served.why(error)
             self._failed(found, subject, "latency", number, workload.length, reason, arrivals)
 
-        for served in servers:
-            served.repeat(workload.batches)
+        for served, workload in servers:
+            served.repeat(workload.batches, workload.order(number))
         count = arrivals.concurrency or OPEN_SENDERS
-        senders = {served.subject: served.loads[:count] for served in servers}
+        senders = {served.subject: served.loads[:count] for served, _ in servers}
         rule = WindowRule(
             self.options.measurement_interval_ms,
             self.options.rule,
@@ -184,7 +190,8 @@ class Run:
         )
         readings = measure_latencies(senders, arrivals, rule, done, failed)
         for subject, reading in readings.items():
-            found.latency.setdefault((subject, workload.length, arrivals), {})[number] = reading
+            length = by_subject[subject][1].length
+            found.latency.setdefault((subject, length, arrivals), {})[number] = reading
         return lost
 
     def _measure_once(self, served: ServedSubject, plan: Plan, number: int, found: Findings) -> None:
@@ -231,13 +238,10 @@ class Run:
                 self._failed(found, subject, "capacity", self.options.rounds, None, str(error))
 
     @contextmanager
-    def _all_serving(self, plan: Plan, number: int, found: Findings) -> Iterator[list[ServedSubject]]:
-        """Serve the subjects that can be at the same time, started and stopped in parallel.
-
-        Each round they take their turns in another order.
-        """
-        first = number % len(plan.subjects)
-        subjects = [*plan.subjects[first:], *plan.subjects[:first]]
+    def _all_serving(
+        self, subjects: Sequence[Subject], number: int, found: Findings
+    ) -> Iterator[list[ServedSubject]]:
+        """Serve the subjects that can be at the same time, started and stopped in parallel."""
         with _workers() as pool:
             futures = {subject: pool.submit(self._start, subject) for subject in subjects}
             servers = []

@@ -21,7 +21,6 @@ from sparse_serve.profiling.memory import (
     container_group,
     control_group,
     group_peak_bytes,
-    proportional_bytes,
     read_processes,
     resident_bytes,
 )
@@ -165,10 +164,15 @@ class SteadyReading:
     """Memory of a server as deployed, before load and after it, in bytes; None what cannot be read."""
 
     before_bytes: int
-    pss_bytes: int | None
     processes: tuple[ProcessReading, ...]
     group_peak_bytes: int | None
     gpu_bytes: int | None
+
+    @property
+    def pss_bytes(self) -> int | None:
+        """Proportional memory of all processes together."""
+        known = [each.pss_bytes for each in self.processes if each.pss_bytes is not None]
+        return sum(known) if len(known) == len(self.processes) else None
 
 
 @dataclass(frozen=True)
@@ -222,17 +226,16 @@ class ServedSubject:
         group = None if self.group is None else group_peak_bytes(self.group)
         return SteadyReading(
             self.before_bytes,
-            proportional_bytes(pids),
             tuple(read_processes(pids)),
             group,
             self.gauges.gpu_bytes(),
         )
 
-    def repeat(self, batches: Sequence[Batch]) -> None:
-        """Have every client send the batches in turn, each beginning with another."""
+    def repeat(self, batches: Sequence[Batch], order: Sequence[int]) -> None:
+        """Have every client send the batches in the `order` of their numbers, each from another place on."""
         for number, load in enumerate(self.loads):
-            first = number % len(batches)
-            load.repeat([*batches[first:], *batches[:first]])
+            first = number * len(order) // len(self.loads)
+            load.repeat(batches, [*order[first:], *order[:first]])
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def measurement(
     """
     rounds = tuple(sorted(readings))
     of_rounds = [readings[each] for each in rounds]
-    rows, tokens = len(workload.batches[0].texts), workload.tokens_per_request
+    rows, tokens = len(workload.batches[0].texts), [_tokens_sent(workload, reading) for reading in of_rounds]
     texts_per_second = estimate([rows * reading.requests_per_second for reading in of_rounds])
     return Measurement(
         model=subject.entry.name,
@@ -90,13 +90,16 @@ def measurement(
         concurrency=arrivals.concurrency,
         request_rate=arrivals.request_rate,
         rounds=rounds,
-        tokens_per_request=tokens,
+        tokens_per_request=statistics.fmean(tokens),
         requests=sum(len(reading.timings) for reading in of_rounds),
+        distinct_requests=len({timing.batch for reading in of_rounds for timing in reading.timings}),
         windows=sum(reading.trials for reading in of_rounds),
         stable=all(reading.stable for reading in of_rounds),
         spread=max(reading.spread for reading in of_rounds),
         texts_per_second=texts_per_second,
-        tokens_per_second=texts_per_second.value * tokens / rows,
+        tokens_per_second=statistics.fmean(
+            reading.requests_per_second * each for reading, each in zip(of_rounds, tokens, strict=True)
+        ),
         latency_ms=_latency(of_rounds),
         client_cores=statistics.fmean(reading.client_cores for reading in of_rounds),
         late_share=None
@@ -107,6 +110,11 @@ def measurement(
         cost=_cost(of_rounds, rows, texts_per_second.value, held_bytes),
         gpu=_gpu_use(of_rounds),
     )
+
+
+def _tokens_sent(workload: Workload, reading: LatencyReading) -> float:
+    """Return the true tokens of the requests that a server was sent, on average."""
+    return statistics.fmean(workload.batches[timing.batch].tokens for timing in reading.timings)
 
 
 def _latency(readings: Sequence[LatencyReading]) -> Latency:
@@ -131,7 +139,6 @@ def _memory(readings: Mapping[int, MemoryReading]) -> Memory:
         at_rest=estimate([reading.idle_bytes for reading in of_rounds]),
         above_idle=estimate([reading.peak_above_idle_bytes for reading in of_rounds]),
         total=estimate([reading.total_bytes for reading in of_rounds]),
-        rest_pss=_estimate_all([reading.idle_pss_bytes for reading in of_rounds]),
         gpu=_gpu_memory([reading.gpu for reading in of_rounds if reading.gpu is not None]),
     )
 
@@ -189,9 +196,16 @@ def _gpu_use(readings: Sequence[LatencyReading]) -> GpuUse | None:
 
 
 def _breakdown(readings: Sequence[LatencyReading]) -> Breakdown | None:
-    server, timings = _times(readings), [timing for reading in readings for timing in reading.timings]
-    if not server.requests:
+    """Return the parts of the mean latency, as means over servers; their sum is the mean over servers."""
+    if not all(reading.server.requests for reading in readings):
         return None
+    parts = [_server_breakdown(reading) for reading in readings]
+    means = {name: statistics.fmean(getattr(each, name) for each in parts) for name in Breakdown.model_fields}
+    return Breakdown(**means)
+
+
+def _server_breakdown(reading: LatencyReading) -> Breakdown:
+    server, timings = reading.server, reading.timings
     inside = (
         server.queue_ns,
         server.compute_input_ns,
@@ -202,7 +216,7 @@ def _breakdown(readings: Sequence[LatencyReading]) -> Breakdown | None:
     waited = sum(timing.wait_ns for timing in timings) / len(timings) / 1000
     return Breakdown(
         client_send=sum(timing.late_ns + timing.send_ns for timing in timings) / len(timings) / 1000,
-        network=max(0.0, waited - queue - compute_input - compute_infer - compute_output),
+        network=waited - queue - compute_input - compute_infer - compute_output,
         server_queue=queue,
         server_compute_input=compute_input,
         server_compute_infer=compute_infer,

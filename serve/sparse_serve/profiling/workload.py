@@ -64,6 +64,11 @@ class Batch:
         return tuple(int(length) for length in self.arrays["attention_mask"].sum(axis=1))
 
     @property
+    def tokens(self) -> int:
+        """True tokens of all rows together."""
+        return sum(self.row_lengths)
+
+    @property
     def tasks(self) -> tuple[str, ...] | None:
         """The name of each text's task; None on a model of one."""
         return tuple(text.task for text in self.encoded if text.task is not None) or None
@@ -91,12 +96,17 @@ class Workload:
     @property
     def tokens_per_request(self) -> float:
         """True tokens of a request, on average."""
-        return sum(sum(batch.row_lengths) for batch in self.batches) / len(self.batches)
+        return sum(batch.tokens for batch in self.batches) / len(self.batches)
 
     @property
     def heaviest(self) -> Batch:
         """The request with the longest row, and of those the one with the most tokens."""
-        return max(self.batches, key=lambda batch: (max(batch.row_lengths), sum(batch.row_lengths)))
+        return max(self.batches, key=lambda batch: (max(batch.row_lengths), batch.tokens))
+
+    def order(self, seed: int) -> list[int]:
+        """Return the numbers of the requests, shuffled, so that the first ones are of all kinds."""
+        numbers: list[int] = np.random.default_rng(seed).permutation(len(self.batches)).tolist()
+        return numbers
 
     @property
     def task_shares(self) -> dict[str, float]:
