@@ -70,6 +70,20 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tasks(tmp_path_factory.mktemp("tasks"))
 
 
+@pytest.fixture(scope="module")
+def tasks_and_topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The three tasks and a multi-label one, whose targets have another shape than theirs."""
+    path = write_tasks(tmp_path_factory.mktemp("topics"))
+    subjects = (["film"], ["story"], ["film", "story"])
+    rows = [(f"the {' '.join(topics)} is good", topics) for topics in subjects * (ROWS // 3)]
+    lines = (json.dumps({"text_a": text, "label": topics}) + "\n" for text, topics in rows)
+    (path.parent / "topics.jsonl").write_text("".join(lines), encoding="utf-8")
+    tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
+    tasks["topics"] = {"task": "multi-label", "train": "topics.jsonl", "eval": "topics.jsonl"}
+    path.write_text(json.dumps({"tasks": tasks}), encoding="utf-8")
+    return path
+
+
 def options_of(tasks: Path, **given: Any) -> MultitaskOptions:
     usual: dict[str, Any] = {
         "attention": AttentionSpec(-1.0),
@@ -155,16 +169,17 @@ def interrupted(encoder: Path, tasks: Path, output: Path, options: MultitaskOpti
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("rows", "given"),
     [
-        {"simcse": "cross-entropy", "save_steps": 4},
-        {"attention": AttentionSpec.parse("axis+local1", None), "epochs": 4},
+        ("tasks", {"simcse": "cross-entropy", "save_steps": 4}),
+        ("tasks_and_topics", {"attention": AttentionSpec.parse("axis+local1", None), "epochs": 4}),
     ],
     ids=["within an epoch", "aaa"],
 )
 def test_a_resumed_run_ends_as_if_never_interrupted(
-    encoder: Path, tasks: Path, tmp_path: Path, given: dict[str, Any]
+    request: pytest.FixtureRequest, encoder: Path, tmp_path: Path, rows: str, given: dict[str, Any]
 ) -> None:
+    tasks: Path = request.getfixturevalue(rows)
     options = options_of(tasks, steps_per_epoch=6, **given)
     whole = finetune_tasks(encoder, tasks, tmp_path / "whole", options)
     interrupted(encoder, tasks, tmp_path / "out", options, 11)

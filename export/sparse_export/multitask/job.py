@@ -111,7 +111,7 @@ class MultitaskJob(Job[AllRows]):
                 own: Sequence[Encoded] = encoded.rows(name, data)
                 if options.learns:
                     own, aside = set_aside(own, judged[name], options.seed)
-                    calibration += aside
+                    calibration += [_without_targets(row) for row in aside]
                 sets.append(DataSet(name, len(rows), [len(row["input_ids"]) for row in own], factor))
                 rows += own
         plan = TasksPlan(
@@ -124,8 +124,7 @@ class MultitaskJob(Job[AllRows]):
             rows=rows,
             batches=PlannedBatches(plan),
             calibration=calibration,
-            # A batch of several tasks has no targets of one shape; `figures` knows them.
-            evaluation=[row | {"labels": 0} for each in judged.values() for row in each],
+            evaluation=[_without_targets(row) for each in judged.values() for row in each],
             collator=DataCollatorWithPadding(tokenizer),
             objectives=self._objectives(heads, numbers),
             answer=head_of_spec(spec).answer_padded,
@@ -234,6 +233,11 @@ class _Encoded:
         """Return labelled rows of a task, which say of which they are."""
         found = encode(self.heads[task], self.model, self.tokenizer, data, self.max_length)
         return [row | {TASK_IDS: [self.numbers[task]]} for row in found.rows]
+
+
+def _without_targets(row: Encoded) -> Encoded:
+    """Return a row for batches of several tasks, whose targets have no one shape; who judges knows them."""
+    return row | {"labels": 0}
 
 
 def _require_addable(
