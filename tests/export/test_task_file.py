@@ -6,7 +6,7 @@ import pytest
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.multitask import MultitaskOptions, read_task_file
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import DataError, OptionError
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -74,6 +74,10 @@ ONE = "tasks: {a: {train: a.tsv}}"
         ("tasks: {a: {train: x.tsv, task: mlm}}", "task is 'mlm'; tasks that are trained together read the"),
         ("tasks: {a: {train: x.tsv, task: question-answering}}", "classification, multi-label, regression"),
         ("tasks: {a: {train: x.tsv, metric: pearson}}", "metric is 'pearson'; classification has accuracy, "),
+        (
+            "tasks: {a: {train: x.tsv, task: regression, metric: mse}}",
+            "metric is 'mse'; regression has pearson, spearman, of which more is better",
+        ),
         ("tasks: {a: {train: x.tsv, loss_weight: 0}}", "tasks.a.loss_weight: Input should be greater than 0"),
         ("tasks: {a: {train: x.tsv, max_train_rows: 1}}", "tasks.a.max_train_rows: Input should be greater"),
         (
@@ -94,7 +98,7 @@ def test_what_it_cannot_say(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"cannot be read: No such file or directory; give a YAML file"):
+    with pytest.raises(DataError, match=r"cannot be read: No such file or directory; give a YAML file"):
         read_task_file(tmp_path / "none.yaml")
 
 

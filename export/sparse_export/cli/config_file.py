@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
+from sparse_export.yaml_file import read_yaml
 from sparse_serve.errors import OptionError
 
 # A nested option would be none of a command line.
@@ -39,13 +39,7 @@ def _option(parameter: Any) -> str:
 
 
 def _load(path: Path) -> dict[Any, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"--config {path} cannot be read: {error.strerror}; give a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise OptionError(f"--config {path} is not YAML: {reason:.200}") from None
+    content = read_yaml("config", path)
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -19,14 +19,15 @@ Paths are relative to the file's folder.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparse_export.tasks import head_class
 from sparse_export.tasks.first_token import FirstTokenHead
+from sparse_export.yaml_file import read_yaml
 from sparse_serve.errors import OptionError
+from sparse_serve.metrics import greater_is_better
 from sparse_serve.tasks import DEFAULT_TASK, TASKS, Task, require_task_name
 
 # YAML reads the labels 0 and 1 as numbers.
@@ -77,7 +78,8 @@ class TaskEntry(RowsEntry):
         task: what is answered, by the name that `finetune --task` takes.
         eval: rows that choose the best epoch; None holds out a tenth of the training rows.
         test: rows that the result is tried on at last.
-        metric: the figure that counts in the overall score; None takes the task's first.
+        metric: the figure that counts in the overall score, one of which more is better; None takes the
+            task's first.
         loss_weight: factor on its loss.
         extra: other data sets that it is trained on besides.
     """
@@ -91,8 +93,11 @@ class TaskEntry(RowsEntry):
 
     def __post_init__(self) -> None:
         kind = self.kind
-        if self.metric is not None and self.metric not in kind.metrics:
-            raise ValueError(f"metric is {self.metric!r}; {kind.option} has {', '.join(kind.metrics)}")
+        accepted = [metric for metric in kind.metrics if greater_is_better(metric)]
+        if self.metric is not None and self.metric not in accepted:
+            raise ValueError(
+                f"metric is {self.metric!r}; {kind.option} has {', '.join(accepted)}, of which more is better"
+            )
         labelled = [rows for rows in (self, *self.extra) if rows.labels]
         if labelled and kind.option != "classification":
             raise ValueError(f"labels are mapped of classification alone, and this is {kind.option}")
@@ -143,33 +148,15 @@ class TaskFile(_Entry):
             raise ValueError("relational must name two or more different tasks, or none")
 
 
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
-    """A loader that refuses two entries of one name, of which YAML would take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.YAMLError(f"{name!r} stands there twice")
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
 def read_task_file(path: Path) -> TaskFile:
     """Read a task file; its paths become absolute.
 
     Raises:
-        OptionError: it cannot be read, or is no task file.
+        DataError: it cannot be read.
+        OptionError: it is no task file.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except OSError as error:
-        raise OptionError(f"--tasks {path} cannot be read: {error.strerror}; give a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise OptionError(f"--tasks {path} is not YAML: {reason:.200}") from None
-    try:
-        read = TypeAdapter(TaskFile).validate_python(content)
+        read = TypeAdapter(TaskFile).validate_python(read_yaml("tasks", path))
     except ValidationError as error:
         raise OptionError(f"--tasks {path}: {_first(error)}") from None
     folder = path.resolve().parent
