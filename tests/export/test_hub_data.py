@@ -12,6 +12,7 @@ from sparse_export.pretraining import PretrainOptions
 from sparse_export.pretraining.text import reading_of
 from sparse_export.training import finetune
 from sparse_export.training.hub_data import DatasetSplit, read_split
+from sparse_export.training.sources import read_test_rows
 from sparse_serve.data import Columns
 from sparse_serve.errors import DataError
 from sparse_serve.rows import Span, Tag
@@ -19,6 +20,7 @@ from sparse_serve.tasks import TASKS
 from tiny_training import FAST, make_encoder
 
 COLUMNS = Columns("sentence")
+OPTIONS = replace(FAST, columns=COLUMNS)
 
 
 ColumnsOfRows = dict[str, list[Any]]
@@ -96,7 +98,33 @@ def test_class_labels_are_names(tmp_path: Path) -> None:
     unlabelled = {**rows, "label": [1, -1]}
     datasets.Dataset.from_dict(unlabelled, features=features).to_parquet(hidden / "test.parquet")
     with pytest.raises(DataError, match="split test, line 2: the label is missing"):
-        read_split(DatasetSplit(str(hidden), None, "test"), COLUMNS, "single_label_classification")
+        read_test_rows(DatasetSplit(str(hidden), None, "test"), OPTIONS, "single_label_classification")
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "task"),
+    [
+        ([-1, -1], datasets.ClassLabel(names=["bad", "good"]), "single_label_classification"),
+        ([-1.0, -1.0], datasets.Value("float32"), "regression"),
+        ([None, None], datasets.Value("string"), "single_label_classification"),
+        (None, None, "multi_label_classification"),
+    ],
+    ids=["class labels", "numbers", "names", "no column"],
+)
+def test_a_split_to_be_tried_on_may_have_no_labels(
+    tmp_path: Path, labels: list[Any] | None, kind: Any, task: str
+) -> None:
+    """As the test splits of GLUE are."""
+    columns: ColumnsOfRows = {"sentence": ["a", "b"]} | ({} if labels is None else {"label": labels})
+    features = {"sentence": datasets.Value("string")} | ({} if labels is None else {"label": kind})
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows.to_parquet(folder / "test.parquet")
+    read = read_test_rows(DatasetSplit(str(folder), None, "test"), OPTIONS, task)
+    assert not read.is_labelled
+    assert [(row.text, row.label) for row in read.data.rows] == [("a", ""), ("b", "")]
+    assert (read.record.rows, len(read.record.sha256)) == (2, 64)
 
 
 def test_regression_and_pairs(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from sparse_serve.records import Record
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import TASKS
 
+# What data sets have in the place of a label that they do not tell.
+_NO_LABEL = -1
+
 
 @dataclass(frozen=True)
 class DatasetSplit:
@@ -58,6 +61,30 @@ class SplitData:
     revision: str
 
 
+class OpenSplit:
+    """The rows of a split as they are read: by whoever goes over the records, once.
+
+    Attributes:
+        records: numbered from 1.
+        revision: the commit of the data set.
+    """
+
+    def __init__(self, rows: Iterator[Record], revision: str) -> None:
+        self._digest = hashlib.sha256()
+        self.records: Records = self._read(rows)
+        self.revision = revision
+
+    @property
+    def sha256(self) -> str:
+        """Of the records that were read, each as a line of JSON."""
+        return self._digest.hexdigest()
+
+    def _read(self, rows: Iterator[Record]) -> Iterator[tuple[int, Record]]:
+        for number, record in enumerate(rows, start=1):
+            self._digest.update(json.dumps(record, default=str).encode() + b"\n")
+            yield number, record
+
+
 def read_split(
     split: DatasetSplit,
     columns: Columns | None,
@@ -71,24 +98,49 @@ def read_split(
     Raises:
         DataError: the data set cannot be loaded, lacks a column, or has a malformed row.
     """
-    with _errors_of(split):
-        builder = datasets.load_dataset_builder(split.name, split.config)
-        builder.download_and_prepare()
-        rows = builder.as_dataset(split.split)
     kind = TASKS[task or "single_label_classification"].rows
     columns = columns or kind.columns
-    names = _columns(split, rows.column_names, columns, None if task is None else kind)
-    digest = hashlib.sha256()
-    records: Records = _digested(_records(rows.select_columns(names)), digest.update)
+    opened = open_split(split, columns, None if task is None else kind)
     data = sample_records(
         str(split),
-        records if arrange is None else arrange(str(split), records),
+        opened.records if arrange is None else arrange(str(split), opened.records),
         columns,
         task=task,
         max_rows=max_rows,
         seed=seed,
     )
-    return SplitData(data, digest.hexdigest(), str(builder.hash))
+    return SplitData(data, opened.sha256, opened.revision)
+
+
+def open_split(split: DatasetSplit, columns: Columns, labelled_by: RowFormat | None) -> OpenSplit:
+    """Open a split: its texts and, of rows that are labelled, all that tells a label.
+
+    Raises:
+        DataError: the data set cannot be loaded, or lacks a column.
+    """
+    rows, revision = _loaded(split)
+    names = _columns(split, rows.column_names, columns, labelled_by)
+    return OpenSplit(_records(rows.select_columns(names)), revision)
+
+
+def has_labels(split: DatasetSplit, columns: Columns, kind: RowFormat) -> bool:
+    """Tell whether any row has a label: a split to be tried on may have no column of them, or -1 in all rows.
+
+    Raises:
+        DataError: the data set cannot be loaded.
+    """
+    rows, _ = _loaded(split)
+    names = [name for name in rows.column_names if kind.has_label({name: None}, columns)]
+    labels = (value for row in rows.select_columns(names) for value in row.values())
+    return bool(names) and any(value not in (None, _NO_LABEL) for value in labels)
+
+
+def _loaded(split: DatasetSplit) -> tuple["datasets.Dataset", str]:
+    """Return the rows of a split, and the commit that they are of."""
+    with _errors_of(split):
+        builder = datasets.load_dataset_builder(split.name, split.config)
+        builder.download_and_prepare()
+        return builder.as_dataset(split.split), str(builder.hash)
 
 
 def _columns(
@@ -120,18 +172,10 @@ def _records(rows: "datasets.Dataset") -> Iterator[Record]:
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:
     """Return what turns a value of a feature into the JSON value of a data file, where that is another."""
     if isinstance(kind, datasets.ClassLabel):
-        # Test splits without labels say -1.
         return lambda value: None if value is None or value < 0 else kind.int2str(value)
     if isinstance(kind, datasets.List | datasets.LargeList) and (inner := _decoder(kind.feature)):
         return lambda values: None if values is None else [inner(value) for value in values]
     return None
-
-
-def _digested(records: Iterator[Record], update: Callable[[bytes], None]) -> Iterator[tuple[int, Record]]:
-    """Number the records from 1, and add each to a digest."""
-    for number, record in enumerate(records, start=1):
-        update(json.dumps(record, default=str).encode() + b"\n")
-        yield number, record
 
 
 @contextmanager

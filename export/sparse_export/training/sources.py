@@ -8,13 +8,14 @@ from typing import Generic
 from rich.console import Console
 from typing_extensions import TypeVar
 
-from sparse_export.training.hub_data import DatasetSplit, read_split
+from sparse_export.training.hub_data import DatasetSplit, has_labels, open_split, read_split
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import DataRecord
-from sparse_serve.data import Arrange, TextData, hold_out, read_data
+from sparse_serve.data import Arrange, Columns, Records, TextData, hold_out, read_data
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.records import SUFFIXES, iter_records
+from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import TASKS
 
 HOLD_OUT_SHARE = 0.1
@@ -132,22 +133,35 @@ def read_training_rows(source: Source, options: TrainingOptions, reading: Readin
 
 
 def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
-    """Read rows that a result is tried on, with labels where all of them have one.
+    """Read rows that a result is tried on, with their labels unless none of them has one.
 
     Raises:
-        DataError: a source that cannot be read.
+        DataError: a source that cannot be read, or of which some rows have no label.
     """
     kind = TASKS[task].rows
     columns = options.columns or kind.columns
+    if _is_labelled(source, columns, kind):
+        return _read(source, options, Reading(task))
+    if isinstance(source, Path):
+        data = _unlabelled(source, iter_records(source, columns.required, kind.formats), columns, kind)
+        record = DataRecord(str(source), file_digest(source), len(data.rows), data.total_rows)
+    else:
+        opened = open_split(source, columns, None)
+        data = _unlabelled(source, opened.records, columns, kind)
+        record = DataRecord(str(source), opened.sha256, len(data.rows), data.total_rows, opened.revision)
+    return Rows(data, record, is_labelled=False)
+
+
+def _is_labelled(source: Source, columns: Columns, kind: RowFormat) -> bool:
     if isinstance(source, Path):
         records = iter_records(source, columns.required, kind.formats)
-        if not any(kind.has_label(record, columns) for _, record in records):
-            records = iter_records(source, columns.required, kind.formats)
-            rows = tuple(kind.row(str(source), *each, columns, labelled=False) for each in records)
-            data = TextData(str(source), rows, (), len(rows), kind.whole_contexts)
-            record = DataRecord(str(source), file_digest(source), len(rows), len(rows))
-            return Rows(data, record, is_labelled=False)
-    return _read(source, options, Reading(task))
+        return any(kind.has_label(record, columns) for _, record in records)
+    return has_labels(source, columns, kind)
+
+
+def _unlabelled(source: Source, records: Records, columns: Columns, kind: RowFormat) -> TextData:
+    rows = tuple(kind.row(str(source), *each, columns, labelled=False) for each in records)
+    return TextData(str(source), rows, (), len(rows), kind.whole_contexts)
 
 
 def _source(value: str, config: str | None, split: str) -> Source:
