@@ -128,7 +128,7 @@ def test_record_tells_how_the_checkpoint_was_made(
     record = finetune(encoder, train, tmp_path / "out", options, evaluation=evaluation)
     stored = json.loads((tmp_path / "out" / RECORD_NAME).read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(asdict(record)))
-    assert stored["schema_version"] == 4
+    assert stored["schema_version"] == 5
     assert stored["options"]["attention"] == {"lambd": -4.0, "pattern": None}
     assert stored["train"] == {
         "source": str(train),

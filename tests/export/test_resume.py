@@ -184,6 +184,46 @@ def test_a_run_is_not_continued_on_other_rows(encoder: Path, train: Path, output
         finetune(encoder, train, output, RUN, resume=True)
 
 
+def test_a_run_is_not_continued_from_another_encoder_in_the_same_place(
+    train: Path, output: Path, partial: Path, tmp_path: Path
+) -> None:
+    """Neither one that was interrupted nor one that was finished."""
+    encoder = make_encoder(tmp_path / "encoder")
+    interrupted(encoder, train, output, RUN, STEPS + 1)
+    once = replace(RUN, epochs=1)
+    finetune(encoder, train, output.with_name("finished"), once)
+    (encoder / "finetune.json").touch()  # tells of the encoder, and is no part of it
+    finetune(encoder, train, output.with_name("finished"), once, resume=True)
+    make_encoder(encoder, dropout=0.2)
+    message = r"other settings: encoder_digest \(\w{64}, now \w{64}\); give the same"
+    with pytest.raises(CheckpointError, match=message):
+        finetune(encoder, train, output, RUN, resume=True)
+    assert states(partial) == {STEPS}
+    with pytest.raises(CheckpointError, match="is not empty; choose another --output"):
+        finetune(encoder, train, output.with_name("finished"), once, resume=True)
+
+
+def test_what_earlier_versions_recorded_is_not_taken_for_the_same_run(
+    encoder: Path, train: Path, output: Path, partial: Path
+) -> None:
+    """They did not look into the encoder."""
+    interrupted(encoder, train, output, RUN, STEPS + 1)
+    settings = json.loads((partial / "settings.json").read_text(encoding="utf-8"))
+    del settings["encoder_digest"]
+    (partial / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"was started by an earlier version, .* the run with --force"):
+        finetune(encoder, train, output, RUN, resume=True)
+    once = replace(RUN, epochs=1)
+    finetune(encoder, train, output, once, force=True)
+    record = json.loads((output / RECORD_NAME).read_text(encoding="utf-8"))
+    (output / RECORD_NAME).write_text(json.dumps({**record, "schema_version": 4}), encoding="utf-8")
+    console = Console(file=StringIO(), soft_wrap=True)
+    with pytest.raises(CheckpointError, match="is not empty; choose another --output"):
+        finetune(encoder, train, output, once, resume=True, console=console)
+    warning = "has schema 4, this version writes 5: whether the same run made the checkpoint cannot be told\n"
+    assert warning in told(console)
+
+
 def test_without_a_run_to_resume_it_starts(encoder: Path, train: Path, output: Path) -> None:
     options = replace(RUN, epochs=1)
     assert len(finetune(encoder, train, output, options, resume=True).epochs) == 1

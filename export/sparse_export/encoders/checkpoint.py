@@ -6,6 +6,7 @@ do, and their weights are part of the checkpoint. A stock `AutoModel` knows noth
 checkpoint as dense softmax attention. `load_checkpoint` loads it as it was trained.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,21 @@ from sparse_export.encoders.positions import fix_positions
 from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, OptionError, first_line
 from sparse_serve.tasks import Task
+
+# What of a folder decides what a checkpoint answers; records of its training do not.
+_CONTENT = (
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 
 def load_checkpoint(
@@ -177,6 +191,32 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
         spec = spec.with_tasks(task)
     spec.store(config)
     return config
+
+
+def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> str | None:
+    """Return what changes with the content of a checkpoint, whatever its name.
+
+    Args:
+        checkpoint: a Transformers folder, or the id of a model on the hub.
+        revision: of a model on the hub: a branch, a tag or a commit.
+
+    Returns:
+        Of a folder the sha256 over its config, weights and tokenizer, as 64 hexadecimal digits; of a model on
+        the hub its commit, None where that is not known.
+
+    Raises:
+        CheckpointError: unreadable or of an unsupported family.
+    """
+    config = load_config(checkpoint, revision)
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        return getattr(config, "_commit_hash", None)
+    files = sorted({file for pattern in _CONTENT for file in folder.glob(pattern)})
+    try:
+        lines = [f"{file.name} {file_digest(file)}\n" for file in files]
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint}: {error.filename} cannot be read: {error.strerror}") from None
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def random_model(config: PreTrainedConfig, models: Models) -> PreTrainedModel:

@@ -208,6 +208,11 @@ def _prepare(run: PartialRun, settings: RunSettings, *, resume: bool, console: C
 
 
 def _refuse_other(run: PartialRun, settings: RunSettings, stored: Mapping[str, Any]) -> None:
+    if stored and "encoder_digest" not in stored:
+        raise CheckpointError(
+            f"{run.folder} was started by an earlier version, which did not record what "
+            f"{settings.encoder} held: whether it is the same cannot be told; discard the run with --force"
+        )
     if changed := settings.differences(stored):
         raise CheckpointError(
             f"{run.folder} was started with other settings: {', '.join(changed)}; give the same ones "

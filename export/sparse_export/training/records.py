@@ -141,6 +141,8 @@ class RunSettings:
 
     Attributes:
         encoder: folder or hub id of the encoder.
+        encoder_digest: sha256 over the config, weights and tokenizer in that folder; the commit of a hub id,
+            None where that is not known.
         options: how to train.
         train: the training rows.
         evaluation: the rows that choose the best epoch.
@@ -150,6 +152,7 @@ class RunSettings:
     """
 
     encoder: str
+    encoder_digest: str | None
     options: TrainingOptions
     train: DataRecord
     evaluation: DataRecord
@@ -197,7 +200,7 @@ class TrainingRecord(RunSettings):
     device: str
     threads: int
     versions: Mapping[str, str]
-    schema_version: int = 4
+    schema_version: int = 5
 
     @property
     def best(self) -> EpochRecord:

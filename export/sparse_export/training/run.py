@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from transformers import TrainerState
 
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.encoders.checkpoint import checkpoint_digest, save_checkpoint
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
 from sparse_export.training.distributed import (
     agreed,
@@ -140,6 +140,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         )
         settings = RunSettings(
             str(encoder),
+            checkpoint_digest(encoder, job.options.revision),
             job.options,
             train_rows.record,
             eval_rows.record,
@@ -148,7 +149,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
             None if test_rows is None else test_rows.record,
         )
         warn_of_idle_devices(processes.num_processes, console)
-        done = _finished(job, settings, run.output) if resume and is_first else None
+        done = _finished(job, settings, run.output, console) if resume and is_first else None
         if done is not None:
             discard_leftover(run, settings)
     done = shared(done)
@@ -171,10 +172,17 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         return cast(TrainingRecord, shared(record))
 
 
-def _finished(job: Job[Any], settings: RunSettings, output: Path) -> TrainingRecord | None:
+def _finished(job: Job[Any], settings: RunSettings, output: Path, console: Console) -> TrainingRecord | None:
     """Return the record of the checkpoint at `output` if a run of these settings made it."""
     stored = stored_settings(output / RECORD_NAME)
-    if stored is None or stored.get("schema_version") != job.record.schema_version:
+    if stored is None:
+        return None
+    schema = stored.get("schema_version")
+    if schema != job.record.schema_version:
+        console.print(
+            f"warning: {output / RECORD_NAME} has schema {schema}, this version writes "
+            f"{job.record.schema_version}: whether the same run made the checkpoint cannot be told"
+        )
         return None
     if settings.differences(stored):
         return None
