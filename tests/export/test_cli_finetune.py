@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,18 +17,28 @@ import typer
 from forked_processes import Forked, sparse_serve
 from transformers import BertConfig
 
+import sparse_export.cli.export as export_module
+import sparse_export.cli.multitask as multitask_module
+import sparse_export.cli.patterns as patterns_module
+import sparse_export.cli.training as training_module
 import sparse_export.training as module
 import sparse_export.training.attentions as attentions_module
+import sparse_export.training.options as options_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.finetune import finetune_command
 from sparse_export.cli.options import load_model_side
 from sparse_export.encoders.checkpoint import load_checkpoint
-from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.spec import ModelSpec, Positions
+from sparse_export.multitask.options import SimcseForm
+from sparse_export.multitask.plan import Sampling
 from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.cli.options import CONTEXT, run
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
+from sparse_serve.op_library import Device
+from sparse_serve.repository.manifest import TargetCpu, TokenizerPlace
+from sparse_serve.tasks.encoding import Truncation
 from tiny_training import make_encoder, weights, write_rows
 
 FAST = ("--epochs", "1", "--batch-size", "8")
@@ -227,7 +238,7 @@ def test_a_list_in_a_file_is_one_of_a_command_line(call: dict[str, Any], tmp_pat
         ("- epochs\n", "holds a list; give options by name: epochs: 3"),
         ("epochs: [\n", "is not YAML: "),
         ("a: !!python/object:os.system x\n", "is not YAML: "),
-        (None, "cannot be read: No such file or directory; give a YAML file"),
+        ("epochs: 3\nepochs: 4\n", "is not YAML: 'epochs' stands there twice"),
     ],
 )
 def test_a_bad_file_of_options_is_status_2(
@@ -235,14 +246,43 @@ def test_a_bad_file_of_options_is_status_2(
     train: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    content: str | None,
+    content: str,
     message: str,
 ) -> None:
     path = tmp_path / "run.yaml"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
+    path.write_text(content, encoding="utf-8")
     assert command(encoder, "--train", train, "--output", tmp_path / "out", "--config", path) == 2
     expect_one_error(capsys, message)
+
+
+@pytest.mark.parametrize("option", ["--config", "--tasks"])
+def test_a_file_that_is_not_there_is_status_1(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert command(encoder, "--output", tmp_path / "out", option, "none.yaml") == 1
+    expect_one_error(capsys, f"{option} none.yaml cannot be read: No such file or directory; give a YAML f")
+
+
+@pytest.mark.parametrize(
+    ("shown", "accepted"),
+    [
+        (training_module.Schedule, options_module.Schedule),
+        (patterns_module.AlphaSchedule, options_module.AlphaSchedule),
+        (multitask_module.Sampling, Sampling),
+        (multitask_module.Simcse, SimcseForm),
+        (export_module.TokenizerOption, TokenizerPlace),
+        (export_module.TargetCpuOption, TargetCpu),
+        (export_module.DeviceOption, Device),
+        (export_module.TruncationOption, Truncation),
+    ],
+)
+def test_the_command_line_has_the_librarys_choices(shown: type[StrEnum], accepted: Any) -> None:
+    """It names them anew: the library's are behind torch, which no help waits for."""
+    assert {each.value for each in shown} == set(get_args(accepted))
+
+
+def test_the_command_line_has_the_librarys_positions() -> None:
+    assert training_module.Positions == Positions
 
 
 def test_help_puts_options_into_panels(capsys: pytest.CaptureFixture[str]) -> None:
@@ -522,7 +562,6 @@ def test_several_tasks(
     ("args", "message"),
     [
         ((), "--train is missing: name the training rows, or with --tasks a file of tasks"),
-        (("--tasks", "none.yaml"), "--tasks none.yaml cannot be read: No such file or directory"),
         (("--tasks", "none.yaml", "--eval", "x.tsv"), "--eval x.tsv is said in the file of --tasks"),
         (
             ("--tasks", "none.yaml", "--stride", "3"),

@@ -24,8 +24,9 @@ from sparse_export.encoders.positions import sinusoidal_table
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions, PretrainRecord, pretrain
-from sparse_export.pretraining.masking import IGNORED, Masking
+from sparse_export.pretraining.masking import Masking
 from sparse_export.pretraining.sentences import encode_pairs
+from sparse_export.tasks.trained import IGNORED
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError

@@ -19,9 +19,10 @@ from sparse_export.encoders.checkpoint import load_config
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.pretraining.corpus import tokenize
-from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
+from sparse_export.pretraining.masking import MaskedRows, Masking
 from sparse_export.pretraining.sentences import NEXT, RANDOM, encode_pairs, pairs_of
 from sparse_export.pretraining.text import reading_of
+from sparse_export.tasks.trained import IGNORED
 from sparse_export.training.sources import Source, read_rows
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError

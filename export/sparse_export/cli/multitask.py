@@ -99,7 +99,7 @@ SimcseOption = Annotated[
     typer.Option(
         "--simcse",
         help="Encode each text twice, under two dropouts, and have the model tell which belong together: by "
-        "cosine (infonce), or by dot products (cross-entropy).",
+        "cosine (infonce), or by dot products (cross-entropy, our reading of the PAL paper).",
         show_default="not",
         rich_help_panel=_PANEL,
     ),

@@ -12,7 +12,6 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.encoders.extension import Extension
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.patterned import Decide, PatternModule
-from sparse_export.graph.nodes import axis_mask_node
 
 if TYPE_CHECKING:
     from sparse_export.encoders.spec import ModelSpec
@@ -36,6 +35,8 @@ class AxisLayer(nn.Linear, PatternModule):
     def mark(self, mask: LayerMask, hidden: Tensor, decide: Decide) -> None:
         """Say which rows and columns are on; in an exported graph the op `AxisMask` does."""
         if torch.onnx.is_in_onnx_export():
+            from sparse_export.graph.nodes import axis_mask_node  # noqa: PLC0415  loads onnx
+
             mask.rows, mask.columns = axis_mask_node(hidden[0], self.weight, self.bias)
         else:
             mask.rows, mask.columns = decide(self(hidden)).unbind(-1)

@@ -91,6 +91,10 @@ class ResidualModule(nn.Module):
 
     follows_routing: ClassVar[bool] = False
 
+    def of_task(self, task: str) -> tuple[nn.Module, ...]:
+        """Return what one task alone has here; nothing where there is no such."""
+        return ()
+
     def forward(self, hidden: Tensor, routing: "Routing | None" = None) -> Tensor:
         """Return what is added.
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.extension import extension_modules
-from sparse_export.encoders.projected_attention import ProjectedAttention
+from sparse_export.encoders.extension import ResidualModule, extension_modules
 from sparse_export.encoders.several import SeveralTasksModel
 
 
@@ -19,7 +18,7 @@ def freeze_encoder(model: PreTrainedModel) -> None:
 def freeze_all_but(model: SeveralTasksModel, tasks: Sequence[str]) -> None:
     """Train the heads and adapters of some tasks alone, so that the others answer as before."""
     model.requires_grad_(False)
-    adapters = [module for module in model.modules() if isinstance(module, ProjectedAttention)]
+    added = [module for module in model.modules() if isinstance(module, ResidualModule)]
     for task in tasks:
-        for module in (model.tasks[task], *(own for adapter in adapters for own in adapter.of_task(task))):
-            module.requires_grad_(True)
+        for own in (model.tasks[task], *(each for module in added for each in module.of_task(task))):
+            own.requires_grad_(True)

@@ -40,9 +40,9 @@ class SimCSE(Objective):
     """Unsupervised SimCSE (Gao et al., 2021): a text under one dropout is most like itself under another.
 
     The encoding of a text is its first token's last hidden state. "infonce" compares by cosine over a
-    temperature, as its authors do; "cross-entropy", the PAL paper's form (section 4.1), by the dot products
-    themselves, over √M. Both ask, of each text, which of the others it is: of those that a process computes
-    at once.
+    temperature, as its authors do; "cross-entropy" by the dot products themselves, over √M: our reading of
+    the PAL paper (section 4.1), which speaks of linear layers and cross-entropy and gives no formula. Both
+    ask, of each text, which of the others it is: of those that a process computes at once.
     """
 
     encodes_twice = True

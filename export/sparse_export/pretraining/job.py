@@ -16,13 +16,13 @@ from transformers import (
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.pretraining.corpus import TokenRows, tokenize
 from sparse_export.pretraining.judging import answer, figures, reduced
-from sparse_export.pretraining.masking import IGNORED, MaskedRows, Masking
+from sparse_export.pretraining.masking import MaskedRows, Masking
 from sparse_export.pretraining.models import load_language_model, new_language_model
 from sparse_export.pretraining.objectives import MaskedTokens, NextSentences
 from sparse_export.pretraining.options import PretrainOptions
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.pretraining.text import reading_of
-from sparse_export.tasks.trained import Encoded
+from sparse_export.tasks.trained import IGNORED, Encoded
 from sparse_export.training.batches import BatchPlan, PlannedBatches
 from sparse_export.training.calibration import set_aside
 from sparse_export.training.dropout import set_dropout

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import EvalPrediction
 
-from sparse_export.pretraining.masking import IGNORED
 from sparse_export.pretraining.options import ACCURACY, PERPLEXITY, SENTENCE_ACCURACY
+from sparse_export.tasks.trained import IGNORED
 from sparse_export.training.options import LOSS
 
 

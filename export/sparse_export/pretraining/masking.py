@@ -11,8 +11,6 @@ from sparse_export.tasks.trained import Encoded
 from sparse_export.training.batches import PlannedBatches
 from sparse_serve.errors import CheckpointError
 
-IGNORED = -100  # the target of what is not to be told
-
 _TRAINING, _EVALUATION = 0, 1
 
 

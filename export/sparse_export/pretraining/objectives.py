@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparse_export.pretraining.judging import token_sums
-from sparse_export.pretraining.masking import IGNORED
+from sparse_export.tasks.trained import IGNORED
 from sparse_export.training.objectives import Inputs, Objective, Part
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from sparse_export.encoders.spec import Positions
 from sparse_export.training.options import LOSS, TrainingOptions
 from sparse_serve.errors import OptionError
-
-Positions = Literal["learned", "sinusoidal"]
 
 ACCURACY, PERPLEXITY, SENTENCE_ACCURACY = "accuracy", "perplexity", "nsp_accuracy"
 
