@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
+from sparse_export.encoders.sentence_transformers import stored_max_length
 from sparse_export.encoders.tokenizer import (
     cut_length,
     load_tokenizer,
@@ -62,7 +63,7 @@ from sparse_serve.repository.manifest import (
     Versions,
 )
 from sparse_serve.repository.releases import DEFAULT_RELEASE, release
-from sparse_serve.tasks import Task, answered
+from sparse_serve.tasks import Embedding, Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
 ASKED_FOR = "as asked for"
@@ -196,11 +197,13 @@ def export_checkpoint(
     tasks = _read_as(options, tasks, data)
     task = answered(tasks)
     model = load_checkpoint(options.checkpoint, options.attention, tasks)
+    target.precision.require_in_one_file(options.checkpoint, model)
     tokenizer = load_tokenizer(options.checkpoint)
     require_embedded(options.checkpoint, tokenizer, model.config)
     cut = Cut(
         _max_length(options, model.config, tokenizer, warn), _truncation(options, task, tokenizer, warn)
     )
+    _warn_of_longer_texts(options, task, cut.max_length, warn)
     served = _served_tokenizer(tokenizer, model.config)
     # Before what takes long, so that bad rows are refused at once.
     labelled = None if data is None else labelled_examples(task, served, *cut, data)
@@ -351,6 +354,19 @@ def _max_length(
         )
     pattern.require_within(max_length)
     return max_length
+
+
+def _warn_of_longer_texts(options: ExportOptions, task: Task, max_length: int, warn: Progress) -> None:
+    """Tell where sentence-transformers, whose folder a checkpoint is, embeds less of a long text."""
+    if options.max_length is not None or not isinstance(task, Embedding):
+        return
+    stored = stored_max_length(options.checkpoint)
+    if stored is not None and stored < max_length:
+        warn(
+            f"sentence-transformers embeds the first {stored} tokens of a text with {options.checkpoint}, "
+            f"the entry will the first {max_length}: say --max-length {stored} to have it do so too, or "
+            f"--max-length {max_length}"
+        )
 
 
 def _truncation(
@@ -509,7 +525,7 @@ def _training_record(options: ExportOptions) -> Mapping[str, Any]:
 
     It tells of the attention that was trained: of another one it says nothing either.
     """
-    if options.attention is not None:
+    if options.attention not in (None, attention_of(load_config(options.checkpoint))):
         return {}
     try:
         record = json.loads((Path(options.checkpoint) / _TRAINING_RECORD).read_bytes())

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,6 +75,18 @@ def test_gate_not_met_is_status_3(
     )
     assert (status, out) == (3, "")
     assert_one_line_error(err, "parity not met", "nothing was written")
+    assert not (tmp_path / "r").exists()
+
+
+def test_quality_not_met_is_status_3(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of next to no bits: most answers are others."""
+    monkeypatch.setattr("sparse_export.graph.int8._LARGEST", {"vnni": 1, "any": 1})
+    args = ("--model-repository", tmp_path / "r", "--name", "x", "--dtype", "int8", "--max-loss", "0")
+    status, out, err = invoke(capsys, "export", checkpoint, *args)
+    assert (status, out) == (3, "")
+    assert_one_line_error(err, "quality not met: in int8 ONNX Runtime with the op library has agreement")
     assert not (tmp_path / "r").exists()
 
 
@@ -181,10 +194,15 @@ def test_pattern_and_metrics_from_the_environment(
 def test_embedding_of_a_classifiers_encoder(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of a folder that sentence-transformers cuts texts of elsewhere, which is told."""
     repository = tmp_path / "r"
+    folder = shutil.copytree(checkpoint, tmp_path / "sentences")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40}', encoding="utf-8")
     args = ("--model-repository", repository, "--name", "x", "--task", "embedding", "--normalize", "--json")
-    status, out, err = invoke(capsys, "export", checkpoint, *args)
-    assert (status, err) == (0, "")
+    status, out, err = invoke(capsys, "export", folder, *args)
+    assert status == 0
+    assert err.count("\n") == 1
+    assert err.startswith("warning: sentence-transformers embeds the first 40 tokens of a text with ")
     figures = json.loads(out)
     task = {"type": "embedding", "size": 64, "layers": "last", "pooling": "mean", "normalize": True}
     assert figures["tasks"] == {"default": task}

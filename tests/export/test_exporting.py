@@ -21,6 +21,7 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
+from sparse_serve.tasks import Embedding, Task
 from tiny_models import CLASSES, LABELS, LAMBD, LAYERS, POSITIONS
 
 
@@ -170,7 +171,7 @@ def trained_at(checkpoint: Path, folder: Path, max_length: object) -> Path:
     """A checkpoint of a pattern with a record of training."""
     model = load_checkpoint(checkpoint, AttentionSpec.parse("local1+global1", None))
     save_checkpoint(model, load_tokenizer(checkpoint), folder)
-    (folder / "finetune.json").write_text(json.dumps({"max_length": max_length}))
+    (folder / "finetune.json").write_text(json.dumps({"max_length": max_length, "rho": 0.75}))
     return folder
 
 
@@ -201,6 +202,17 @@ def test_another_pattern_than_the_trained_one_is_cut_at_the_positions(
     assert read_entry(exported.path).manifest.max_length == POSITIONS
 
 
+def test_the_trained_pattern_by_its_name_is_the_trained_one(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = trained_at(checkpoint, tmp_path / "pattern", 40)
+    same = AttentionSpec.parse("local1+global1", None)
+    options = replace(options, checkpoint=str(folder), attention=same)
+    config, tokenizer = load_config(folder), load_tokenizer(folder)
+    assert module._max_length(options, config, tokenizer, pytest.fail) == 40
+    assert module._attention(options, load_checkpoint(folder)).rho == 0.75
+
+
 @pytest.mark.parametrize("recorded", [True, "40", None, 0, 10**9])
 def test_a_record_that_says_nothing_usable(
     options: ExportOptions, checkpoint: Path, tmp_path: Path, recorded: object
@@ -209,3 +221,58 @@ def test_a_record_that_says_nothing_usable(
     options = replace(options, checkpoint=str(tmp_path / "pattern"))
     tokenizer = load_tokenizer(checkpoint)
     assert module._max_length(options, config, tokenizer, pytest.fail) == POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "advice"),
+    [
+        ("fp32", 2.5, "give --dtype fp16"),
+        ("int8", 2.5, "give --dtype fp16"),
+        ("fp16", 1.5, "export a smaller model"),
+    ],
+)
+def test_a_model_too_large_for_a_graph_is_not_traced(
+    options: ExportOptions,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    most: float,
+    advice: str,
+) -> None:
+    """Where a weight may have so many bytes."""
+    count = sum(weight.numel() for weight in load_checkpoint(checkpoint).parameters())
+    monkeypatch.setattr("sparse_export.graph.precision.MOST_BYTES", int(most * count))
+    traced_in = "fp16" if dtype == "fp16" else "fp32"
+    with pytest.raises(CheckpointError, match=rf"bytes in {traced_in}, .* takes at most [\d,]+: {advice}"):
+        export_checkpoint(replace(options, dtype=dtype), progress=_refuse_to_trace)
+    assert is_unwritten(options)
+
+
+def _refuse_to_trace(done: str) -> None:
+    assert "tracing" not in done
+
+
+EMBEDDING = Embedding(size=64)
+
+
+@pytest.mark.parametrize(
+    ("task", "max_length", "stored", "warns"),
+    [
+        (EMBEDDING, None, {"max_seq_length": 40}, True),
+        (EMBEDDING, POSITIONS, {"max_seq_length": 40}, False),
+        (EMBEDDING, None, {"max_seq_length": POSITIONS}, False),
+        (EMBEDDING, None, {"max_seq_length": None}, False),
+        (EMBEDDING, None, [], False),
+        (CLASSES, None, {"max_seq_length": 40}, False),
+    ],
+)
+def test_a_longer_cut_than_sentence_transformers_own_warns(
+    options: ExportOptions, tmp_path: Path, task: Task, max_length: int | None, stored: object, warns: bool
+) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(stored), encoding="utf-8")
+    options = replace(options, checkpoint=str(tmp_path), max_length=max_length)
+    told: list[str] = []
+    module._warn_of_longer_texts(options, task, POSITIONS, told.append)
+    assert [warning.rpartition(": ")[2] for warning in told] == (
+        [f"say --max-length 40 to have it do so too, or --max-length {POSITIONS}"] if warns else []
+    )

@@ -1,6 +1,7 @@
 """What a sentence-transformers folder says of how hidden states become an embedding.
 
-Its `modules.json` names what follows the encoder: a pooling, and perhaps a normalization.
+Its `modules.json` names what follows the encoder: a pooling, and perhaps a normalization. Its
+`sentence_bert_config.json` says at how many tokens that library cuts texts.
 """
 
 import json
@@ -11,7 +12,7 @@ from transformers.utils import cached_file
 
 from sparse_serve.errors import CheckpointError
 
-_MODULES = "modules.json"
+_MODULES, _SETTINGS = "modules.json", "sentence_bert_config.json"
 # The modes of pooling that an exported model has, as versions of that library call them.
 _MODE = "pooling_mode"
 _POOLINGS = {"cls_token": "first", "mean_tokens": "mean", "cls": "first", "mean": "mean"}
@@ -43,6 +44,17 @@ def embedding_settings(checkpoint: str | Path, *, is_pooling_known: bool = False
             "--pooling first or mean to embed without it"
         )
     return settings | ({"pooling": _pooling(checkpoint, paths["Pooling"])} if "Pooling" in paths else {})
+
+
+def stored_max_length(checkpoint: str | Path) -> int | None:
+    """Return at how many tokens sentence-transformers cuts a checkpoint's texts; None where it does not say.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    settings = _read(checkpoint, _SETTINGS)
+    length = settings.get("max_seq_length") if isinstance(settings, dict) else None
+    return length if isinstance(length, int) else None
 
 
 def _pooling(checkpoint: str | Path, folder: str) -> str:

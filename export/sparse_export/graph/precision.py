@@ -7,13 +7,17 @@ from a copy of the model in it, and the gate accepts the difference from float32
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.op_library import Device
 from sparse_serve.repository.manifest import Dtype
+
+# Of the weights of a graph: a protobuf message ends at 2 GiB, and nodes and a tokenizer stand in it too.
+MOST_BYTES = 2**31 - 2**24
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,22 @@ class Precision:
             return copy.deepcopy(model).to(self.torch_dtype)
         memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return copy.deepcopy(model, memo)
+
+    def require_in_one_file(self, checkpoint: str | Path, model: PreTrainedModel) -> None:
+        """See that a model is not too large for a graph: ONNX checks one as a single protobuf message.
+
+        Raises:
+            CheckpointError: its weights leave no place for the rest of the graph.
+        """
+        count = sum(weight.numel() for weight in model.parameters())
+        size = count * self.torch_dtype.itemsize
+        if size <= MOST_BYTES:
+            return
+        advice = "give --dtype fp16" if 2 * count <= MOST_BYTES else "export a smaller model"
+        raise CheckpointError(
+            f"{checkpoint} has {count:,} weights, {size:,} bytes in {self.name}, in which it is traced; a "
+            f"graph takes at most {MOST_BYTES:,}: {advice}"
+        )
 
 
 FP32 = Precision("fp32", torch.float32, atol=1e-4)
