@@ -4,16 +4,16 @@ It serves `backend: "onnxruntime"` repositories on CPU and gives the configurati
 triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc): model_operations, the parameters
 read below, optimization.graph.level and default_model_filename. What it cannot do it refuses at load.
 
-Requests that arrive together are computed together, some hundred tokens at a time. Among short ones, those
-that take long are answered by a thread of their own, so that the short ones do not wait for them; where many
-of them wait, they take turns with the short ones.
+Requests that arrive together are computed together, some hundred tokens at a time. While short ones come,
+those that take long are answered by a thread of their own, so that the short ones do not wait for them; where
+many of them wait, they take turns with the short ones. A short one that comes after a pause may wait for a
+batch of long ones, which are computed at once where no short ones are expected.
 Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
 needs lie beside this file.
 """
 
 import json
 import math
-import os
 import sys
 import threading
 import time
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.stub import meter
 from sparse_serve.stub.clock import no_stale_answer
+from sparse_serve.stub.later import give_way, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import TOKEN_BYTES, run_borders
@@ -63,8 +64,6 @@ DEVICE_INITIALIZERS = "session.use_device_allocator_for_initializers"
 SHORT_TOKENS = 256
 # So long after a short one, others are expected.
 SHORT_SECONDS = 0.25
-# How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
-LONG_NICENESS = 10
 # Texts up to this size are handed over in one array of their widest, where any of them is no UTF-8.
 SPELLED_BYTES = 1 << 14
 MASK = "attention_mask"
@@ -114,10 +113,13 @@ class Pending:
         self.is_answered = False
 
     def joined(self):
-        """Return the outputs of all its rows, or what is wrong with the last part that was computed."""
+        """Return the outputs of all its rows by name, or what is wrong with the last part or with joining."""
         if isinstance(self.results[-1], Exception):
             return self.results[-1]
-        return {name: np.concatenate([each[name] for each in self.results]) for name in self.asked.wanted}
+        try:
+            return {name: np.concatenate([each[name] for each in self.results]) for name in self.asked.wanted}
+        except Exception as error:
+            return error
 
 
 class Part(NamedTuple):
@@ -210,7 +212,7 @@ class TritonPythonModel:
             else:
                 self._answer_later(each, sender)
         begun = time.monotonic()
-        self._send(short)
+        self._send_all(short)
         self._note(has_short)
         for run in self.long.turn(time.monotonic() - begun if is_short_expected else math.inf):
             self._answer_parts(run)
@@ -258,32 +260,43 @@ class TritonPythonModel:
         parts = asked.parts()
         self.long.put([Part(pending, each, each is parts[-1]) for each in parts])
         if self.thread is None:
-            self.thread = threading.Thread(target=self._work, daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self._work, daemon=True)
+            thread.start()
+            self.thread = thread
 
     def _work(self):
         """Answer what takes long."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
+        give_way()
         for run in self.long.runs():
             self._answer_parts(run)
 
     def _answer_parts(self, parts):
-        """Compute a run of parts, no two of one request, and answer the requests that end with it."""
+        """Compute a run of parts, no two of one request, and answer the requests that end with it.
+
+        Nothing is raised: the thread that calls this has others to answer.
+        """
         parts = [each for each in parts if not each.pending.is_answered]
-        for part, result in zip(parts, self._results([each.asked for each in parts]), strict=True):
+        try:
+            results = self._results([each.asked for each in parts])
+        except Exception as error:
+            results = [error] * len(parts)
+        for part, result in zip(parts, results, strict=True):
             pending = part.pending
             pending.results.append(result)
             if part.is_last or isinstance(result, Exception):
                 pending.is_answered = True
-                response = self._response(pending.asked, pending.joined())
-                pending.sender.send(response, flags=FINAL)
+                self._send(pending.sender, pending.asked, pending.joined())
 
-    def _send(self, pairs):
+    def _send_all(self, pairs):
         """Answer requests by their senders."""
         if pairs:
             asked, senders = zip(*pairs, strict=True)
-            for sender, response in zip(senders, self._answer(asked), strict=True):
-                sender.send(response, flags=FINAL)
+            for sender, each, result in zip(senders, asked, self._results(asked), strict=True):
+                self._send(sender, each, result)
+
+    def _send(self, sender, asked, result):
+        """Answer a request by its sender."""
+        send(sender, self._response(asked, result), FINAL, lambda error: self._refuse(error, asked))
 
     def _answer(self, asked):
         """Return the responses to requests."""
@@ -306,8 +319,13 @@ class TritonPythonModel:
         return [result for each in asked for result in self._sound_results([each])]
 
     def _response(self, asked, result):
-        """Return the response to a request."""
-        return self._refuse(result, asked) if isinstance(result, Exception) else respond(result)
+        """Return the response to a request: its outputs by name, or what is wrong with it."""
+        if not isinstance(result, Exception):
+            try:
+                return respond(result)
+            except Exception as error:
+                result = error
+        return self._refuse(result, asked)
 
     def _refuse(self, error, asked):
         """Return the response to a request that cannot be answered."""
