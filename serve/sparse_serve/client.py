@@ -35,6 +35,8 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
+# Any that has a token.
+_SOME_TEXT = "a"
 # What says that the tokenizer is in the graph, where a text that it cannot answer is marked in this output.
 _INVALID_AT = "invalid_at"
 _EVERY_MODEL = ("token_count", "truncated")
@@ -68,6 +70,13 @@ class _Described(NamedTuple):
         return self.kind.text_pair == "required" or (self.in_graph and _SECOND_TEXT in self.inputs)
 
 
+class _TaskSeen(NamedTuple):
+    """Of a model of several tasks: whether it has a task, and whether this reads second texts."""
+
+    is_known: bool
+    is_paired: bool
+
+
 class Client:
     """Asks served entries. Not thread-safe over HTTP: use one for each thread.
 
@@ -97,6 +106,7 @@ class Client:
         self._labels: dict[str, list[str | None]] = {}
         self._configs: dict[str, dict[str, Any]] = {}
         self._batch_sizes: dict[str, int] = {}
+        self._tasks_seen: dict[tuple[str, str], _TaskSeen] = {}
         address = _ADDRESS.fullmatch(url)
         if address is None or int(address["port"]) > _HIGHEST_PORT:
             raise OptionError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
@@ -285,11 +295,13 @@ class Client:
             return pairs
         if not described.needs_pairs:
             return None
-        paired = {task for task, each in self._tasks(name).items() if each.get("paired")}
+        seen = {task: self._task_seen(name, task) for task in dict.fromkeys(tasks)}
         for task, pair in zip(tasks, pairs or [""] * count, strict=True):
-            if pair and task not in paired:
+            if not seen[task].is_known:
+                continue  # refused with its text
+            if pair and not seen[task].is_paired:
                 raise RequestError(f"task '{task}' of model '{name}' reads one text: leave out --text-pair")
-            if pairs is None and task in paired:
+            if pairs is None and seen[task].is_paired:
                 raise RequestError(
                     f"task '{task}' of model '{name}' reads pairs: give each text its second one with "
                     "--text-pair, or a file of both"
@@ -324,6 +336,30 @@ class Client:
         """Return the description of each task by its name, as `Task.to_json` gives it; none as `tasks`."""
         parameter = self._config(name).get("parameters", {}).get("tasks")
         return {} if parameter is None else json.loads(parameter["string_value"])
+
+    def _task_seen(self, name: str, task: str) -> _TaskSeen:
+        """Return what is known of a task of a graph that takes text: its description, or what it answers."""
+        described = self._tasks(name)
+        if described:
+            return _TaskSeen(task in described, bool(described.get(task, {}).get("paired")))
+        if (name, task) not in self._tasks_seen:
+            self._tasks_seen[name, task] = self._look_at_task(name, task)
+        return self._tasks_seen[name, task]
+
+    def _look_at_task(self, name: str, task: str) -> _TaskSeen:
+        """Ask a graph whose configuration is kept back: a second text that is read adds to its tokens."""
+        model = self._describe(name)
+        asked = {_FIRST_TEXT: [""], _TASK: [task]}
+        batches = (
+            [{**asked, _SECOND_TEXT: [pair]} for pair in ("", _SOME_TEXT)]
+            if model is not None and model.needs_pairs
+            else [asked]
+        )
+        answers = [self._columns(name, batch, ("logits", *_EVERY_MODEL)) for batch in batches]
+        return _TaskSeen(
+            is_known=not np.isnan(answers[0]["logits"]).all(),
+            is_paired=any(answers[-1][column] != answers[0][column] for column in _EVERY_MODEL),
+        )
 
     def kind(self, name: str) -> type[Reply]:
         """Return what kind of replies the model gives: predictions, where the server keeps that to itself.
@@ -412,13 +448,20 @@ class Client:
     ) -> dict[str, npt.NDArray[Any]]:
         described = self._describe(name)
         in_graph = described is not None and described.in_graph
-        names = (*kind.outputs, *_EVERY_MODEL, *((_INVALID_AT,) if in_graph else ()))
-        outputs = [self._api.InferRequestedOutput(output) for output in names]
-        result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
-        columns = {output: result.as_numpy(output) for output in names}
+        columns = self._columns(
+            name, batch, (*kind.outputs, *_EVERY_MODEL, *((_INVALID_AT,) if in_graph else ()))
+        )
         if in_graph:
             self._require_answered(name, columns, batch)
         return columns
+
+    def _columns(
+        self, name: str, batch: Mapping[str, Sequence[str]], names: Sequence[str]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return these outputs of a model for a batch of N rows, each `(N, width)`."""
+        outputs = [self._api.InferRequestedOutput(output) for output in names]
+        result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
+        return {output: result.as_numpy(output) for output in names}
 
     def _require_answered(
         self,
@@ -436,9 +479,8 @@ class Client:
                 )
         numbers = columns["logits"] if "logits" in columns else columns["embedding"]
         for row in np.flatnonzero(np.isnan(numbers).all(axis=1)).tolist():
-            tasks = self.tasks(name)
-            if _TASK in batch and batch[_TASK][row] not in tasks:
-                known = ", ".join(tasks) or "those of its file"
+            if _TASK in batch and not self._task_seen(name, batch[_TASK][row]).is_known:
+                known = ", ".join(self.tasks(name)) or "known to its server alone"
                 reason = f"there is no task '{batch[_TASK][row]}'; this model's are {known}"
             elif columns["truncated"][row, 0]:
                 reason = f"more than {columns['token_count'][row, 0]} tokens, which is as many as it reads"
