@@ -223,7 +223,7 @@ def closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         raise InferenceServerException("This protocol is restricted, expecting header 'x'")
 
     with Client(client.url, client.protocol) as made:
-        monkeypatch.setattr(made._client, "get_model_config", refuse)
+        monkeypatch.setattr(made._connection._client, "get_model_config", refuse)
         yield made
 
 
