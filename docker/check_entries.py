@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 # Some of the package's modules lie beside this file, where the package is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -168,7 +169,9 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
     graph = public.parent / f"{name}_model"
     try:
         record = json.loads(manifest.read_bytes())
-        wanted = record["op_library"]
+        served = manifests_of_versions(public, record)
+        processors = {each.get("target_cpu") for each in served}
+        wanted = served[-1]["op_library"]
         needed = version if wanted is None else wanted["version"]
         files = {str(file): str(digest) for file, digest in record["files"].items()}
         number = int(record.get("version", 1))
@@ -181,9 +184,9 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
             f"entry '{name}' was made for version {needed} of the op library, the image has "
             f"version {version}: export it again, or build the image of its release"
         )
-    warning = vnni_warning(name, record.get("target_cpu"))
-    if warning is not None:
-        print("warning:", warning, file=sys.stderr)
+    for warning in (vnni_warning(name, each) for each in processors):
+        if warning is not None:
+            print("warning:", warning, file=sys.stderr)
     is_legacy = record.get("schema_version", 1) == 1
     takes_text = record.get("tokenizer") == "graph"
     if takes_text:
@@ -201,6 +204,22 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
     if verify:
         tuned = {f"{model.name}/config.pbtxt" for model in models}
         require_no_fault(file_faults(Contents(models, files, number, tuned)), f"entry '{name}'")
+
+
+def manifests_of_versions(public: Path, last_written: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the manifest of each version that an entry has, ascending.
+
+    That of the version written last lies beside them all; it may have been taken out of service.
+    """
+    numbers = sorted(int(path.name) for path in public.iterdir() if path.is_dir() and path.name.isdecimal())
+    own = [public / str(number) / "manifest.json" for number in numbers]
+    found = [
+        json.loads(path.read_bytes())
+        if number != last_written.get("version", 1) and path.is_file()
+        else last_written
+        for number, path in zip(numbers, own, strict=True)
+    ]
+    return found or [last_written]
 
 
 def require_parts(path: Path, parts: Set[str], values: dict[str, str]) -> None:

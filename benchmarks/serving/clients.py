@@ -12,7 +12,7 @@ import tritonclient.http
 from servers import OUTPUT
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.client import Protocol
+from sparse_serve.connection import Protocol
 from sparse_serve.profiling.measure import PERCENTILE_METHOD
 
 TIMEOUT_S = 60.0

@@ -43,7 +43,7 @@ from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
 
-from sparse_serve.client import Protocol
+from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.repository.config import graph_name
 from sparse_serve.repository.entries import read_entry

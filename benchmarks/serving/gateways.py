@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparse_serve.client import Protocol
+from sparse_serve.connection import Protocol
 from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
 from sparse_serve.deploy.limits import Limits, full_batches, health_request
 from sparse_serve.repository.entries import Entry

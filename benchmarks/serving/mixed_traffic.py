@@ -37,7 +37,7 @@ from results import Line, environment, write_lines
 from servers import OUTPUT, served
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.client import Protocol
+from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.profiling.memory import resident_bytes
 from sparse_serve.repository.entries import read_entry

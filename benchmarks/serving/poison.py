@@ -53,7 +53,7 @@ from servers import OUTPUT, served
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.client import Protocol
+from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.profiling.workload import Tokens

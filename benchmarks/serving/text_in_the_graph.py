@@ -44,7 +44,8 @@ from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
 
 from sparse_serve.classifier import Classifier
-from sparse_serve.client import Client, Protocol
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad

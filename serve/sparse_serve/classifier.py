@@ -57,7 +57,8 @@ class Classifier:
     """Answers texts as the served entry does.
 
     Attributes:
-        entry: what is answered with.
+        entry: what is answered with, as its version describes it.
+        version: of the entry.
         kind: of its replies: `Prediction`, or `Embedding`.
         device: what computes.
     """
@@ -92,9 +93,11 @@ class Classifier:
         for name, number in (("threads", threads), ("run_tokens", run_tokens)):
             if number is not None and number < 1:
                 raise OptionError(f"{name} is {number}, at least 1 is needed")
-        self.entry = read_entry(Path(entry))
+        found = read_entry(Path(entry))
+        self.version = max(found.versions, default=0) if version is None else version
+        self.entry = found.of_version(self.version)
         self.device: Device = device or self.entry.manifest.device
-        self._session = _session(self.entry, version, threads or available_cores(), self.device)
+        self._session = _session(self.entry, self.version, threads or available_cores(), self.device)
         outputs = [output.name for output in self._session.get_outputs()]
         kind = reply_of(outputs)
         if kind is None:
@@ -252,8 +255,8 @@ class Classifier:
             self._characters_a_token += (characters / tokens - self._characters_a_token) / 4
 
 
-def _session(entry: Entry, version: int | None, threads: int, device: Device) -> Any:
-    """Open the graph of an entry."""
+def _session(entry: Entry, version: int, threads: int, device: Device) -> Any:
+    """Open the graph of an entry's version."""
     provider = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}.get(device)
     if provider is None:
         raise OptionError(f"device is {device!r}: cpu and cuda are known")
@@ -262,9 +265,6 @@ def _session(entry: Entry, version: int | None, threads: int, device: Device) ->
             f"entry {entry.path} has its tokenizer in the server: export it with --tokenizer graph, or ask a "
             "server"
         )
-    chosen = max(entry.versions, default=0) if version is None else version
-    if chosen not in entry.versions:
-        raise RepositoryError(f"entry {entry.path} has no version {chosen}, but {[*entry.versions]}")
     with needing("Classifier", "cpu"):
         import onnxruntime  # noqa: PLC0415  not needed by who looks at entries
     if device == "cuda":
@@ -280,7 +280,7 @@ def _session(entry: Entry, version: int | None, threads: int, device: Device) ->
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(library))
-    path = entry.path / str(chosen) / GRAPH_NAME
+    path = entry.path / str(version) / GRAPH_NAME
     try:
         with telling_memory(device, f"entry {entry.path}"):
             session = onnxruntime.InferenceSession(str(path), options, providers=session_providers(provider))

@@ -1,51 +1,28 @@
 """A client of the public models: texts in, answers out, over HTTP or gRPC."""
 
 import json
-import random
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType, TracebackType
-from typing import Any, Literal, NamedTuple, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
-import grpc
 import numpy as np
 import numpy.typing as npt
-from geventhttpclient.response import HTTPParseError
-from tritonclient import grpc as triton_grpc
-from tritonclient import http as triton_http
-from tritonclient.utils import InferenceServerException
 
-from sparse_serve.errors import OptionError, RefusedTextError, RequestError
+from sparse_serve.connection import DEFAULT_RETRIES, Connection, Protocol, is_refusal, is_restricted
+from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 
-Protocol = Literal["http", "grpc"]
-
-DEFAULT_RETRIES = 4
-
-_TIMEOUT_SECONDS = 600.0
-# Before each further attempt twice as long as before the last, and up to half less, so that many clients of a
-# server that comes back do not come back together.
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-_RETRY_SECONDS = 60.0
-_TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), "503")
-_INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
-_HIGHEST_PORT = 65535
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
+# Any that has a token.
+_SOME_TEXT = "a"
 # What says that the tokenizer is in the graph, where a text that it cannot answer is marked in this output.
 _INVALID_AT = "invalid_at"
 _EVERY_MODEL = ("token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
-# gRPC gives these the status with which Triton itself says that it is overloaded.
-_LOST_CONNECTION = re.compile(
-    "failed to connect|socket closed|connection reset|broken pipe|goaway", re.IGNORECASE
-)
-# What a server says of a model that it has, while it ends; one that it has not is "not found".
-_ENDING = re.compile("has no available versions|not ready")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 
@@ -68,6 +45,13 @@ class _Described(NamedTuple):
         return self.kind.text_pair == "required" or (self.in_graph and _SECOND_TEXT in self.inputs)
 
 
+class _TaskSeen(NamedTuple):
+    """Of a model of several tasks: whether it has a task, and whether this reads second texts."""
+
+    is_known: bool
+    is_paired: bool
+
+
 class Client:
     """Asks served entries. Not thread-safe over HTTP: use one for each thread.
 
@@ -87,25 +71,14 @@ class Client:
         Raises:
             OptionError: the address is malformed, or `retries` is negative.
         """
-        if retries < 0:
-            raise OptionError(f"retries is {retries}: give 0 or more")
         self.url = url
         self.protocol = protocol
-        self.retries = retries
-        self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
+        self._connection = Connection(url, protocol, retries)
         self._described: dict[str, _Described | None] = {}
         self._labels: dict[str, list[str | None]] = {}
         self._configs: dict[str, dict[str, Any]] = {}
         self._batch_sizes: dict[str, int] = {}
-        address = _ADDRESS.fullmatch(url)
-        if address is None or int(address["port"]) > _HIGHEST_PORT:
-            raise OptionError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
-        if protocol == "http":
-            # Over gRPC the time limit goes with each call.
-            timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
-            self._client = triton_http.InferenceServerClient(url, **timeouts)
-        else:
-            self._client = triton_grpc.InferenceServerClient(url)
+        self._tasks_seen: dict[tuple[str, str], _TaskSeen] = {}
 
     def __enter__(self) -> "Client":
         return self
@@ -117,7 +90,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._connection.close()
 
     def classify(
         self,
@@ -235,7 +208,7 @@ class Client:
             RefusedTextError: for a text; its row is counted from `start`.
             RequestError: the server cannot be reached.
         """
-        if not _is_refusal(refusal):
+        if not is_refusal(refusal):
             return
         texts = batch[_FIRST_TEXT]
         for row, text in enumerate(texts):
@@ -245,7 +218,7 @@ class Client:
                     self._infer(name, kind, {key: values[row : row + 1] for key, values in batch.items()})
                     continue
                 except RequestError as error:
-                    if not _is_refusal(error):
+                    if not is_refusal(error):
                         raise
                     reason = error
             raise RefusedTextError(str(reason), start + row, text) from reason
@@ -285,11 +258,13 @@ class Client:
             return pairs
         if not described.needs_pairs:
             return None
-        paired = {task for task, each in self._tasks(name).items() if each.get("paired")}
+        seen = {task: self._task_seen(name, task) for task in dict.fromkeys(tasks)}
         for task, pair in zip(tasks, pairs or [""] * count, strict=True):
-            if pair and task not in paired:
+            if not seen[task].is_known:
+                continue  # refused with its text
+            if pair and not seen[task].is_paired:
                 raise RequestError(f"task '{task}' of model '{name}' reads one text: leave out --text-pair")
-            if pairs is None and task in paired:
+            if pairs is None and seen[task].is_paired:
                 raise RequestError(
                     f"task '{task}' of model '{name}' reads pairs: give each text its second one with "
                     "--text-pair, or a file of both"
@@ -325,6 +300,31 @@ class Client:
         parameter = self._config(name).get("parameters", {}).get("tasks")
         return {} if parameter is None else json.loads(parameter["string_value"])
 
+    def _task_seen(self, name: str, task: str) -> _TaskSeen:
+        """Return what is known of a task of a graph that takes text: its description, or what it answers."""
+        described = self._tasks(name)
+        if described:
+            return _TaskSeen(task in described, bool(described.get(task, {}).get("paired")))
+        if (name, task) not in self._tasks_seen:
+            self._tasks_seen[name, task] = self._look_at_task(name, task)
+        return self._tasks_seen[name, task]
+
+    def _look_at_task(self, name: str, task: str) -> _TaskSeen:
+        """Ask a graph whose configuration is kept back: a second text that is read adds to its tokens."""
+        model = self._describe(name)
+        asked = {_FIRST_TEXT: [""], _TASK: [task]}
+        batches = (
+            [{**asked, _SECOND_TEXT: [pair]} for pair in ("", _SOME_TEXT)]
+            if model is not None and model.needs_pairs
+            else [asked]
+        )
+        names = ("logits", *_EVERY_MODEL)
+        answers = [self._connection.infer(name, batch, names) for batch in batches]
+        return _TaskSeen(
+            is_known=not np.isnan(answers[0]["logits"]).all(),
+            is_paired=any(answers[-1][column] != answers[0][column] for column in _EVERY_MODEL),
+        )
+
     def kind(self, name: str) -> type[Reply]:
         """Return what kind of replies the model gives: predictions, where the server keeps that to itself.
 
@@ -338,9 +338,9 @@ class Client:
         """Return what the metadata of a model say, None where the server keeps them back."""
         if name not in self._described:
             try:
-                metadata = self._call(name, "get_model_metadata", name, **self._as_json())
+                metadata = self._connection.metadata(name)
             except RequestError as error:
-                if not _is_restricted(error):
+                if not is_restricted(error):
                     raise
                 self._described[name] = None
                 return None
@@ -376,15 +376,13 @@ class Client:
         """
         if name not in self._labels:
             self._require(name, Prediction)
-            metadata = self._call(name, "get_model_metadata", name, **self._as_json())
+            metadata = self._connection.metadata(name)
             shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]}
             count = int(shapes["scores"][-1])
-            scores = self._api.InferRequestedOutput("scores", class_count=count)
             described = self._describe(name)
             pair = {_SECOND_TEXT: [""]} if described is not None and described.needs_pairs else {}
-            texts = self._inputs({_FIRST_TEXT: [""], **pair})
-            result = self._call(name, "infer", name, texts, outputs=[scores])
-            classes = [value.decode().split(":", 2) for value in result.as_numpy("scores").reshape(-1)]
+            answer = self._connection.infer(name, {_FIRST_TEXT: [""], **pair}, ("scores",), count)
+            classes = [value.decode().split(":", 2) for value in answer["scores"].reshape(-1)]
             found = {int(parts[1]): parts[2] if len(parts) > 2 else None for parts in classes}
             self._labels[name] = [found.get(index) for index in range(count)]
         return self._labels[name]
@@ -399,12 +397,11 @@ class Client:
         """Return a model's configuration, empty where the server keeps it to itself."""
         if name not in self._configs:
             try:
-                config = self._call(name, "get_model_config", name, **self._as_json())
+                self._configs[name] = self._connection.config(name)
             except RequestError as error:
-                if not _is_restricted(error):
+                if not is_restricted(error):
                     raise
-                config = {}
-            self._configs[name] = config.get("config", config)
+                self._configs[name] = {}
         return self._configs[name]
 
     def _infer(
@@ -413,9 +410,7 @@ class Client:
         described = self._describe(name)
         in_graph = described is not None and described.in_graph
         names = (*kind.outputs, *_EVERY_MODEL, *((_INVALID_AT,) if in_graph else ()))
-        outputs = [self._api.InferRequestedOutput(output) for output in names]
-        result = self._call(name, "infer", name, self._inputs(batch), outputs=outputs)
-        columns = {output: result.as_numpy(output) for output in names}
+        columns = self._connection.infer(name, batch, names)
         if in_graph:
             self._require_answered(name, columns, batch)
         return columns
@@ -436,9 +431,8 @@ class Client:
                 )
         numbers = columns["logits"] if "logits" in columns else columns["embedding"]
         for row in np.flatnonzero(np.isnan(numbers).all(axis=1)).tolist():
-            tasks = self.tasks(name)
-            if _TASK in batch and batch[_TASK][row] not in tasks:
-                known = ", ".join(tasks) or "those of its file"
+            if _TASK in batch and not self._task_seen(name, batch[_TASK][row]).is_known:
+                known = ", ".join(self.tasks(name)) or "known to its server alone"
                 reason = f"there is no task '{batch[_TASK][row]}'; this model's are {known}"
             elif columns["truncated"][row, 0]:
                 reason = f"more than {columns['token_count'][row, 0]} tokens, which is as many as it reads"
@@ -449,76 +443,3 @@ class Client:
                 row,
                 batch[_FIRST_TEXT][row],
             )
-
-    def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
-        inputs = []
-        for tensor, values in batch.items():
-            array = np.array([value.encode() for value in values], dtype=np.object_)[:, None]
-            inputs.append(self._api.InferInput(tensor, list(array.shape), "BYTES"))
-            inputs[-1].set_data_from_numpy(array)
-        return inputs
-
-    def _as_json(self) -> dict[str, bool]:
-        return {"as_json": True} if self.protocol == "grpc" else {}
-
-    def _call(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        if self.protocol == "grpc":
-            kwargs["client_timeout"] = _TIMEOUT_SECONDS
-        pauses = self._pauses()
-        while True:
-            try:
-                return getattr(self._client, method)(*args, **kwargs)
-            except Exception as error:  # whatever geventhttpclient and sockets raise on a broken connection
-                pause = next(pauses, None) if _may_pass(error) else None
-                if pause is None:
-                    raise self._failure(name, error) from error
-                time.sleep(pause)
-
-    def _pauses(self) -> Iterator[float]:
-        """Yield the seconds to wait before each further attempt of a request."""
-        deadline = time.monotonic() + _RETRY_SECONDS
-        for attempt in range(self.retries):
-            pause = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1)
-            if time.monotonic() + pause > deadline:
-                return
-            yield pause
-
-    def _failure(self, name: str, error: Exception) -> RequestError:
-        """Return what is told of a request that failed."""
-        if not isinstance(error, InferenceServerException):
-            return self._unreachable(str(error) or type(error).__name__)
-        if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
-            return self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s")
-        is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
-        if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
-            return self._unreachable(error.message())
-        message = " ".join(str(error.message()).split())
-        return RequestError(f"the server at {self.url} refused the request to '{name}': {message}")
-
-    def _unreachable(self, reason: str) -> RequestError:
-        return RequestError(
-            f"no answer from {self.url} over {self.protocol}: {' '.join(reason.split())}; "
-            "is `sparse-serve serve` running there?"
-        )
-
-
-def _may_pass(error: Exception) -> bool:
-    """Tell whether what failed may be answered later: the server is overloaded, ending, or was not reached.
-
-    One that takes too long is not sent again: it would take as long.
-    """
-    if isinstance(error, InferenceServerException):
-        message = str(error.message())
-        is_transient = error.status() in _TRANSIENT and "restricted" not in message
-        return is_transient or _ENDING.search(message) is not None
-    return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError)
-
-
-def _is_refusal(error: RequestError) -> bool:
-    """Tell whether a server calls what it was asked invalid."""
-    return isinstance(error.__cause__, InferenceServerException) and error.__cause__.status() in _INVALID
-
-
-def _is_restricted(error: RequestError) -> bool:
-    """Tell whether a server keeps what was asked for to itself."""
-    return isinstance(error.__cause__, InferenceServerException) and "restricted" in str(error)

@@ -16,7 +16,8 @@ from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ExportOptions, export_checkpoint
 from sparse_export.training import FinetuneOptions, finetune
-from sparse_serve.client import Client, Protocol
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.data import TextData, read_data
 from sparse_serve.replies import Prediction
 from sparse_serve.triton.launcher import TritonServer

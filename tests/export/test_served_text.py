@@ -48,12 +48,14 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(text_entry: Exported, several: Path, checkpoint: Path) -> Iterator[TritonServer]:
     repository = several.parent / "repository"
     shutil.copytree(text_entry.path, repository / "tiny")
-    export_checkpoint(ExportOptions(checkpoint=str(several), repository=repository, name="several"))
-    for truncation in ("left", "error"):
+    for name, source, truncation in (
+        ("several", several, "right"),
+        ("strict", several, "error"),
+        ("left", checkpoint, "left"),
+        ("error", checkpoint, "error"),
+    ):
         export_checkpoint(
-            ExportOptions(
-                checkpoint=str(checkpoint), repository=repository, name=truncation, truncation=truncation
-            )
+            ExportOptions(checkpoint=str(source), repository=repository, name=name, truncation=truncation)
         )
     with TritonServer(ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
@@ -213,10 +215,36 @@ def test_each_text_of_several_tasks_is_read_as_its_task_does(client: Client, sev
     np.testing.assert_allclose(alone[0].logits, replies[0].logits, rtol=0, atol=1e-5)
 
 
+@pytest.fixture
+def closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client of a server that keeps its configurations to itself, as the container's does."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise InferenceServerException("This protocol is restricted, expecting header 'x'")
+
+    with Client(client.url, client.protocol) as made:
+        monkeypatch.setattr(made._connection._client, "get_model_config", refuse)
+        yield made
+
+
+def test_tasks_of_a_server_that_keeps_its_configurations_to_itself(client: Client, closed: Client) -> None:
+    tasks, pairs = ["sentiment", "paraphrase", "similarity", "topics"], ["", "x y", "", ""]
+    for one, other in zip(
+        closed.classify("several", TEXTS[:4], pairs, task=tasks),
+        client.classify("several", TEXTS[:4], pairs, task=tasks),
+        strict=True,
+    ):
+        assert one == other
+    (alone,) = closed.classify("several", ["a"], task="sentiment")
+    assert [alone] == client.classify("several", ["a"], task="sentiment")
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize(
     ("pairs", "task", "message"),
     [
-        (None, "mood", "there is no task 'mood'; this model's are sentiment, paraphrase, similarity, topics"),
+        (None, "mood", "there is no task 'mood'; this model's are (sentiment, par|known to its server)"),
+        (["b"], "mood", "there is no task 'mood'; this model's are (sentiment, par|known to its server)"),
         (
             None,
             "paraphrase",
@@ -227,10 +255,15 @@ def test_each_text_of_several_tasks_is_read_as_its_task_does(client: Client, sev
     ],
 )
 def test_what_several_tasks_are_not_asked(
-    client: Client, pairs: list[str] | None, task: str | None, message: str
+    client: Client, closed: Client, pairs: list[str] | None, task: str | None, message: str, is_closed: bool
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        client.classify("several", ["a"], pairs, task=task)
+        (closed if is_closed else client).classify("several", ["a"], pairs, task=task)
+
+
+def test_a_text_that_is_too_long_is_no_unknown_task(closed: Client) -> None:
+    with pytest.raises(RequestError, match=f"more than {POSITIONS} tokens, which is as many as .* text 2"):
+        closed.classify("strict", ["a", "very " * 300], ["b", "c"], task="paraphrase")
 
 
 def test_inputs_that_a_graph_does_not_have_are_the_clients_mistake(server: TritonServer) -> None:

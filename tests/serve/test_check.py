@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tiny_entry import tiny_graph
+from tiny_entry import take_out_of_service, tiny_graph
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
@@ -229,6 +229,24 @@ def test_the_installed_library_is_held_against_the_entry(
 
     monkeypatch.setattr(check, "verify_library", missing)
     assert [finding.message for finding in faults(public)] == ["it is missing"]
+
+
+def test_a_version_that_was_taken_out_of_service_is_not_checked(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning of processors is of any that is served."""
+    monkeypatch.setattr("sparse_serve.processor.has_vnni", lambda: False)
+    axes = tiny_graph(tmp_path / "axes.onnx", axes=True)
+    axis = Attention(normalizer="softmax", pattern="axis+local2")
+    public = write_entry(tmp_path / "models", make_spec(graph=axes, attention=axis, target_cpu="vnni"))
+    write_entry(tmp_path / "models", make_spec(version=2, graph=axes, attention=axis))
+    (warning,) = faults(public)
+    assert (warning.level, warning.check) == (Level.warning, "processor")
+    write_entry(tmp_path / "models", make_spec(version=3, graph=axes, target_cpu="vnni"))
+    assert [finding.level for finding in faults(public)] == [Level.error, Level.warning]
+    take_out_of_service(public, 3)
+    take_out_of_service(public, 1)
+    assert faults(public) == []
 
 
 def test_labels_that_are_not_utf8(entry: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from tiny_entry import SEVERAL, WORDS
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve import client
-from sparse_serve.client import Client, Protocol
+from sparse_serve import connection
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.errors import OptionError, RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, reply_of
 from sparse_serve.tasks import TASKS
@@ -33,7 +34,7 @@ def silent_url() -> Iterator[str]:
 def test_a_server_that_never_answers_is_given_up(
     silent_url: str, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "_TIMEOUT_SECONDS", 0.2)
     with (
         Client(silent_url, protocol) as asking,
         pytest.raises(RequestError, match=f"no answer from {silent_url} over {protocol}: .*timed out"),
@@ -87,7 +88,7 @@ def unsteady_url() -> Iterator[str]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the client has waited between its attempts, without having waited."""
     waited: list[float] = []
-    monkeypatch.setattr("sparse_serve.client.time.sleep", waited.append)
+    monkeypatch.setattr("sparse_serve.connection.time.sleep", waited.append)
     return waited
 
 
@@ -126,7 +127,7 @@ def test_attempts_are_bounded(
     with Client(unsteady_url, retries=2) as asking, pytest.raises(RequestError, match=message):
         asking.kind("tiny")
     assert len(pauses) == 2
-    monkeypatch.setattr(client, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "_RETRY_SECONDS", 0.0)
     with Client(unsteady_url) as asking, pytest.raises(RequestError, match=message):
         asking.kind("tiny")
     assert len(pauses) == 2
@@ -151,14 +152,14 @@ def test_grpc_is_asked_again_too(
         for message in ("queue full", "Socket closed", "This protocol is restricted, expecting header 'x'")
     ]
     with Client(server.grpc_url, "grpc") as asking:
-        send = asking._client.get_model_metadata
+        send = asking._connection._client.get_model_metadata
 
         def fail(*arguments: Any, **options: Any) -> Any:
             if failures:
                 raise failures.pop(0)
             return send(*arguments, **options)
 
-        monkeypatch.setattr(asking._client, "get_model_metadata", fail)
+        monkeypatch.setattr(asking._connection._client, "get_model_metadata", fail)
         assert asking._describe("tiny") is None  # kept back, as it is with the third
         assert len(pauses) == 2
 
@@ -310,7 +311,7 @@ def test_tasks_of_a_server_that_keeps_its_configurations_to_itself(
         raise InferenceServerException("This protocol is restricted, expecting header 'x'")
 
     with Client(server.http_url) as client_of_server:
-        monkeypatch.setattr(client_of_server._client, "get_model_config", refuse)
+        monkeypatch.setattr(client_of_server._connection._client, "get_model_config", refuse)
         (reply,) = client_of_server.classify("several", ["w1"], task="topics", top_k=3)
         assert [best.label for best in reply.top] == [None] * 3
         with pytest.raises(RequestError, match="several, which its server keeps to itself"):
@@ -322,7 +323,7 @@ def test_a_server_may_keep_metadata_to_itself(server: TritonServer, monkeypatch:
         raise InferenceServerException("This protocol is restricted, expecting header 'x'")
 
     with Client(server.http_url) as client_of_server:
-        monkeypatch.setattr(client_of_server._client, "get_model_metadata", refuse)
+        monkeypatch.setattr(client_of_server._connection._client, "get_model_metadata", refuse)
         assert client_of_server.kind("tags") is Prediction
         assert len(client_of_server.entities("tags", ["w1 w2"])) == 1
         assert len(client_of_server.classify("tiny", ["w1 w2"])) == 1

@@ -6,7 +6,14 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.repository.computing import Computing
-from sparse_serve.repository.config import graph_config, parameters, public_config, read_config, to_text
+from sparse_serve.repository.config import (
+    graph_config,
+    parameters,
+    public_config,
+    read_config,
+    task_names,
+    to_text,
+)
 from sparse_serve.repository.signature import Signature, Tensor, graph_signature, load_graph
 from sparse_serve.tasks import (
     TASK_IDS,
@@ -185,6 +192,15 @@ def test_what_a_task_is_answered_from(
         return
     with pytest.raises(RepositoryError, match=message):
         signature.answer(task)
+
+
+@pytest.mark.parametrize("tasks", [None, "", "all", "3", '["a"]', "null"])
+def test_an_input_called_task_may_be_of_a_foreign_model(tasks: str | None) -> None:
+    config = ModelConfig(name="foreign", backend="python")
+    config.input.add(name="TASK", data_type=DataType.TYPE_STRING, dims=[1])
+    if tasks is not None:
+        config.parameters["tasks"].string_value = tasks
+    assert task_names(config) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +329,18 @@ def test_an_entry_for_a_gpu_computes_on_a_processor_if_it_is_asked_to(
     monkeypatch.setattr(classifier, "_session", Full())
     with pytest.raises(DeviceError, match=r"run of 2 texts does not fit: .* 4096; the GPU's memory is full"):
         classifier(["w1", "w2"])
+
+
+def test_each_version_is_answered_as_its_own_manifest_says(text_entry: Path) -> None:
+    own, last = (json.loads((text_entry / "manifest.json").read_text()) for _ in range(2))
+    shutil.copytree(text_entry / "1", text_entry / "2")
+    for folder in (text_entry, text_entry / "2"):
+        (folder / "manifest.json").write_text(json.dumps({**last, "version": 2, "dtype": "bf16"}))
+    with pytest.raises(DeviceError, match="is in bf16"):
+        Classifier(text_entry, device="cpu")
+    classifier = Classifier(text_entry, version=1, device="cpu", threads=1)
+    assert (classifier.version, classifier.entry.manifest.dtype) == (1, own["dtype"])
+    assert classifier(["w1"])[0].label == "positive"
 
 
 def test_bf16_is_not_computed_on_a_processor(text_entry: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from manifests import NEWEST, OLDEST, Manifest, require_valid
 from sample_report import SSAF, measurement, report_of
+from tiny_entry import take_out_of_service
 
 from sparse_serve import __version__
 from sparse_serve.cli import app, run
@@ -441,6 +442,17 @@ def test_without_a_report_memory_is_estimated(deploy: Run, tmp_path: Path) -> No
     asked, limit, _ = resources(tmp_path / "out")
     assert limit > asked > 512
     assert "# Memory estimated from files" in (tmp_path / "out" / "deployment.yaml").read_text()
+
+
+def test_a_report_is_of_the_version_that_is_there(
+    deploy: Run, repository: Path, tmp_path: Path, make_spec: MakeSpec
+) -> None:
+    """Not of one that was taken out of service."""
+    path = write_report(tmp_path / "report.json")
+    public = write_entry(repository, make_spec(version=2, max_batch_size=8))
+    assert deploy("kubernetes", "--report", str(path))[0] == 1
+    take_out_of_service(public, 2)
+    assert deploy("kubernetes", "--report", str(path))[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from serving import SCRIPT, addresses, alive, leftovers, pending, serve, wait_fo
 from test_gateway import is_ready, needs_haproxy, started
 from tiny_entry import WORDS, edit
 
-from sparse_serve.client import Client, Protocol
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.deploy import limits
 from sparse_serve.deploy.gateway import Gateway
 from sparse_serve.deploy.limits import Limits, health_request

@@ -208,11 +208,6 @@ def test_a_text_of_too_many_bytes_is_refused_alone(reading: Any) -> None:
     assert error.message() == f"{message} (max_text_bytes of config.pbtxt)"
 
 
-def shared(backend: Any, name: str) -> Any:
-    """What the backend's module has under a name."""
-    return type(backend).execute.__globals__[name]
-
-
 def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:
     """How many rows each run has that a call makes."""
     session, sizes = backend.session, []
@@ -325,6 +320,48 @@ def test_a_part_that_fails_fails_its_request_alone(
         assert error.code() == stub.Error.INVALID_ARG
         assert each.answers.empty()
     assert [len(each.answers.get(timeout=30).arrays()["logits"]) for each in good] == [40] * CROWD
+
+
+def test_an_answer_that_cannot_be_sent_is_no_concern_of_the_others(
+    load: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long ones are answered by the thread, short ones together: of each the first meets full memory."""
+    backend = load()
+    long = [request(np.full((10, 64), 5)) for _ in range(3)]
+    short = [request([[2, 5, 3]]) for _ in range(3)]
+    long[0].send_failures = [MemoryError("no\nroom")]
+    short[0].send_failures = [MemoryError("no\nroom")]
+    short[1].send_failures = [MemoryError("no room"), MemoryError("no room")]
+    assert backend.execute([*long, *short]) is None
+    for each in (long[0], short[0]):
+        error = each.answers.get(timeout=30).error()
+        assert error is not None
+        assert (error.code(), error.message()) == (stub.Error.INTERNAL, "no room")
+    for each in (*long[1:], short[2]):
+        assert not each.answers.get(timeout=30).has_error()
+    backend.finalize()
+    assert short[1].answers.empty()
+    assert "an answer could not be sent (MemoryError: no room)" in caplog.messages
+    assert "neither could its refusal: its client hears nothing (MemoryError: no room)" in caplog.messages
+
+
+def test_a_part_that_cannot_be_joined_fails_its_request_alone(
+    load: Callable[..., Any], leave_many: Callable[..., stub.Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = load()
+    long = [request(np.full((40, 64), 5)) for _ in range(CROWD)]
+    leave_many(backend, long)
+    join, failures = np.concatenate, [MemoryError("no room")]
+
+    def concatenate(arrays: Sequence[Any]) -> Any:
+        if failures and sum(map(len, arrays)) == 40:
+            raise failures.pop()
+        return join(arrays)
+
+    monkeypatch.setattr(np, "concatenate", concatenate)
+    backend.finalize()
+    answers = [each.answers.get(timeout=30) for each in long]
+    assert [each.has_error() for each in answers] == [True, *[False] * (CROWD - 1)]
 
 
 def test_long_requests_among_themselves_are_answered_as_triton_counts_them(load: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from attention_graph import HEADS, LAYERS, MAX_LENGTH, WIDTH, attention_graph
 from serving import alive
-from tiny_entry import SPANS, WORDS
+from tiny_entry import SPANS, WORDS, take_out_of_service
 from trained_tokenizers import bert_like
 
 from sparse_serve.cli import app, run
@@ -38,8 +38,9 @@ from sparse_serve.profiling.report import (
     read_report,
     report_schema,
 )
-from sparse_serve.profiling.subjects import find_subjects, graph_shape
+from sparse_serve.profiling.subjects import find_subjects, graph_shape, weight_bytes
 from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
+from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.repository.manifest import Attention
 from sparse_serve.triton.launcher import TritonServer
@@ -508,3 +509,15 @@ def test_variants_are_found_where_they_are_served(repository: Path) -> None:
     assert [each.variant for each in absent] == ["padded_fused"]
     shape = graph_shape(entry)
     assert (shape.heads, shape.hidden) == (HEADS, WIDTH)
+
+
+def test_what_is_measured_is_the_version_that_is_there(tmp_path: Path, make_spec: MakeSpec) -> None:
+    """Not one that was taken out of service, nor its twins."""
+    public = write_entry(tmp_path, make_spec())
+    write_entry(tmp_path, make_spec(version=2, baselines={"packed_dense": make_spec().graph}))
+    take_out_of_service(public, 2)
+    entry = read_entry(public)
+    (subject,), (absent,) = find_subjects(entry, ("model", "packed_dense"))
+    assert absent.variant == "packed_dense"
+    assert weight_bytes(subject) == (tmp_path / "tiny_model" / "1" / GRAPH_NAME).stat().st_size
+    assert graph_shape(entry).heads is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tiny_entry import SPANS, VECTORS
+from tiny_entry import SPANS, VECTORS, take_out_of_service
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
@@ -165,6 +165,27 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     # The first version's manifest still describes the bytes on disk, which both share.
     write_entry(tmp_path, make_spec(version=2, command="again"), force=True)
     assert read_entry(tmp_path / "tiny").versions == (1, 2)
+
+
+def test_an_entry_is_what_its_highest_version_is(tmp_path: Path, make_spec: MakeSpec) -> None:
+    """Whichever was written last."""
+    public = write_entry(tmp_path, make_spec(command="first"))
+    write_entry(tmp_path, make_spec(version=3, command="third"))
+    write_entry(tmp_path, make_spec(version=2, command="second"))
+    entry = read_entry(public)
+    assert {version: each.command for version, each in entry.manifests.items()} == {
+        1: "first",
+        2: "second",
+        3: "third",
+    }
+    assert (entry.manifest.command, entry.of_version(2).manifest.command) == ("third", "second")
+    take_out_of_service(public, 3)
+    assert (read_entry(public).versions, read_entry(public).manifest.command) == ((1, 2), "second")
+    take_out_of_service(public, 2)
+    entry = read_entry(public)
+    assert (entry.manifest.version, entry.manifest.command) == (1, "first")
+    (public / "1" / "manifest.json").unlink()  # as earlier versions of the package wrote it
+    assert (read_entry(public).manifest.version, read_entry(public).manifest.command) == (1, "second")
 
 
 def test_versions_may_be_exported_for_other_cores(tmp_path: Path, make_spec: MakeSpec) -> None:

@@ -170,3 +170,23 @@ def test_the_command_scores_csv(
         told = capfd.readouterr()
         assert (ended.value.code, told.out, told.err.count("\n")) == (1, "", 1)
         assert message in told.err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_any_column_can_be_kept_beside_the_one_that_is_read(
+    ray: None, texts: list[str], tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / f"a.{suffix}"
+    others = [f"other {number}" for number in range(30)]
+    table = pa.table({"text": others, "body": texts[:30], "text_pair": others})
+    (pa.csv.write_csv if suffix == "csv" else pq.write_table)(table, source)
+    for text_column, read in (("text", others), ("body", texts[:30])):
+        arguments = ["score", "sample", "--model-repository", str(SAMPLE.parent), "--workers", "1"]
+        arguments += ["--input", str(source), "--output", str(tmp_path / text_column)]
+        arguments += ["--text-column", text_column, "--keep", "text", "--keep", "body=text_pair"]
+        with pytest.raises(SystemExit) as ended:
+            run(app, arguments)
+        assert ended.value.code == 0
+        rows = rows_of(tmp_path / text_column)
+        require_answers(rows, read)
+        assert [(row["text"], row["text_pair"]) for row in rows] == list(zip(others, texts[:30], strict=True))

@@ -84,7 +84,7 @@ def test_a_part_has_the_next_rows_and_says_when_it_is_the_last(corpus: Path) -> 
     rows = [row for part in parts for row in part.rows.to_pylist()]
     expected = [(str(corpus / f"{file}.parquet"), row) for file in range(3) for row in range(10)]
     assert [(row["file"], row["row"]) for row in rows] == expected
-    assert [row["key"] for row in rows] == list(range(10)) * 3
+    assert [row["kept:key"] for row in rows] == list(range(10)) * 3
     (group,) = find_corpus([str(corpus)], COLUMNS).groups()
     left = read_parts(group, COLUMNS, 8, frozenset({0, 2}))
     assert [(part.number, part.is_last) for part in left] == [(1, False), (3, True)]
@@ -126,11 +126,11 @@ def test_tables_are_read_as_far_as_they_can_be(tmp_path: Path, suffix: str) -> N
         path.write_bytes(gzip.compress(path.read_bytes()))
     rows = rows_of(path, InputColumns("text_a", None, None, {"id": "id"}))
     assert [row["row"] for row in rows] == list(range(len(rows)))
-    assert [row["id"] for row in rows[:2]] == ["7", "a"]
+    assert [row["kept:id"] for row in rows[:2]] == ["7", "a"]
     assert rows[0]["text"].decode().startswith("naïve")
     assert rows[1]["text"] == b"caf\xe9"
     if suffix.startswith(".jsonl"):
-        assert [row["id"] for row in rows[2:]] == ["[1]", None, None, None, None]
+        assert [row["kept:id"] for row in rows[2:]] == ["[1]", None, None, None, None]
         errors = [row["error"] for row in rows[2:]]
         assert errors[:2] == [None, None]
         assert errors[2] == "malformed record: column 'text_a' holds 3; a text is needed"

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 from image_runs import FAKE_TRITON, check_in_image, entrypoint
-from tiny_entry import LEGACY, add, edit
+from tiny_entry import LEGACY, add, edit, take_out_of_service
 
 from sparse_serve.cli import app
 from sparse_serve.cli.options import run
@@ -19,6 +19,7 @@ from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import check_entry
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.triton.container import ContainerServer
 from sparse_serve.triton.preflight import remove_compiled_fronts, servable_models
 from sparse_serve.triton.server import ServerOptions
@@ -245,6 +246,15 @@ def test_a_version_can_be_taken_out_of_service(repository: Path, image: Path, ve
     for model in ("tiny", "tiny_model"):
         shutil.rmtree(repository / model / version)
     assert servable_models(repository) == ("tiny", "tiny_model")
+    assert serves_in_image(image, repository)
+
+
+def test_the_image_looks_at_the_versions_that_there_are(
+    repository: Path, image: Path, make_spec: MakeSpec
+) -> None:
+    public = write_entry(repository, make_spec(version=3, op_library=OpLibrary(version=99, sha256="")))
+    assert "was made for version 99 of the op library" in check_in_image(image, repository)
+    take_out_of_service(public, 3)
     assert serves_in_image(image, repository)
 
 

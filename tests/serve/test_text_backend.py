@@ -214,6 +214,21 @@ def test_a_long_request_is_answered_whatever_happens(
     assert (error.code(), error.message()) == (stub.Error.INTERNAL, "MemoryError: no room")
 
 
+def test_an_answer_that_cannot_be_sent_is_no_concern_of_the_others(
+    tiny: tuple[Any, Graph],
+) -> None:
+    model, _ = tiny
+    asked = [request("w1 " * 5000), request("w1"), request("w1 " * 5000), request("w1")]
+    for each in asked[:2]:
+        each.send_failures = [MemoryError("no\nroom")]
+    answers = stub.answers_of(model, *asked)
+    for response in answers[:2]:
+        error = response.error()
+        assert error is not None
+        assert (error.code(), error.message()) == (stub.Error.INTERNAL, "MemoryError: no room")
+    assert not any(response.has_error() for response in answers[2:])
+
+
 @pytest.mark.parametrize("run_tokens", [None, 200, 1 << 20])
 def test_windows_are_asked_for_so_many_tokens_at_a_time(
     tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, run_tokens: int | None

@@ -17,7 +17,8 @@ from serving import addresses, serve, wait_for
 from test_sample import SAMPLE
 from tiny_entry import WORDS, tiny_graph
 
-from sparse_serve.client import Client, Protocol
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
 from sparse_serve.tasks import Regression
 from sparse_serve.triton.launcher import TritonServer

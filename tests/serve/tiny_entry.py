@@ -1,5 +1,6 @@
 """The parts of tiny entries with the signature of real ones."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,12 @@ def tiny_graph(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=[same] * domain_nodes)
     onnx.save(model, path)
     return path
+
+
+def take_out_of_service(public: Path, version: int) -> None:
+    """Delete the folders of a version in the models of an entry with a server-side tokenizer."""
+    for model in (public, public.parent / f"{public.name}_model"):
+        shutil.rmtree(model / str(version))
 
 
 def tiny_text_graph(path: Path) -> Path:

@@ -60,6 +60,7 @@ class Request:
         self.inputs, self.names = list(inputs), list(requested_output_names)
         self.model_name, self.model_version = model_name, model_version
         self.answers: SimpleQueue[Response] = SimpleQueue()
+        self.send_failures: list[Exception] = []
 
     def requested_output_names(self) -> list[str]:
         return self.names
@@ -75,10 +76,12 @@ class Sender:
     """Answers a request later; `answer` waits until it has."""
 
     def __init__(self, request: Request) -> None:
-        self._answers = request.answers
+        self._answers, self._failures = request.answers, request.send_failures
 
     def send(self, response: "Response", flags: int) -> None:
         assert flags == FINAL
+        if self._failures:
+            raise self._failures.pop()
         self._answers.put(response)
 
 

@@ -27,7 +27,8 @@ from sparse_serve.cli.texts import (
     iter_texts,
     require_one_source,
 )
-from sparse_serve.client import DEFAULT_RETRIES, Client
+from sparse_serve.client import Client
+from sparse_serve.connection import DEFAULT_RETRIES
 from sparse_serve.errors import OptionError, RefusedTextError
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat

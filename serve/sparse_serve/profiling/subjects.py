@@ -70,12 +70,18 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
         if variant == "portable" and entry.takes_text and entry.token_path is None:
             reason = "no standard operator can take the place of its tokenizer: export it with --token-model"
             absent.append(Absent(model=entry.name, variant=variant, reason=reason))
-        elif (subject.repository / subject.served_as / CONFIG_NAME).is_file():
+        elif _is_there(subject):
             subjects.append(subject)
         else:
             reason = f"{subject.repository} holds no model '{subject.served_as}': export it --with-baselines"
             absent.append(Absent(model=entry.name, variant=variant, reason=reason))
     return subjects, absent
+
+
+def _is_there(subject: Subject) -> bool:
+    """Whether a repository has the model, and of it the version that is measured."""
+    model = subject.repository / subject.served_as
+    return (model / CONFIG_NAME).is_file() and (model / str(subject.entry.manifest.version)).is_dir()
 
 
 def _subject(entry: Entry, variant: Variant) -> Subject:

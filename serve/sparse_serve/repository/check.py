@@ -132,9 +132,10 @@ def _digest_faults(entry: Entry) -> Iterator[Fault]:
     """Yield which files are missing, changed, or not of the export; warn of configurations that are tuned."""
     yield from _fatal(contents.file_faults(entry.contents))
     repository = entry.graph_path.parent
-    for name in sorted(entry.contents.tuned & entry.manifest.files.keys()):
+    recorded = entry.contents.files
+    for name in sorted(entry.contents.tuned & recorded.keys()):
         path = repository / name
-        if path.is_file() and file_digest(path) != entry.manifest.files[name]:
+        if path.is_file() and file_digest(path) != recorded[name]:
             yield Level.warning, f"{name} has been changed since it was exported"
 
 
@@ -279,9 +280,9 @@ def _device_faults(entry: Entry) -> Iterator[Fault]:
 
 
 def processor_faults(entry: Entry) -> Iterator[Fault]:
-    """Warn of int8 weights that this processor computes wrong with."""
-    warning = vnni_warning(entry.name, entry.manifest.target_cpu)
-    if warning is not None:
+    """Warn of int8 weights of any version that this processor computes wrong with."""
+    warnings = (vnni_warning(entry.name, each.target_cpu) for each in entry.manifests.values())
+    for warning in dict.fromkeys(each for each in warnings if each is not None):
         yield Level.warning, warning
 
 

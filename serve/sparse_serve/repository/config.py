@@ -253,10 +253,17 @@ def fixed_parameters(config: ModelConfig) -> dict[str, str]:
 
 
 def task_names(config: ModelConfig) -> list[str]:
-    """Return the names that TASK can have on a public model of several tasks; none on any other model."""
+    """Return the names that TASK can have on a public model of several tasks; none on any other model.
+
+    A model of others may have an input of that name too.
+    """
     if not any(tensor.name == TASK_INPUT for tensor in config.input):
         return []
-    return list(json.loads(parameters(config)["tasks"]))
+    try:
+        tasks = json.loads(parameters(config).get("tasks", ""))
+    except ValueError:
+        return []
+    return list(tasks) if isinstance(tasks, dict) else []
 
 
 def backend_of(config: ModelConfig) -> str:

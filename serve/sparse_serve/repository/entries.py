@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -87,15 +87,33 @@ class Entry:
         name: of the public model.
         path: its folder.
         token_path: the folder of `NAME_model`, which takes token ids; None where there is none.
-        versions: those that it has.
-        manifest: what it is.
+        manifests: what each version is that it has, ascending.
+        manifest: what the highest is, which answers where none is asked for.
+        last_written: the manifest beside the versions: of that which was written last, with the files of all
+            that were there then. It may have been taken out of service.
     """
 
     name: str
     path: Path
     token_path: Path | None
-    versions: tuple[int, ...]
+    manifests: Mapping[int, Manifest]
     manifest: Manifest
+    last_written: Manifest
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that it has."""
+        return tuple(self.manifests)
+
+    def of_version(self, version: int) -> "Entry":
+        """Return it as one of its versions describes it.
+
+        Raises:
+            RepositoryError: it has no such version.
+        """
+        if version not in self.manifests:
+            raise RepositoryError(f"entry {self.path} has no version {version}, but {[*self.versions]}")
+        return replace(self, manifest=self.manifests[version])
 
     @property
     def takes_text(self) -> bool:
@@ -123,7 +141,7 @@ class Entry:
     def contents(self) -> Contents:
         """The files that it consists of, of which the configurations of its models may have been tuned."""
         tuned = frozenset(f"{model}/{CONFIG_NAME}" for model in self.models)
-        return Contents(self.folders, self.manifest.files, self.manifest.version, tuned)
+        return Contents(self.folders, self.last_written.files, self.last_written.version, tuned)
 
 
 def find_entries(repository: Path) -> list[Entry]:
@@ -147,13 +165,24 @@ def read_entry(path: Path) -> Entry:
         raise RepositoryError(f"{path} is no entry of a model repository: it has no {MANIFEST_NAME}")
     name = path.resolve().name
     token_path = path.resolve().parent / graph_name(name)
+    last_written = read_manifest(path / MANIFEST_NAME)
+    manifests = {version: _manifest_of(path, version, last_written) for version in versions(path)}
     return Entry(
         name=name,
         path=path,
         token_path=token_path if (token_path / CONFIG_NAME).is_file() else None,
-        versions=tuple(versions(path)),
-        manifest=read_manifest(path / MANIFEST_NAME),
+        manifests=manifests,
+        manifest=manifests[max(manifests)] if manifests else last_written,
+        last_written=last_written,
     )
+
+
+def _manifest_of(path: Path, version: int, last_written: Manifest) -> Manifest:
+    """Return the manifest of a version; earlier versions of this package kept but that of the last."""
+    own = path / str(version) / MANIFEST_NAME
+    if version != last_written.version and own.is_file():
+        return read_manifest(own)
+    return last_written.model_copy(update={"version": version})
 
 
 def repository_path(path: Path) -> Path:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.replies import Embedding, Prediction, Reply
-from sparse_serve.scoring.reading import ERROR, FILE, ROW, TASK, TEXT, TEXT_PAIR
+from sparse_serve.scoring.reading import ERROR, FILE, KEPT, ROW, TASK, TEXT, TEXT_PAIR
 from sparse_serve.tasks import Several, Task
 
 NO_TEXT, NO_PAIR, NO_TASK = "no text", "no second text", "no task"
@@ -101,12 +101,13 @@ def answer(classifier: Classifier, rows: pa.Table, task: str | None = None) -> A
         name: pa.array([None if reply is None else read(reply) for reply in replies], kind)
         for name, (kind, read) in _COLUMNS[classifier.kind].items()
     }
-    kept = [name for name in rows.column_names if name not in (TEXT, TEXT_PAIR, TASK, ERROR)]
+    kept = [name for name in rows.column_names if name.startswith(KEPT)]
     seen = [reply for reply in replies if reply is not None]
     return Answered(
         pa.table(
             {
-                **{name: rows[name] for name in kept},
+                **{name: rows[name] for name in (FILE, ROW)},
+                **{name.removeprefix(KEPT): rows[name] for name in kept},
                 **(of_task if isinstance(own, Several) else {}),
                 **answers,
                 ERROR: pa.array(errors, pa.string()),

@@ -108,7 +108,7 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
     entry = classifier.entry
     require_files(entry, f"entry {entry.path}")
     columns = _columns(entry.manifest.task, job)
-    version = max(entry.versions) if job.version is None else job.version
+    version = classifier.version
     del classifier
     corpus = find_corpus(job.inputs, columns)
     folder = Location.of(job.output)

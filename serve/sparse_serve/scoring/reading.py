@@ -27,6 +27,8 @@ PART_BYTES = 1 << 20
 """Of text: some minutes of a large model on one core. So much is done again where a worker was killed."""
 
 FILE, ROW, TEXT, TEXT_PAIR, TASK, ERROR = "file", "row", "text", "text_pair", "task", "error"
+KEPT = "kept:"
+"""What the name of a column that is kept begins with in a part: whatever it is called, it is no other one."""
 MALFORMED = "malformed record"
 
 _OBJECTS = ".jsonl"
@@ -91,8 +93,9 @@ class InputColumns:
 class Part(NamedTuple):
     """The rows of one part.
 
-    `rows` has the columns `file`, `row` (from 0 within the file), `text` and, where they are read,
-    `text_pair` and `task`, as bytes, `error`, why a record could not be read, and what is kept.
+    `rows` has the columns `file` (string), `row` (int64, from 0 within the file), `text` and, where they are
+    read, `text_pair` and `task`, as bytes (large_binary), `error` (string), why a record could not be read,
+    and what is kept, of any type, its names behind `KEPT`.
     """
 
     number: int
@@ -193,7 +196,7 @@ def _parquet_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table
                 {
                     **{name: _as_bytes(batch[column]) for name, column in columns.texts.items()},
                     ERROR: pa.nulls(batch.num_rows, pa.string()),
-                    **{name: batch[column] for name, column in columns.keep.items()},
+                    **{KEPT + name: batch[column] for name, column in columns.keep.items()},
                 }
             )
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -239,7 +242,7 @@ def _table_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
                 },
                 ERROR: pa.array([row.error for row in rows], pa.string()),
                 **{
-                    name: pa.array([_as_kept(row.record.get(column)) for row in rows], pa.string())
+                    KEPT + name: pa.array([_as_kept(row.record.get(column)) for row in rows], pa.string())
                     for name, column in kept.items()
                 },
             }

@@ -4,22 +4,21 @@ It serves `backend: "onnxruntime"` repositories on CPU and gives the configurati
 triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc): model_operations, the parameters
 read below, optimization.graph.level and default_model_filename. What it cannot do it refuses at load.
 
-Requests that arrive together are computed together, some hundred tokens at a time. Among short ones, those
-that take long are answered by a thread of their own, so that the short ones do not wait for them; where many
-of them wait, they take turns with the short ones.
+Requests that arrive together are computed together, some hundred tokens at a time. While short ones come,
+those that take long are answered by a thread of their own, so that the short ones do not wait for them; where
+many of them wait, they take turns with the short ones. A short one that comes after a pause may wait for a
+batch of long ones, which are computed at once where no short ones are expected.
 Runs in Triton's Python stub, where the package need not be installed: of its modules, those that this backend
 needs lie beside this file.
 """
 
 import json
 import math
-import os
 import sys
 import threading
 import time
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -29,11 +28,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 # Before any other version of the package that may be installed where Triton runs.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_serve.stub import meter
+from sparse_serve.stub.asked import Asked, Part, Pending, split
 from sparse_serve.stub.clock import no_stale_answer
+from sparse_serve.stub.later import give_way, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
-from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import TOKEN_BYTES, run_borders
+from sparse_serve.stub.strings import decoded, encoded, is_utf8, spelled
+from sparse_serve.stub.text_meter import READ, TextMeter
 from sparse_serve.stub.turns import Turns
 
 ONNX_TYPES = {
@@ -59,78 +60,12 @@ GRAPH_LEVELS = {
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_INITIALIZERS = "session.use_device_allocator_for_initializers"
 
-# Of a request that others can wait for.
-SHORT_TOKENS = 256
 # So long after a short one, others are expected.
 SHORT_SECONDS = 0.25
-# How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
-LONG_NICENESS = 10
 # Texts up to this size are handed over in one array of their widest, where any of them is no UTF-8.
 SPELLED_BYTES = 1 << 14
 MASK = "attention_mask"
-TASK = "TASK"
-# What says that a graph takes text, and what became of it.
-READ = frozenset({"token_count", "truncated", "invalid_at"})
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-class Asked(NamedTuple):
-    """A request: its inputs, the outputs it wants, about how many tokens each row has; why it is none."""
-
-    feed: dict
-    wanted: list
-    row_tokens: np.ndarray
-    fault: Exception | None = None
-
-    @property
-    def tokens(self):
-        """Of all rows."""
-        return int(self.row_tokens.sum())
-
-    @property
-    def is_short(self):
-        """Whether others can wait for it."""
-        return self.tokens <= SHORT_TOKENS
-
-    def parts(self):
-        """Return it in parts of which each is a run, or fits one."""
-        borders = run_borders(self.row_tokens.tolist())
-        if not borders or self.fault is not None:
-            return [self]
-        feeds = split(self.feed, borders)
-        row_tokens = np.split(self.row_tokens, borders)
-        return [
-            self._replace(feed=feed, row_tokens=tokens)
-            for feed, tokens in zip(feeds, row_tokens, strict=True)
-        ]
-
-
-class Pending:
-    """A request that is answered later: its sender, and what has come out of its parts."""
-
-    def __init__(self, asked, sender):
-        self.asked, self.sender = asked, sender
-        self.results = []
-        self.is_answered = False
-
-    def joined(self):
-        """Return the outputs of all its rows, or what is wrong with the last part that was computed."""
-        if isinstance(self.results[-1], Exception):
-            return self.results[-1]
-        return {name: np.concatenate([each[name] for each in self.results]) for name in self.asked.wanted}
-
-
-class Part(NamedTuple):
-    """What is computed at a time of a request that is answered later."""
-
-    pending: Pending
-    asked: Asked
-    is_last: bool
-
-    @property
-    def tokens(self):
-        """Of all its rows."""
-        return self.asked.tokens
 
 
 class NoRowsError(ValueError):
@@ -177,7 +112,7 @@ class TritonPythonModel:
         pb_utils.deserialize_bytes_tensor = self.limits.strings_of
         labels = {"model": self.name, "version": args["model_version"]}
         takes_text = READ.issubset(self.outputs)
-        self.meter = TextMeter(labels, self.parameters) if takes_text else None
+        self.meter = TextMeter(pb_utils.MetricFamily, labels, self.parameters) if takes_text else None
         self.long = Turns()
         self.thread = None
         self.short_until = 0.0
@@ -210,7 +145,7 @@ class TritonPythonModel:
             else:
                 self._answer_later(each, sender)
         begun = time.monotonic()
-        self._send(short)
+        self._send_all(short)
         self._note(has_short)
         for run in self.long.turn(time.monotonic() - begun if is_short_expected else math.inf):
             self._answer_parts(run)
@@ -258,32 +193,43 @@ class TritonPythonModel:
         parts = asked.parts()
         self.long.put([Part(pending, each, each is parts[-1]) for each in parts])
         if self.thread is None:
-            self.thread = threading.Thread(target=self._work, daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self._work, daemon=True)
+            thread.start()
+            self.thread = thread
 
     def _work(self):
         """Answer what takes long."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
+        give_way()
         for run in self.long.runs():
             self._answer_parts(run)
 
     def _answer_parts(self, parts):
-        """Compute a run of parts, no two of one request, and answer the requests that end with it."""
+        """Compute a run of parts, no two of one request, and answer the requests that end with it.
+
+        Nothing is raised: the thread that calls this has others to answer.
+        """
         parts = [each for each in parts if not each.pending.is_answered]
-        for part, result in zip(parts, self._results([each.asked for each in parts]), strict=True):
+        try:
+            results = self._results([each.asked for each in parts])
+        except Exception as error:
+            results = [error] * len(parts)
+        for part, result in zip(parts, results, strict=True):
             pending = part.pending
             pending.results.append(result)
             if part.is_last or isinstance(result, Exception):
                 pending.is_answered = True
-                response = self._response(pending.asked, pending.joined())
-                pending.sender.send(response, flags=FINAL)
+                self._send(pending.sender, pending.asked, pending.joined())
 
-    def _send(self, pairs):
+    def _send_all(self, pairs):
         """Answer requests by their senders."""
         if pairs:
             asked, senders = zip(*pairs, strict=True)
-            for sender, response in zip(senders, self._answer(asked), strict=True):
-                sender.send(response, flags=FINAL)
+            for sender, each, result in zip(senders, asked, self._results(asked), strict=True):
+                self._send(sender, each, result)
+
+    def _send(self, sender, asked, result):
+        """Answer a request by its sender."""
+        send(sender, self._response(asked, result), FINAL, lambda error: self._refuse(error, asked))
 
     def _answer(self, asked):
         """Return the responses to requests."""
@@ -306,8 +252,13 @@ class TritonPythonModel:
         return [result for each in asked for result in self._sound_results([each])]
 
     def _response(self, asked, result):
-        """Return the response to a request."""
-        return self._refuse(result, asked) if isinstance(result, Exception) else respond(result)
+        """Return the response to a request: its outputs by name, or what is wrong with it."""
+        if not isinstance(result, Exception):
+            try:
+                return respond(result)
+            except Exception as error:
+                result = error
+        return self._refuse(result, asked)
 
     def _refuse(self, error, asked):
         """Return the response to a request that cannot be answered."""
@@ -501,98 +452,16 @@ class TritonPythonModel:
                 )
 
 
-class TextMeter:
-    """Counts what a graph reads that takes text."""
-
-    def __init__(self, labels, parameters):
-        """Begin to publish."""
-        self.tasks = list(json.loads(parameters.get("tasks", "{}")))
-        self.refuses_long = parameters.get("truncation") == "error"
-        is_one = len(self.tasks) <= 1
-        texts = meter.TEXTS if is_one else meter.TEXTS._replace(label="task", values=tuple(self.tasks))
-        kinds = [texts, meter.TOKENS, meter.TRUNCATED, meter.REFUSED, meter.PADDING]
-        kinds += [meter.SECONDS._replace(values=("graph",))]
-        counters = [each for counter in kinds for each in each_value(counter)]
-        self.meter = Meter(pb_utils.MetricFamily, labels, counters)
-        self.publish = self.meter.publish
-
-    def refuse(self, reason, texts):
-        """Count so many texts as refused."""
-        self.meter.add(meter.REFUSED, texts, reason=reason)
-
-    def count(self, answer, feed, seconds):
-        """Count the rows of a run: those that are answered, and those that are marked."""
-        tokens, truncated = answer["token_count"][:, 0], answer["truncated"][:, 0]
-        is_answered = answer["invalid_at"][:, 0] < 0
-        self.refuse("not_utf8", int((~is_answered).sum()))
-        if self.refuses_long:
-            self.refuse("too_long", int((is_answered & truncated).sum()))
-            is_answered &= ~truncated
-        self.meter.add(meter.SECONDS, seconds, stage="graph")
-        self.meter.add(meter.PADDING, int(len(tokens) * tokens.max(initial=0) - tokens.sum()))
-        if TASK in feed:
-            named = [task.decode(errors="replace") for task in feed[TASK][:, 0]]
-            for name in self.tasks:
-                is_of = is_answered & np.array([each == name for each in named])
-                self.meter.add(meter.TEXTS, int(is_of.sum()), task=name)
-            is_task = np.array([each in self.tasks for each in named])
-            self.refuse("no_task", int((is_answered & ~is_task).sum()))
-            is_answered &= is_task
-        else:
-            self.meter.add(meter.TEXTS, int(is_answered.sum()))
-        self.meter.add(meter.TOKENS, int(tokens[is_answered].sum()))
-        self.meter.add(meter.TRUNCATED, int(truncated[is_answered].sum()))
-
-
-def is_utf8(text):
-    """Tell whether bytes are text."""
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def decoded(texts):
-    """Return bytes, all of them text, as ONNX Runtime's binding takes text."""
-    strings = [text.decode("utf-8") for text in texts.reshape(-1)]
-    return np.array(strings, dtype=np.object_).reshape(texts.shape)
-
-
-def spelled(texts):
-    """Return bytes that may be no text as the binding takes bytes: of one width, and read up to a NUL.
-
-    A NUL becomes a space, and what follows the first byte that is no text is left out: neither changes where
-    that is. Behind the widest there is room, or the binding reads on.
-    """
-    cut = []
-    for text in texts.reshape(-1):
-        read = len(text)
-        try:
-            text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            read = error.start + 1
-        cut.append(text[:read].replace(b"\0", b" "))
-    return np.array(cut, dtype=f"S{max(map(len, cut)) + 1}").reshape(texts.shape)
-
-
-def split(feed, borders):
-    """Return rows in parts, divided at borders."""
-    parts = zip(*(np.split(array, borders) for array in feed.values()), strict=True)
-    return [dict(zip(feed, part, strict=True)) for part in parts]
-
-
 def respond(tensors):
     """Wrap arrays as one response."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, sent(array)) for name, array in tensors.items()])
-
-
-def sent(array):
-    """Return an answer as Triton takes it: text as bytes."""
-    if array.dtype != np.object_:
-        return np.ascontiguousarray(array)
-    return np.array([text.encode("utf-8") for text in array.reshape(-1)], dtype=np.object_).reshape(
-        array.shape
+    return pb_utils.InferenceResponse(
+        [
+            # Triton takes text as bytes.
+            pb_utils.Tensor(
+                name, encoded(array) if array.dtype == np.object_ else np.ascontiguousarray(array)
+            )
+            for name, array in tensors.items()
+        ]
     )
 
 

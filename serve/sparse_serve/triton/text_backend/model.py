@@ -11,7 +11,6 @@ needs lie beside this file.
 """
 
 import json
-import os
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from sparse_serve.repository.measures import MEASURES, RHO
 from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.stub import meter
 from sparse_serve.stub.clock import no_stale_answer
+from sparse_serve.stub.later import give_way, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
@@ -46,8 +46,6 @@ SHORT_BYTES = TOKEN_BYTES * RUN_TOKENS
 # That answer what takes long, beside each other, and each with a tokenizer of its own: how it cuts is a
 # tokenizer's state.
 LONG_THREADS = 2
-# How much these give way: beside another a thread of them gets a tenth of a core.
-LONG_NICENESS = 10
 
 
 class RefusedError(Exception):
@@ -131,7 +129,7 @@ class TritonPythonModel:
             self.long.submit(self._answer_long, asked.pop(index), senders[index])
         responses |= self._answer(asked, self.tokenizer)
         for index, response in responses.items():
-            senders[index].send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._send(senders[index], response, len(asked[index].texts) if index in asked else 1)
         return None
 
     def finalize(self):
@@ -146,7 +144,12 @@ class TritonPythonModel:
             (response,) = self._answer({0: asked}, self.of_thread.tokenizer).values()
         except Exception as failure:
             response = self._refuse(failure, len(asked.texts))
-        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._send(sender, response, len(asked.texts))
+
+    def _send(self, sender, response, texts):
+        """Answer a request of so many texts by its sender."""
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        send(sender, response, final, lambda failure: self._refuse(failure, texts))
 
     def _read(self, request):
         """Return what a request asks.
@@ -301,11 +304,6 @@ class TritonPythonModel:
         for name, counter in self.measures.items():
             for layer, total in enumerate(columns[name].sum(axis=0, dtype=np.float64).tolist(), start=1):
                 self.meter.add(counter, total, layer=str(layer))
-
-
-def give_way():
-    """Have the thread that this is called on yield to others."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
 
 
 def code_of(error):

@@ -1,0 +1,185 @@
+"""Calls of a server over HTTP or gRPC: sent again where that may help, and in one line where they fail."""
+
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Literal
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from geventhttpclient.response import HTTPParseError
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from sparse_serve.errors import OptionError, RequestError
+
+Protocol = Literal["http", "grpc"]
+
+DEFAULT_RETRIES = 4
+
+_TIMEOUT_SECONDS = 600.0
+# Before each further attempt twice as long as before the last, and up to half less, so that many clients of a
+# server that comes back do not come back together.
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_RETRY_SECONDS = 60.0
+_TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), "503")
+_INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+_HIGHEST_PORT = 65535
+# gRPC gives these the status with which Triton itself says that it is overloaded.
+_LOST_CONNECTION = re.compile(
+    "failed to connect|socket closed|connection reset|broken pipe|goaway", re.IGNORECASE
+)
+# What a server says of a model that it has, while it ends; one that it has not is "not found".
+_ENDING = re.compile("has no available versions|not ready")
+
+
+class Connection:
+    """Calls of one server. Not thread-safe over HTTP."""
+
+    def __init__(self, url: str, protocol: Protocol, retries: int) -> None:
+        """Prepare calls to the server at `host:port`; nothing is sent yet. `Client` has the arguments.
+
+        Raises:
+            OptionError: the address is malformed, or `retries` is negative.
+        """
+        if retries < 0:
+            raise OptionError(f"retries is {retries}: give 0 or more")
+        self.url = url
+        self.protocol = protocol
+        self.retries = retries
+        self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
+        address = _ADDRESS.fullmatch(url)
+        if address is None or int(address["port"]) > _HIGHEST_PORT:
+            raise OptionError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
+        if protocol == "http":
+            # Over gRPC the time limit goes with each call.
+            timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
+            self._client = triton_http.InferenceServerClient(url, **timeouts)
+        else:
+            self._client = triton_grpc.InferenceServerClient(url)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Return the metadata of a model.
+
+        Raises:
+            RequestError: as of `infer`; see `is_restricted`.
+        """
+        found: dict[str, Any] = self._call(name, "get_model_metadata", name, **self._as_json())
+        return found
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return the configuration of a model.
+
+        Raises:
+            RequestError: as of `infer`; see `is_restricted`.
+        """
+        found: dict[str, Any] = self._call(name, "get_model_config", name, **self._as_json())
+        config: dict[str, Any] = found.get("config", found)
+        return config
+
+    def infer(
+        self,
+        name: str,
+        batch: Mapping[str, Sequence[str]],
+        outputs: Sequence[str],
+        class_count: int = 0,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs of a model for a batch of N rows.
+
+        Args:
+            name: of the model.
+            batch: the inputs by name, N strings each, which are sent as BYTES `(N, 1)`.
+            outputs: the names of those that are wanted.
+            class_count: how many classes of each are wanted, by Triton's classification extension.
+
+        Returns:
+            The outputs by name, `(N, …)` each, of the model's types.
+
+        Raises:
+            RequestError: the server cannot be reached, refuses the request, or does not know the model.
+        """
+        wanted = [self._api.InferRequestedOutput(output, class_count=class_count) for output in outputs]
+        result = self._call(name, "infer", name, self._inputs(batch), outputs=wanted)
+        return {output: result.as_numpy(output) for output in outputs}
+
+    def _inputs(self, batch: Mapping[str, Sequence[str]]) -> list[Any]:
+        inputs = []
+        for tensor, values in batch.items():
+            array = np.array([value.encode() for value in values], dtype=np.object_)[:, None]
+            inputs.append(self._api.InferInput(tensor, list(array.shape), "BYTES"))
+            inputs[-1].set_data_from_numpy(array)
+        return inputs
+
+    def _as_json(self) -> dict[str, bool]:
+        return {"as_json": True} if self.protocol == "grpc" else {}
+
+    def _call(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self.protocol == "grpc":
+            kwargs["client_timeout"] = _TIMEOUT_SECONDS
+        pauses = self._pauses()
+        while True:
+            try:
+                return getattr(self._client, method)(*args, **kwargs)
+            except Exception as error:  # whatever geventhttpclient and sockets raise on a broken connection
+                pause = next(pauses, None) if _may_pass(error) else None
+                if pause is None:
+                    raise self._failure(name, error) from error
+                time.sleep(pause)
+
+    def _pauses(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt of a request."""
+        deadline = time.monotonic() + _RETRY_SECONDS
+        for attempt in range(self.retries):
+            pause = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1)
+            if time.monotonic() + pause > deadline:
+                return
+            yield pause
+
+    def _failure(self, name: str, error: Exception) -> RequestError:
+        """Return what is told of a request that failed."""
+        if not isinstance(error, InferenceServerException):
+            return self._unreachable(str(error) or type(error).__name__)
+        if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
+            return self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s")
+        is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
+        if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
+            return self._unreachable(error.message())
+        message = " ".join(str(error.message()).split())
+        return RequestError(f"the server at {self.url} refused the request to '{name}': {message}")
+
+    def _unreachable(self, reason: str) -> RequestError:
+        return RequestError(
+            f"no answer from {self.url} over {self.protocol}: {' '.join(reason.split())}; "
+            "is `sparse-serve serve` running there?"
+        )
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether what failed may be answered later: the server is overloaded, ending, or was not reached.
+
+    One that takes too long is not sent again: it would take as long.
+    """
+    if isinstance(error, InferenceServerException):
+        message = str(error.message())
+        is_transient = error.status() in _TRANSIENT and "restricted" not in message
+        return is_transient or _ENDING.search(message) is not None
+    return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError)
+
+
+def is_refusal(error: RequestError) -> bool:
+    """Tell whether a server calls what it was asked invalid."""
+    return isinstance(error.__cause__, InferenceServerException) and error.__cause__.status() in _INVALID
+
+
+def is_restricted(error: RequestError) -> bool:
+    """Tell whether a server keeps what was asked for to itself."""
+    return isinstance(error.__cause__, InferenceServerException) and "restricted" in str(error)
