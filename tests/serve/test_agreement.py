@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,6 @@ from tiny_entry import (
     add,
     edit,
     tiny_graph,
-    tiny_text_graph,
 )
 
 from sparse_serve.errors import RepositoryError
@@ -71,9 +69,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Pa
     write_entry(folder, make_spec(VECTORS, name="vectors", metrics=True))
     axes = tiny_graph(folder.parent / "axes.onnx", axes=True)
     write_entry(folder, make_spec(name="patterned", graph=axes, attention=AAA, metrics=True))
-    spec = make_spec(name="reading", graph=tiny_text_graph(folder.parent / "text.onnx"))
-    manifest = spec.manifest.model_copy(update={"tokenizer": "graph"})
-    write_entry(folder, replace(spec, manifest=manifest))
+    write_entry(folder, make_spec(name="reading", takes_text=True))
     shutil.copytree(LEGACY, folder, dirs_exist_ok=True)
     return folder
 

@@ -14,7 +14,7 @@ from threading import Thread
 import psutil
 import pytest
 from image_runs import FAKE_TRITON, entrypoint
-from tiny_entry import SEVERAL, SPANS
+from tiny_entry import PAIRS, SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -144,9 +144,11 @@ def test_an_unreadable_manifest_is_refused(image: Path, tmp_path: Path, content:
     assert f"manifest {manifest} cannot be read" in refusal(image, MODEL_REPOSITORY=str(tmp_path / "models"))
 
 
-def healthcheck(repository: Path, port: int, **environment: str) -> "subprocess.CompletedProcess[str]":
+def healthcheck(
+    image: Path, repository: Path, port: int, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, str(DOCKER / "healthcheck.py")],
+        [sys.executable, "-I", "-S", str(image / "healthcheck.py")],
         env={**os.environ, "MODEL_REPOSITORY": str(repository), "HTTP_PORT": str(port), **environment},
         capture_output=True,
         text=True,
@@ -161,6 +163,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     write_entry(repository, make_spec())
     write_entry(repository, make_spec(SPANS, name="reader"))
     write_entry(repository, make_spec(SEVERAL, name="several"))
+    write_entry(repository, make_spec(PAIRS, name="pairs", takes_text=True))
     installation = find_triton("bundled")
     backends = backend_directory(installation, tmp_path / "backends")
     environment = installation.environment()
@@ -185,7 +188,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     )
     try:
         deadline = time.monotonic() + 60
-        while (result := healthcheck(repository, http)).returncode and time.monotonic() < deadline:
+        while (result := healthcheck(image, repository, http)).returncode and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.1)
         assert (result.returncode, result.stderr) == (0, "")
@@ -194,9 +197,9 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
             if "/tiny/1/model.py" in stub.cmdline()[1]:
                 stub.kill()
         assert probe.is_ready(f"127.0.0.1:{http}")
-        assert re.search("^tiny answers 500: .*not healthy", healthcheck(repository, http).stderr)
+        assert re.search("^tiny answers 500: .*not healthy", healthcheck(image, repository, http).stderr)
         write_entry(repository, make_spec(name="absent"))
-        assert "absent answers 4" in healthcheck(repository, http).stderr
+        assert "absent answers 4" in healthcheck(image, repository, http).stderr
     finally:
         process.terminate()
         process.wait(
@@ -205,13 +208,13 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
         process.communicate(timeout=60)
         for region in Path("/dev/shm").glob(f"{regions}*"):
             region.unlink()
-    stopped = healthcheck(repository, http)
+    stopped = healthcheck(image, repository, http)
     assert stopped.returncode == 1
     assert "absent does not answer" in stopped.stderr
 
 
-def test_an_empty_repository_is_not_healthy(tmp_path: Path) -> None:
-    result = healthcheck(tmp_path, 1)
+def test_an_empty_repository_is_not_healthy(image: Path, tmp_path: Path) -> None:
+    result = healthcheck(image, tmp_path, 1)
     assert (result.returncode, result.stderr) == (1, f"no entry in {tmp_path}\n")
 
 
@@ -228,15 +231,30 @@ class SlowAnswer(BaseHTTPRequestHandler):
         pass
 
 
-def test_all_entries_share_one_time_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "input {", 'input { name: "TEXT" dims: x }', "max_batch_size: {}"])
+def test_an_entry_that_cannot_be_asked_is_not_healthy(image: Path, tmp_path: Path, text: str) -> None:
+    entry = tmp_path / "entry"
+    entry.mkdir()
+    (entry / "manifest.json").write_text("{}")
+    if text:
+        (entry / "config.pbtxt").write_text(text)
+    result = healthcheck(image, tmp_path, 1)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"entry cannot be asked: configuration \S+ (is malformed|cannot be read).*\n", result.stderr
+    )
+
+
+def test_all_entries_share_one_time_limit(image: Path, tmp_path: Path) -> None:
     """Each answers in time, all together do not."""
     for number in range(20):
         (tmp_path / f"entry{number:02}").mkdir()
         (tmp_path / f"entry{number:02}" / "manifest.json").write_text("")
+        (tmp_path / f"entry{number:02}" / "config.pbtxt").write_text("")
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowAnswer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        patient = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="60")
-        hurried = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="1")
+        patient = healthcheck(image, tmp_path, server.server_port, HEALTH_SECONDS="60")
+        hurried = healthcheck(image, tmp_path, server.server_port, HEALTH_SECONDS="1")
         server.shutdown()
     assert (patient.returncode, patient.stderr) == (0, "")
     assert hurried.returncode == 1
