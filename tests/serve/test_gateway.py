@@ -229,8 +229,13 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                         time.sleep(0.05)
                 else:
                     stub.infer()
+                self.do_GET()
+
+            def do_GET(self) -> None:
                 self.send_response(200)
                 self.end_headers()
+
+            do_HEAD = do_GET  # noqa: N815  the base class's own name
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -312,6 +317,21 @@ def of_stub(stub: Stub, limits: Limits) -> Gateway:
         http_server=stub.http_url,
         grpc_server=stub.grpc_url,
     )
+
+
+@needs_haproxy
+def test_no_method_carries_a_body_past_the_limit(stub: Stub, tmp_path: Path) -> None:
+    of_unknown_length, too_large = {"transfer-encoding": "chunked"}, {"content-length": "100001"}
+    infer, about = "/v2/models/m/infer", "/v2/models/m"
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway:
+        for path, methods in ((infer, ("PUT", "GET", "DELETE")), (about, ("PUT", "POST", "DELETE"))):
+            for method in methods:
+                for headers in ({}, of_unknown_length, too_large):
+                    assert ask(gateway, method, path, None, headers)[0] == 405, (method, path, headers)
+        for path in (about, "/v2"):
+            assert ask(gateway, "GET", path, None, of_unknown_length)[0] == 411
+            assert ask(gateway, "GET", path, None, too_large)[0] == 413
+            assert ask(gateway, "GET", path)[0] == ask(gateway, "HEAD", path)[0] == 200
 
 
 @needs_haproxy
