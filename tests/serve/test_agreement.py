@@ -380,6 +380,31 @@ def test_the_image_reads_text_format_as_triton_does(image: Path, tmp_path: Path,
     assert "names the op library" in check_in_image(image, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tiny/manifest.json", {"op_library": {"version": "x" * 5000}}),
+        ("tiny/manifest.json", {"files": {"x" * 5000: ""}}),
+        ("tiny/config.pbtxt", "x" * 5000),
+    ],
+)
+def test_the_image_says_in_a_line_what_is_long(
+    image: Path, repository: Path, file: str, content: str | dict[str, object]
+) -> None:
+    path = repository / file
+    if isinstance(content, str):
+        add(path, f'; "{content}"')
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+    assert "error: " in (told := check_in_image(image, repository))
+    assert len(told) < 2000
+
+
+def test_the_image_refuses_a_parameter_whose_key_is_no_text(image: Path, repository: Path) -> None:
+    add(repository / "tiny" / CONFIG_NAME, "parameters { key { } }\n")
+    assert "has the parameter {}, which no entry has: remove it" in check_in_image(image, repository)
+
+
 @pytest.mark.parametrize("text", ["name: ", "name {", "[x.y]: 1", 'name: "x', "} ", "name: 1 $"])
 def test_the_image_refuses_what_it_cannot_read(image: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "m").mkdir()

@@ -136,7 +136,17 @@ def test_entries_for_another_version_of_the_library_are_refused(
     assert expected in refusal(image, MODEL_REPOSITORY=str(repository))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"op_library": 1}', '{"op_library": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"op_library": 1}',
+        '{"op_library": {}}',
+        '{"op_library": null, "files": {}, "version": 1e999}',
+    ],
+)
 def test_an_unreadable_manifest_is_refused(image: Path, tmp_path: Path, content: str) -> None:
     manifest = tmp_path / "models" / "broken" / "manifest.json"
     manifest.parent.mkdir(parents=True)
