@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,7 +23,9 @@ from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton import probe
 from sparse_serve.triton.container import LIBRARY_LABEL
 from sparse_serve.triton.installation import TEXT_BACKEND_MODULES, backend_directory, find_triton
+from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import claim_ports
+from sparse_serve.triton.server import ServerOptions
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -76,10 +78,41 @@ def test_a_key_that_docker_inspect_shows_is_refused(image: Path) -> None:
 
 
 def test_without_a_key_the_closed_apis_get_a_random_one(image: Path) -> None:
-    keys = {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
-    keys |= {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
-    assert len(keys) == 2
+    lines = [line for _ in range(2) for line in launch_line(image) if "-restricted-" in line]
+    keys = {line.split(":no:header=")[1] for line in lines}
+    assert (len(lines), len(keys)) == (4, 2)
     assert all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
+
+
+def test_serve_and_the_image_start_triton_alike(
+    image: Path, tmp_path: Path, make_spec: Callable[..., EntrySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their flags differ in where something is, and in how long a stop takes."""
+    write_entry(tmp_path / "models", make_spec())
+    monkeypatch.setattr("sparse_serve.triton.launcher.require_loopback", lambda *_: None)
+    options = ServerOptions(tmp_path / "models", 8000, 8001, 8002, address="0.0.0.0", mode="bundled")
+    serves = TritonServer(options).launch_line().arguments[1:]
+    known = "\n".join(f"  {flag} <value>" for flag in find_triton("bundled").flags())
+    script = f"#!/bin/sh\nif [ \"$1\" = --help ]; then echo '{known}'; else printf '%s\\n' \"$@\"; fi\n"
+    output, errors = entrypoint(image, script).communicate(timeout=30)
+    assert errors == ""
+    assert fixed(serves) == fixed(output.splitlines())
+    assert {*HARDENED} - {"--exit-timeout-secs=8"} < {
+        flag if value == "" else f"{flag}={value}" for flag, value in fixed(serves).items()
+    }
+
+
+def fixed(arguments: Sequence[str]) -> dict[str, object]:
+    """The flags that are the same wherever Triton runs; of a header that opens APIs, its name alone."""
+    flags = dict(argument.partition("=")[::2] for argument in arguments)
+    found: dict[str, object] = {}
+    for flag, value in flags.items():
+        if "-restricted-" in flag:
+            apis, _, key = value.partition(":")
+            found[flag] = (sorted(apis.split(",")), key.partition("=")[0])
+        elif not re.search("-(address|port|repository|directory|config|secs)$", flag) or value == "":
+            found[flag] = value
+    return found
 
 
 def test_grpc_with_tls(image: Path) -> None:
