@@ -175,13 +175,21 @@ def require_entry(manifest: Path, version: int, *, verify: bool) -> None:
         needed = version if wanted is None else wanted["version"]
         files = {str(file): str(digest) for file, digest in record["files"].items()}
         number = int(record.get("version", 1))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UnfitError(
             f"manifest {manifest} cannot be read ({type(error).__name__}): export the entry again"
         ) from None
     if needed != version:
         raise UnfitError(
-            f"entry '{name}' was made for version {needed} of the op library, the image has "
+            f"entry '{name}' was made for version {needed!r:.80} of the op library, the image has "
             f"version {version}: export it again, or build the image of its release"
         )
     for warning in (vnni_warning(name, each) for each in processors):
@@ -264,7 +272,7 @@ def require_keys(holder: Message, known: Set[str], path: Path) -> None:
     """Refuse the parameters of a message that are not known."""
     for parameter in messages(holder, "parameters"):
         for key in parameter.get("key", []):
-            if key not in known:
+            if not isinstance(key, str) or key not in known:
                 raise UnfitError(f"{path} has the parameter {key!r:.80}, which no entry has: remove it")
 
 
@@ -312,7 +320,7 @@ def message(stream: Iterator[tuple[str, str]], end: str) -> Message:
     kind, token = next(stream)
     while token != end or kind == "string":
         if kind != "word":
-            raise ValueError(f"{token!r} where the name of a field is due")
+            raise ValueError(f"{token!r:.80} where the name of a field is due")
         values = fields.setdefault(token, [])
         kind, token = next(stream)
         if token == ":" and kind == "mark":
@@ -340,7 +348,7 @@ def value(stream: Iterator[tuple[str, str]], kind: str, token: str) -> tuple[obj
     if kind == "word":
         return token, next(stream)
     if kind != "string":
-        raise ValueError(f"{token!r} where a value is due")
+        raise ValueError(f"{token!r:.80} where a value is due")
     parts = []
     while kind == "string":  # strings side by side are one
         parts.append(token[1:-1])

@@ -7,7 +7,8 @@
 #   VERIFY                              0: neither digests, links nor rights of the entries' files are checked
 #   MANIFEST_DIGESTS                    NAME=SHA256, with blanks between several: the manifests that entries must have
 #   ADMIN_KEY_FILE                      file with a key that opens the restricted APIs to who sends it in the
-#                                       header "admin-key"; without it nobody can
+#                                       header "admin-key"; without it nobody can. Triton takes the key in its
+#                                       command line: who can list this machine's processes can read it
 #   DRAIN_TIMEOUT                       seconds that a stop waits for requests in flight, and for clients to close
 #                                       their HTTP connections (default 8: docker stop kills after 10)
 #   GRPC_SERVER_CERT, GRPC_SERVER_KEY   PEM files: gRPC over TLS
@@ -44,10 +45,13 @@ if [ -n "${ADMIN_KEY_FILE:-}" ]; then
       exit 2
       ;;
   esac
+  header=admin-key
 else
+  # No header has a colon in its name: nobody can send this one, whoever reads it in the command line.
+  header=no:header
   key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 fi
-restricted="shared-memory,model-config,model-repository,statistics,trace,logging:admin-key=$key"
+restricted="shared-memory,model-config,model-repository,statistics,trace,logging:$header=$key"
 
 if [ -n "${GRPC_ROOT_CERT:-}" ]; then
   set -- --grpc-use-ssl-mutual=true "--grpc-root-cert=$GRPC_ROOT_CERT" "$@"

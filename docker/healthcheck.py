@@ -11,6 +11,14 @@ import sys
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+# Where the package is not installed, as in `check_entries`.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from check_entries import Message, UnfitError, messages, read_config
+
+from sparse_serve.repository.health import Input, health_request
 
 # Below the time that the image's HEALTHCHECK gives, so that what is wrong can still be said.
 SECONDS = float(os.environ.get("HEALTH_SECONDS", "8"))
@@ -28,37 +36,57 @@ def main() -> int:
     name = entries[0]
     try:
         for name in entries:
-            status, answer = ask(name, question(repository / name / "manifest.json"))
+            status, answer = ask(name, question(repository / name))
             if status != 200:
                 print(f"{name} answers {status}: {answer}", file=sys.stderr)
                 return 1
     except (OSError, HTTPException) as error:
         print(f"{name} does not answer: {error}", file=sys.stderr)
         return 1
+    except UnfitError as error:
+        print(f"{name} cannot be asked: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
-def question(manifest: Path) -> dict[str, str]:
-    """Return what the entry is asked: a text, with a second one where it answers questions, and a task."""
-    asked = {"TEXT": "health check"}
+def question(entry: Path) -> dict[str, Any]:
+    """Return the JSON of the inference that the entry's public model is asked for."""
+    path = entry / "config.pbtxt"
+    config = read_config(path)
     try:
-        tasks = json.loads(manifest.read_bytes())["tasks"]
-        if any(task["type"] == "question_answering" for task in tasks.values()):
-            asked["TEXT_PAIR"] = "health check"
-        if len(tasks) > 1:
-            asked["TASK"] = next(iter(tasks))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        pass  # of an earlier version, or for Triton to complain of
-    return asked
+        inputs = [read_input(each) for each in messages(config, "input")]
+        is_batched = int(only(config, "max_batch_size", "0")) > 0
+    except (ValueError, OverflowError) as error:
+        raise UnfitError(f"configuration {path} is malformed ({error}): export the entry again") from None
+    tasks = task_names(entry / "manifest.json")
+    return health_request(inputs, tasks, is_batched=is_batched, output="token_count")
 
 
-def ask(name: str, asked: dict[str, str]) -> tuple[int, str]:
-    """Return the status and the body of the entry's answer to a row of these inputs."""
-    inputs = [
-        {"name": tensor, "shape": [1, 1], "datatype": "BYTES", "data": [text]}
-        for tensor, text in asked.items()
-    ]
-    request = {"inputs": inputs, "outputs": [{"name": "token_count"}]}
+def read_input(message: Message) -> Input:
+    """Return an input as its message in a configuration has it."""
+    return Input(
+        name=only(message, "name", ""),
+        data_type=only(message, "data_type", ""),
+        dims=[int(str(dim)) for dim in message.get("dims", [])],
+        is_optional=only(message, "optional", "false") == "true",
+    )
+
+
+def only(message: Message, field: str, default: str) -> str:
+    """Return the value of a field that is not repeated."""
+    return str((message.get(field) or [default])[-1])
+
+
+def task_names(manifest: Path) -> list[str]:
+    """Return the names of an entry's tasks; none of a manifest that an earlier version wrote."""
+    try:
+        return [str(name) for name in json.loads(manifest.read_bytes())["tasks"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def ask(name: str, request: dict[str, Any]) -> tuple[int, str]:
+    """Return the status and the body of the entry's answer."""
     connection = HTTPConnection("127.0.0.1", int(os.environ.get("HTTP_PORT", "8000")))
     try:
         connection.request("POST", f"/v2/models/{name}/infer", json.dumps(request))

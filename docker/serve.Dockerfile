@@ -59,13 +59,14 @@ RUN backend=/backend/sparse_serve_text \
     && cp triton/text_backend/model.py $backend/ \
     && cp -r __init__.py errors.py records.py rows.py stub tags.py tasks $backend/sparse_serve/ \
     && cp repository/__init__.py repository/measures.py repository/tunable.py $backend/sparse_serve/repository/
-# And what the entry point's check of the repository needs.
+# And what the entry point's check of the repository and the health check need.
 RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \
     sparse_serve/__init__.py \
     sparse_serve/digests.py \
     sparse_serve/processor.py \
     sparse_serve/repository/__init__.py \
     sparse_serve/repository/contents.py \
+    sparse_serve/repository/health.py \
     sparse_serve/repository/tunable.py
 
 FROM ${TRITON_IMAGE}

@@ -24,6 +24,7 @@ from tiny_entry import (
     TAGS,
     VECTORS,
     tiny_graph,
+    tiny_text_graph,
     tiny_tokenizer,
 )
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -33,6 +34,7 @@ from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
+from sparse_serve.repository.signature import text_inputs
 from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Several, Task
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import RepositoryView, ServerOptions
@@ -42,20 +44,24 @@ from sparse_serve.triton.server import RepositoryView, ServerOptions
 def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySpec]:
     """Specifications of tiny entries; keywords replace fields of spec and manifest, `task` what it answers.
 
-    A task comes with a graph that answers it.
+    A task comes with a graph that answers it, or with `takes_text` has the signature of one that does.
     """
     folder = tmp_path_factory.mktemp("parts")
     tokenizer = tiny_tokenizer(folder / "tokenizer.json")
     graphs: dict[str, Path] = {}
 
-    def graph_of(task: Task) -> Path:
-        if (key := repr(task)) not in graphs:
+    def graph_of(task: Task, *, takes_text: bool) -> Path:
+        if (key := f"{task} {takes_text}") not in graphs:
+            path = folder / f"{len(graphs)}.onnx"
             # The same numbers whichever tests run; with the 3, models answer something of every kind.
             seed = crc32(f"{task.type} 3".encode())
-            graphs[key] = tiny_graph(folder / f"{len(graphs)}.onnx", task=task, seed=seed)
+            if takes_text:
+                graphs[key] = tiny_text_graph(path, text_inputs(task))
+            else:
+                graphs[key] = tiny_graph(path, task=task, seed=seed)
         return graphs[key]
 
-    def make(task: Task = CLASSES, **changes: Any) -> EntrySpec:
+    def make(task: Task = CLASSES, *, takes_text: bool = False, **changes: Any) -> EntrySpec:
         manifest = Manifest(
             name="tiny",
             versions=Versions(package="0"),
@@ -67,11 +73,12 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EntrySp
             max_length=MAX_LENGTH,
             layers=LAYERS,
             op_library=None,
+            tokenizer="graph" if takes_text else "server",
         )
         manifest = manifest.model_copy(
             update={key: value for key, value in changes.items() if key in Manifest.model_fields}
         )
-        graph = changes.pop("graph", None) or graph_of(task)
+        graph = changes.pop("graph", None) or graph_of(task, takes_text=takes_text)
         spec = EntrySpec(graph=graph, tokenizer=tokenizer, manifest=manifest)
         own = EntrySpec.__dataclass_fields__
         return replace(spec, **{key: value for key, value in changes.items() if key in own})
@@ -150,7 +157,7 @@ def image(tmp_path: Path) -> Path:
     """What the image has in /opt/sparse-serve, as the build puts it there."""
     home = tmp_path / "image"
     (home / "lib").mkdir(parents=True)
-    for name in ("entrypoint.sh", "check_entries.py"):
+    for name in ("entrypoint.sh", "check_entries.py", "healthcheck.py"):
         shutil.copy2(DOCKER / name, home / name)
     for name in checking_modules():
         (home / name).parent.mkdir(parents=True, exist_ok=True)

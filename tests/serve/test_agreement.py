@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,6 @@ from tiny_entry import (
     add,
     edit,
     tiny_graph,
-    tiny_text_graph,
 )
 
 from sparse_serve.errors import RepositoryError
@@ -71,9 +69,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Pa
     write_entry(folder, make_spec(VECTORS, name="vectors", metrics=True))
     axes = tiny_graph(folder.parent / "axes.onnx", axes=True)
     write_entry(folder, make_spec(name="patterned", graph=axes, attention=AAA, metrics=True))
-    spec = make_spec(name="reading", graph=tiny_text_graph(folder.parent / "text.onnx"))
-    manifest = spec.manifest.model_copy(update={"tokenizer": "graph"})
-    write_entry(folder, replace(spec, manifest=manifest))
+    write_entry(folder, make_spec(name="reading", takes_text=True))
     shutil.copytree(LEGACY, folder, dirs_exist_ok=True)
     return folder
 
@@ -382,6 +378,31 @@ def test_the_image_reads_text_format_as_triton_does(image: Path, tmp_path: Path,
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / CONFIG_NAME).write_text('name: "m" input { name: "}" dims: [-1, 2] }\n' + text)
     assert "names the op library" in check_in_image(image, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tiny/manifest.json", {"op_library": {"version": "x" * 5000}}),
+        ("tiny/manifest.json", {"files": {"x" * 5000: ""}}),
+        ("tiny/config.pbtxt", "x" * 5000),
+    ],
+)
+def test_the_image_says_in_a_line_what_is_long(
+    image: Path, repository: Path, file: str, content: str | dict[str, object]
+) -> None:
+    path = repository / file
+    if isinstance(content, str):
+        add(path, f'; "{content}"')
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+    assert "error: " in (told := check_in_image(image, repository))
+    assert len(told) < 2000
+
+
+def test_the_image_refuses_a_parameter_whose_key_is_no_text(image: Path, repository: Path) -> None:
+    add(repository / "tiny" / CONFIG_NAME, "parameters { key { } }\n")
+    assert "has the parameter {}, which no entry has: remove it" in check_in_image(image, repository)
 
 
 @pytest.mark.parametrize("text", ["name: ", "name {", "[x.y]: 1", 'name: "x', "} ", "name: 1 $"])

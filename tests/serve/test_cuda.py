@@ -18,7 +18,7 @@ from fake_nvml import H200, no_driver, one_h200
 from image_runs import FAKE_TRITON, check_in_image, entrypoint
 from manifests import require_valid_compose
 from test_launcher import FAKE_TRITON as RECORDING_TRITON
-from tiny_entry import DOCKER, MAX_LENGTH, edit, tiny_text_graph
+from tiny_entry import DOCKER, MAX_LENGTH, edit
 
 from sparse_serve import cuda, op_library
 from sparse_serve.classifier import Classifier
@@ -120,11 +120,8 @@ def repository(tmp_path: Path, make_spec: MakeSpec, graph_with_domain_nodes: Pat
 @pytest.fixture
 def text_entry(tmp_path: Path, make_spec: MakeSpec) -> Path:
     """An entry that takes text, on a GPU."""
-    spec = make_spec(
-        graph=tiny_text_graph(tmp_path / "text.onnx"), device="cuda", computing=Computing(device="cuda")
-    )
-    manifest = spec.manifest.model_copy(update={"tokenizer": "graph"})
-    return write_entry(tmp_path / "text", replace(spec, manifest=manifest))
+    spec = make_spec(takes_text=True, device="cuda", computing=Computing(device="cuda"))
+    return write_entry(tmp_path / "text", spec)
 
 
 def options(repository: Path, **changes: object) -> ServerOptions:

@@ -276,6 +276,14 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
         ),
         ("kubernetes", ["--model-volume", "/models"], 2, "--model-volume '/models' is no volume"),
         ("kubernetes", ["--model-volume", "pvc:a/../b"], 2, "is no volume: give pvc:CLAIM"),
+        (
+            "kubernetes",
+            ["--model-volume", "image:a/b"],
+            2,
+            "--model-volume 'a/b' may be another one tomorrow",
+        ),
+        ("kubernetes", ["--model-volume", "image:a:latest"], 2, "'a:latest' may be another one tomorrow"),
+        ("kubernetes", ["--model-volume", "image:a@sha256:0"], 2, "'a@sha256:0' is no name of an image"),
         ("kserve", ["--storage-uri", "bucket"], 2, "--storage-uri 'bucket' is no URI"),
         ("kserve", ["--storage-uri", "s3://a b"], 2, "--storage-uri 's3://a b' is no URI"),
         (
@@ -339,6 +347,14 @@ def test_images_that_may_be_others_tomorrow_are_told(deploy: Run, target: str) -
         *_, last = deploy(target, *arguments)[2].splitlines(keepends=True)
         assert last == f"warning: {movable}"
     assert "warning" not in deploy(target, *server, *gateway)[2]
+
+
+def test_an_image_of_models_that_may_be_another_tomorrow_is_told(deploy: Run) -> None:
+    digests = ("--image", "a@sha256:" + "0" * 64, "--gateway-image", "b@sha256:" + "1" * 64)
+    told = deploy("kubernetes", *digests, "--model-volume", "image:models:1.2")[2]
+    assert told.endswith("warning: models:1.2 may be another image tomorrow: give the digest, @sha256:…\n")
+    fixed = "image:models@sha256:" + "2" * 64
+    assert "warning" not in deploy("kubernetes", *digests, "--model-volume", fixed)[2]
 
 
 def test_models_come_from_a_volume(deploy: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,7 +14,7 @@ from threading import Thread
 import psutil
 import pytest
 from image_runs import FAKE_TRITON, entrypoint
-from tiny_entry import SEVERAL, SPANS
+from tiny_entry import PAIRS, SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
 from sparse_serve.repository.entries import EntrySpec, write_entry
@@ -23,7 +23,9 @@ from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton import probe
 from sparse_serve.triton.container import LIBRARY_LABEL
 from sparse_serve.triton.installation import TEXT_BACKEND_MODULES, backend_directory, find_triton
+from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import claim_ports
+from sparse_serve.triton.server import ServerOptions
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -76,10 +78,41 @@ def test_a_key_that_docker_inspect_shows_is_refused(image: Path) -> None:
 
 
 def test_without_a_key_the_closed_apis_get_a_random_one(image: Path) -> None:
-    keys = {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
-    keys |= {line.split("admin-key=")[1] for line in launch_line(image) if "--http-restricted" in line}
-    assert len(keys) == 2
+    lines = [line for _ in range(2) for line in launch_line(image) if "-restricted-" in line]
+    keys = {line.split(":no:header=")[1] for line in lines}
+    assert (len(lines), len(keys)) == (4, 2)
     assert all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
+
+
+def test_serve_and_the_image_start_triton_alike(
+    image: Path, tmp_path: Path, make_spec: Callable[..., EntrySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their flags differ in where something is, and in how long a stop takes."""
+    write_entry(tmp_path / "models", make_spec())
+    monkeypatch.setattr("sparse_serve.triton.launcher.require_loopback", lambda *_: None)
+    options = ServerOptions(tmp_path / "models", 8000, 8001, 8002, address="0.0.0.0", mode="bundled")
+    serves = TritonServer(options).launch_line().arguments[1:]
+    known = "\n".join(f"  {flag} <value>" for flag in find_triton("bundled").flags())
+    script = f"#!/bin/sh\nif [ \"$1\" = --help ]; then echo '{known}'; else printf '%s\\n' \"$@\"; fi\n"
+    output, errors = entrypoint(image, script).communicate(timeout=30)
+    assert errors == ""
+    assert fixed(serves) == fixed(output.splitlines())
+    assert {*HARDENED} - {"--exit-timeout-secs=8"} < {
+        flag if value == "" else f"{flag}={value}" for flag, value in fixed(serves).items()
+    }
+
+
+def fixed(arguments: Sequence[str]) -> dict[str, object]:
+    """The flags that are the same wherever Triton runs; of a header that opens APIs, its name alone."""
+    flags = dict(argument.partition("=")[::2] for argument in arguments)
+    found: dict[str, object] = {}
+    for flag, value in flags.items():
+        if "-restricted-" in flag:
+            apis, _, key = value.partition(":")
+            found[flag] = (sorted(apis.split(",")), key.partition("=")[0])
+        elif not re.search("-(address|port|repository|directory|config|secs)$", flag) or value == "":
+            found[flag] = value
+    return found
 
 
 def test_grpc_with_tls(image: Path) -> None:
@@ -136,7 +169,17 @@ def test_entries_for_another_version_of_the_library_are_refused(
     assert expected in refusal(image, MODEL_REPOSITORY=str(repository))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"op_library": 1}', '{"op_library": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"op_library": 1}',
+        '{"op_library": {}}',
+        '{"op_library": null, "files": {}, "version": 1e999}',
+    ],
+)
 def test_an_unreadable_manifest_is_refused(image: Path, tmp_path: Path, content: str) -> None:
     manifest = tmp_path / "models" / "broken" / "manifest.json"
     manifest.parent.mkdir(parents=True)
@@ -144,9 +187,11 @@ def test_an_unreadable_manifest_is_refused(image: Path, tmp_path: Path, content:
     assert f"manifest {manifest} cannot be read" in refusal(image, MODEL_REPOSITORY=str(tmp_path / "models"))
 
 
-def healthcheck(repository: Path, port: int, **environment: str) -> "subprocess.CompletedProcess[str]":
+def healthcheck(
+    image: Path, repository: Path, port: int, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, str(DOCKER / "healthcheck.py")],
+        [sys.executable, "-I", "-S", str(image / "healthcheck.py")],
         env={**os.environ, "MODEL_REPOSITORY": str(repository), "HTTP_PORT": str(port), **environment},
         capture_output=True,
         text=True,
@@ -161,6 +206,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     write_entry(repository, make_spec())
     write_entry(repository, make_spec(SPANS, name="reader"))
     write_entry(repository, make_spec(SEVERAL, name="several"))
+    write_entry(repository, make_spec(PAIRS, name="pairs", takes_text=True))
     installation = find_triton("bundled")
     backends = backend_directory(installation, tmp_path / "backends")
     environment = installation.environment()
@@ -185,7 +231,7 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
     )
     try:
         deadline = time.monotonic() + 60
-        while (result := healthcheck(repository, http)).returncode and time.monotonic() < deadline:
+        while (result := healthcheck(image, repository, http)).returncode and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.1)
         assert (result.returncode, result.stderr) == (0, "")
@@ -194,9 +240,9 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
             if "/tiny/1/model.py" in stub.cmdline()[1]:
                 stub.kill()
         assert probe.is_ready(f"127.0.0.1:{http}")
-        assert re.search("^tiny answers 500: .*not healthy", healthcheck(repository, http).stderr)
+        assert re.search("^tiny answers 500: .*not healthy", healthcheck(image, repository, http).stderr)
         write_entry(repository, make_spec(name="absent"))
-        assert "absent answers 4" in healthcheck(repository, http).stderr
+        assert "absent answers 4" in healthcheck(image, repository, http).stderr
     finally:
         process.terminate()
         process.wait(
@@ -205,13 +251,13 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
         process.communicate(timeout=60)
         for region in Path("/dev/shm").glob(f"{regions}*"):
             region.unlink()
-    stopped = healthcheck(repository, http)
+    stopped = healthcheck(image, repository, http)
     assert stopped.returncode == 1
     assert "absent does not answer" in stopped.stderr
 
 
-def test_an_empty_repository_is_not_healthy(tmp_path: Path) -> None:
-    result = healthcheck(tmp_path, 1)
+def test_an_empty_repository_is_not_healthy(image: Path, tmp_path: Path) -> None:
+    result = healthcheck(image, tmp_path, 1)
     assert (result.returncode, result.stderr) == (1, f"no entry in {tmp_path}\n")
 
 
@@ -228,15 +274,30 @@ class SlowAnswer(BaseHTTPRequestHandler):
         pass
 
 
-def test_all_entries_share_one_time_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "input {", 'input { name: "TEXT" dims: x }', "max_batch_size: {}"])
+def test_an_entry_that_cannot_be_asked_is_not_healthy(image: Path, tmp_path: Path, text: str) -> None:
+    entry = tmp_path / "entry"
+    entry.mkdir()
+    (entry / "manifest.json").write_text("{}")
+    if text:
+        (entry / "config.pbtxt").write_text(text)
+    result = healthcheck(image, tmp_path, 1)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"entry cannot be asked: configuration \S+ (is malformed|cannot be read).*\n", result.stderr
+    )
+
+
+def test_all_entries_share_one_time_limit(image: Path, tmp_path: Path) -> None:
     """Each answers in time, all together do not."""
     for number in range(20):
         (tmp_path / f"entry{number:02}").mkdir()
         (tmp_path / f"entry{number:02}" / "manifest.json").write_text("")
+        (tmp_path / f"entry{number:02}" / "config.pbtxt").write_text("")
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowAnswer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        patient = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="60")
-        hurried = healthcheck(tmp_path, server.server_port, HEALTH_SECONDS="1")
+        patient = healthcheck(image, tmp_path, server.server_port, HEALTH_SECONDS="60")
+        hurried = healthcheck(image, tmp_path, server.server_port, HEALTH_SECONDS="1")
         server.shutdown()
     assert (patient.returncode, patient.stderr) == (0, "")
     assert hurried.returncode == 1

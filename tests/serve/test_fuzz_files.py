@@ -1,28 +1,33 @@
-"""Entries whose files are spoiled: `check` and `serve` say in one line what is wrong, whatever it is.
+"""Entries whose files are spoiled: `check`, `serve` and the image say what is wrong in one line.
 
 `FUZZ_FILES` (150) makes it more, `FUZZ_SEED` others:
 
     FUZZ_FILES=1000 pytest tests/serve/test_fuzz_files.py
 """
 
+import io
 import json
 import os
 import random
 import shutil
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mutations
 import onnx
 import pytest
 from test_sample import SAMPLE
+from tiny_entry import DOCKER
 
 from sparse_serve.cli import app
 from sparse_serve.cli.options import run
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError
+from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import check_entry
 from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.triton.preflight import servable_models
@@ -191,6 +196,12 @@ CHANGES: dict[str, tuple[Change, ...]] = {
 """The files that are spoiled, and how."""
 
 
+class Said(NamedTuple):
+    """What a check says on stderr, as if it were a finding."""
+
+    message: str
+
+
 def entry_of(name: str) -> str:
     return name.partition("/")[0].removesuffix("_model")
 
@@ -218,7 +229,29 @@ def verdict(judge: Callable[[], Any]) -> list[str]:
     ]
 
 
-def test_spoiled_files_have_a_verdict(written: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def image_check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[Said]]:
+    """The check of the image's entry point, in this process: what it says of a repository."""
+    specification = spec_from_file_location("check_entries", DOCKER / "check_entries.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+    monkeypatch.setattr(module, "LIBRARY", library_path())
+
+    def check(repository: Path) -> list[Said]:
+        monkeypatch.setenv("MODEL_REPOSITORY", str(repository))
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as errors:
+            status = module.main()
+        assert status == (1 if "error: " in errors.getvalue() else 0)
+        return [Said(errors.getvalue())]
+
+    return check
+
+
+def test_spoiled_files_have_a_verdict(
+    written: Path, tmp_path: Path, image_check: Callable[[Path], list[Said]]
+) -> None:
     rng, found = random.Random(SEED), []
     for number in range(FILES):
         repository = tmp_path / "models"
@@ -232,6 +265,7 @@ def test_spoiled_files_have_a_verdict(written: Path, tmp_path: Path) -> None:
         entry = repository / entry_of(name)
         wrong = verdict(lambda entry=entry: check_entry(entry))  # type: ignore[misc]
         wrong += verdict(lambda repository=repository: servable_models(repository) and [])  # type: ignore[misc]
+        wrong += verdict(lambda repository=repository: image_check(repository))  # type: ignore[misc]
         found += [f"{number} {change.__name__} of {name}: {each}" for each in wrong]
         shutil.rmtree(repository)
     assert not found, "\n".join(found)

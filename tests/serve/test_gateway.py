@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from serving import wait_for
-from tiny_entry import SEVERAL, SPANS
+from tiny_entry import PAIRS, SEVERAL, SPANS
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -75,13 +76,21 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, certificate: Path, with
         ({}, ["TEXT"]),
         ({"task": SPANS}, ["TEXT", "TEXT_PAIR"]),
         ({"task": SEVERAL}, ["TEXT", "TASK"]),
+        ({"task": PAIRS, "takes_text": True}, ["TEXT", "TEXT_PAIR"]),
     ],
 )
 def test_health_asks_for_what_the_entry_needs(
-    tmp_path: Path, make_spec: MakeSpec, changes: dict[str, Any], names: list[str]
+    image: Path, tmp_path: Path, make_spec: MakeSpec, changes: dict[str, Any], names: list[str]
 ) -> None:
-    asked = health_request(read_entry(write_entry(tmp_path, make_spec(**changes))))
+    """And the gateway asks, word for word, what the image's own check does."""
+    entry = write_entry(tmp_path, make_spec(**changes))
+    asked = health_request(read_entry(entry))
     assert [tensor["name"] for tensor in asked["inputs"]] == names
+    program = "import json, pathlib, sys, healthcheck\n"
+    program += "print(json.dumps(healthcheck.question(pathlib.Path(sys.argv[1]))))"
+    line = [sys.executable, "-S", "-c", program, str(entry)]
+    done = subprocess.run(line, cwd=image, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == asked
 
 
 def write_gateway(folder: Path, gateway: Gateway) -> None:
@@ -220,8 +229,13 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                         time.sleep(0.05)
                 else:
                     stub.infer()
+                self.do_GET()
+
+            def do_GET(self) -> None:
                 self.send_response(200)
                 self.end_headers()
+
+            do_HEAD = do_GET  # noqa: N815  the base class's own name
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -303,6 +317,21 @@ def of_stub(stub: Stub, limits: Limits) -> Gateway:
         http_server=stub.http_url,
         grpc_server=stub.grpc_url,
     )
+
+
+@needs_haproxy
+def test_no_method_carries_a_body_past_the_limit(stub: Stub, tmp_path: Path) -> None:
+    of_unknown_length, too_large = {"transfer-encoding": "chunked"}, {"content-length": "100001"}
+    infer, about = "/v2/models/m/infer", "/v2/models/m"
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway:
+        for path, methods in ((infer, ("PUT", "GET", "DELETE")), (about, ("PUT", "POST", "DELETE"))):
+            for method in methods:
+                for headers in ({}, of_unknown_length, too_large):
+                    assert ask(gateway, method, path, None, headers)[0] == 405, (method, path, headers)
+        for path in (about, "/v2"):
+            assert ask(gateway, "GET", path, None, of_unknown_length)[0] == 411
+            assert ask(gateway, "GET", path, None, too_large)[0] == 413
+            assert ask(gateway, "GET", path)[0] == ask(gateway, "HEAD", path)[0] == 200
 
 
 @needs_haproxy

@@ -33,6 +33,7 @@ LONG = 4096
 LAYERS = 2
 
 CLASSES = Classification(("negative", "positive"))
+PAIRS = Classification(("negative", "positive"), paired=True)
 SPANS = QuestionAnswering(max_answer_tokens=4, stride=4)
 TAGS = TokenClassification(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
 VECTORS = Embedding(size=3)
@@ -134,7 +135,7 @@ def take_out_of_service(public: Path, version: int) -> None:
         shutil.rmtree(model / str(version))
 
 
-def tiny_text_graph(path: Path) -> Path:
+def tiny_text_graph(path: Path, inputs: Sequence[str] = ("TEXT",)) -> Path:
     """Write a graph with the signature of one that takes text: "w1" is positive."""
     constants: dict[str, npt.NDArray[Any]] = {
         "w1": np.array("w1", object),
@@ -167,7 +168,7 @@ def tiny_text_graph(path: Path) -> Path:
     graph = helper.make_graph(
         nodes,
         "tiny_text",
-        [helper.make_tensor_value_info("TEXT", TensorProto.STRING, ["batch", 1])],
+        [helper.make_tensor_value_info(name, TensorProto.STRING, ["batch", 1]) for name in inputs],
         [
             helper.make_tensor_value_info(name, kind, ["batch", width])
             for name, (kind, width) in kinds.items()

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -232,6 +232,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         resources=needed_resources(entry, limits, report, gpus),
         gateway_image=_image("gateway-image", gateway_image, target),
     )
+    images = [deployment.image, deployment.gateway_image]
     if target is Target.compose:
         publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
         files = compose_files(deployment, publication)
@@ -252,6 +253,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
             )
         if target is Target.kubernetes:
             volume = ModelVolume.parse(model_volume or f"pvc:{deployment.name}-models")
+            if volume.image is not None:
+                images.append(_image("model-volume", volume.image, target))
             files = kubernetes_files(deployment, cluster, volume, _route(gateway, hostname))
         else:
             uri = require_storage_uri(storage_uri or f"pvc://{deployment.name}-models")
@@ -260,7 +263,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
     if target in _ON_CLUSTERS:
-        _warn_of_tags(deployment.image, deployment.gateway_image)
+        _warn_of_tags(images)
     if as_json:
         told = {"limits": asdict(limits), "resources": asdict(deployment.resources)}
         print(json.dumps({"files": list(map(str, written)), **told}, indent=2))
@@ -310,7 +313,7 @@ def _image(option: str, image: str, target: Target) -> str:
     return image
 
 
-def _warn_of_tags(*images: str) -> None:
+def _warn_of_tags(images: Sequence[str]) -> None:
     if movable := [each for each in images if "@" not in each]:
         print(
             f"warning: {' and '.join(movable)} may be another image tomorrow: give the digest, @sha256:…",

@@ -100,13 +100,13 @@ PANELS = (
             f"{{{{model}}}} {title}": f"sum by (model) (rate(sparse_serve_{name}_total{{{_SERVED}}}{_RANGE}))"
             for title, name in (("texts", "texts"), ("of them cut", "truncated"), ("tokens", "tokens"))
         },
-        "Of entries that were exported with --metrics, behind the server-side tokenizer.",
+        "Of entries with a server-side tokenizer; Triton's C++ backend counts none.",
     ),
     Panel(
         "ρ: share of attention weights that are zero, by layer",
         "percentunit",
         {"{{model}} layer {{layer}}": _mean_measure("rho")},
-        "Of entries that were exported with --metrics, behind the server-side tokenizer.",
+        "Of entries with a server-side tokenizer that were exported with --metrics.",
     ),
     Panel(
         "Batch, mean",

@@ -5,9 +5,8 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.repository.config import CONFIG_NAME, read_config, task_names
+from sparse_serve.repository.config import CONFIG_NAME, health_request_of, read_config
 from sparse_serve.repository.entries import Entry
-from sparse_serve.repository.signature import TASK_INPUT
 
 DEFAULT_MAX_BODY = 4 << 20
 """Bytes of a request. The bundled Triton ends at JSON of 5 MB."""
@@ -16,7 +15,6 @@ DEFAULT_QUEUE_TIMEOUT = 2.0
 
 HEALTH_FALL = 2
 _HEALTH_SECONDS = 5.0
-_HEALTH_TEXT = "health check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +68,4 @@ def instances(graph: ModelConfig) -> int:
 
 def health_request(entry: Entry) -> dict[str, Any]:
     """Return the JSON of an inference of one short text, as the entry's HTTP takes it."""
-    config = read_config(entry.path / CONFIG_NAME)
-    texts = {tensor.name: _HEALTH_TEXT for tensor in config.input if not tensor.optional}
-    if tasks := task_names(config):
-        texts[TASK_INPUT] = tasks[0]
-    inputs = [
-        {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [text]} for name, text in texts.items()
-    ]
-    return {"inputs": inputs, "outputs": [{"name": "token_count"}]}
+    return health_request_of(read_config(entry.path / CONFIG_NAME), "token_count")

@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 from sparse_serve.errors import RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME, Device
 from sparse_serve.repository.computing import ALL_CORES, FRONT, Computing
+from sparse_serve.repository.health import Input, health_request
 from sparse_serve.repository.measures import RHO
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, Signature, Tensor
 from sparse_serve.repository.tunable import (
@@ -264,6 +265,15 @@ def task_names(config: ModelConfig) -> list[str]:
     except ValueError:
         return []
     return list(tasks) if isinstance(tasks, dict) else []
+
+
+def health_request_of(config: ModelConfig, output: str | None = None) -> dict[str, Any]:
+    """Return the JSON of an inference by which it is seen that a model answers, see `health_request`."""
+    inputs = [
+        Input(each.name, DataType.Name(each.data_type), tuple(each.dims), each.optional)
+        for each in config.input
+    ]
+    return health_request(inputs, task_names(config), is_batched=config.max_batch_size > 0, output=output)
 
 
 def backend_of(config: ModelConfig) -> str:

@@ -189,8 +189,8 @@ def _is_out_of_service(name: str, served: Set[str]) -> bool:
 
 
 def _shown(path: Path | str) -> str:
-    """Return a path as it stands in one line, whatever is in it."""
-    return str(path) if str(path).isprintable() else ascii(str(path))
+    """Return a path as it stands in one line that somebody reads, whatever is in it."""
+    return f"{str(path) if str(path).isprintable() else ascii(str(path)):.1000}"
 
 
 def _versions(model: Path) -> set[str]:

@@ -37,7 +37,9 @@ from sparse_serve.triton.preflight import (
 )
 from sparse_serve.triton.server import LaunchLine, RepositoryView, Server, ServerOptions
 
-# Nobody needs these over the network; the key that would open them is thrown away.
+# Nobody needs these over the network. The header that opens them has a colon in its name, so that nobody can
+# send it: its value is thrown away, but every user of the machine can read it in the command line.
+_HEADER = "no:header"
 _CLOSED_APIS = ("shared-memory", "model-repository", "trace", "logging")
 _CLOSED_ABROAD = ("model-config", "statistics")
 
@@ -108,7 +110,7 @@ class TritonServer(Server):
         options = self.options
         address = ipv4_address(options.address)
         closed = _CLOSED_APIS if options.is_loopback else (*_CLOSED_APIS, *_CLOSED_ABROAD)
-        key = f"{','.join(closed)}:sparse-serve={secrets.token_hex(16)}"
+        key = f"{','.join(closed)}:{_HEADER}={secrets.token_hex(16)}"
         wanted = [
             ("--model-repository", str(self._overlay if self._is_changed else self.repository)),
             ("--backend-directory", str(self._backends)),

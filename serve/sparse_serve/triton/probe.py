@@ -2,19 +2,14 @@
 
 import http.client
 import json
-import math
-from typing import Any
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.errors import ServerError
-from sparse_serve.repository.config import task_names
-from sparse_serve.repository.signature import TASK_INPUT
-from sparse_serve.repository.warmup import WARMUP_MASK
+from sparse_serve.repository.config import health_request_of
 
 _READY_SECONDS = 2.0
 _SHORTEST_TIMEOUT = 1.0
-_WIRE_NAMES = {DataType.TYPE_STRING: "BYTES"}
 _REFUSED, _BUSY = 400, 503
 
 
@@ -27,9 +22,7 @@ def is_ready(url: str) -> bool:
 
 
 def infer(url: str, model: str, config: ModelConfig, timeout: float, *, may_refuse: bool) -> None:
-    """Have `model` answer one row of zeros, its free axes of length 1 and its attention mask of ones.
-
-    Of several tasks it is asked for the first.
+    """Have `model` answer the row of `health_request`.
 
     With `may_refuse`, a model that calls such a row an invalid argument has answered too.
 
@@ -53,27 +46,13 @@ def require_alive(url: str, model: str, config: ModelConfig, timeout: float) -> 
 
 
 def _ask(url: str, model: str, config: ModelConfig, timeout: float, accepted: tuple[int, ...]) -> None:
-    tasks = task_names(config)
-    needed = [each for each in config.input if not each.optional or (tasks and each.name == TASK_INPUT)]
-    body = {"inputs": [_sample(tensor, config, *tasks[:1]) for tensor in needed]}
-    path = f"/v2/models/{model}/infer"
+    body, path = health_request_of(config), f"/v2/models/{model}/infer"
     try:
         status, answer = _request(url, "POST", path, json.dumps(body), max(timeout, _SHORTEST_TIMEOUT))
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(f"model '{model}' does not answer: {error}") from error
     if status != 200 and status not in accepted:
         raise ServerError(f"model '{model}' does not answer: {' '.join(answer.split())}")
-
-
-def _sample(tensor: ModelInput, config: ModelConfig, task: str = "") -> dict[str, Any]:
-    shape = [1] * (config.max_batch_size > 0) + [1 if dim == -1 else dim for dim in tensor.dims]
-    filler: Any = int(tensor.name == WARMUP_MASK)
-    if tensor.data_type == DataType.TYPE_STRING:
-        filler = task if tensor.name == TASK_INPUT else ""
-    elif tensor.data_type == DataType.TYPE_BOOL:
-        filler = False
-    datatype = _WIRE_NAMES.get(tensor.data_type) or DataType.Name(tensor.data_type).removeprefix("TYPE_")
-    return {"name": tensor.name, "shape": shape, "datatype": datatype, "data": [filler] * math.prod(shape)}
 
 
 def _request(url: str, method: str, path: str, body: str | None, timeout: float) -> tuple[int, str]:
