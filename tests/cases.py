@@ -13,6 +13,9 @@ import numpy.typing as npt
 Scores = Literal["normal", "equal", "peaked", "trained"]
 Element = Literal["float32", "float16", "bfloat16"]
 
+# Names of cases whose numbers 16 bits do not have.
+_FLOAT32_ALONE = ("query_times_scale", "scores_near_lambda")
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -36,6 +39,11 @@ class AttentionCase:
     element: Element = "float32"
     query_size: float = 1.0
     key_size: float = 1.0
+
+    @property
+    def fits_element(self) -> bool:
+        """Whether `element` has the numbers of its queries and keys."""
+        return self.element == "float32" or not self.name.startswith(_FLOAT32_ALONE)
 
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:

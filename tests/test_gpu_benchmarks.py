@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,17 @@ def test_it_is_refused_in_one_line(tmp_path: Path, arguments: list[str], status:
     done = run(*arguments, OUT=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
     assert message in done.stderr
+
+
+def test_the_wheels_bring_the_compiler_that_is_pinned() -> None:
+    """A newer part of it writes what the others do not read."""
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cuda"]
+    packed = (GPU / "requirements.txt").read_text().splitlines()
+    exact = [each for each in pinned if "==" in each]
+    assert len(exact) >= 5
+    assert [each for each in exact if each not in packed] == []
+    names = {re.split("[<>=]", each)[0] for each in pinned}
+    assert names <= {re.split("[<>=]", each)[0] for each in packed}
 
 
 def test_parts_are_held_against_their_sums(tmp_path: Path, module: Any) -> None:

@@ -58,7 +58,7 @@ class Device {
   Device(const char* op, const CudaContext& context) : op_(op), context_(context) {}
 
   int32_t* Scratch(int64_t words) {
-    scratch_.emplace(op_, context_, static_cast<size_t>(words) * sizeof(int32_t));
+    scratch_.emplace(op_, StreamOf(context_), static_cast<size_t>(words) * sizeof(int32_t));
     return static_cast<int32_t*>(scratch_->data());
   }
   void PlanBorders(const AxisPairs& pairs, const Offsets& offsets) {
@@ -90,12 +90,7 @@ class Device {
   }
 
  private:
-  int64_t Multiprocessors() const {
-    int device = 0, count = 0;
-    CheckCuda(op_, cudaGetDevice(&device));
-    CheckCuda(op_, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
-  }
+  int64_t Multiprocessors() const { return DeviceAttribute(op_, cudaDevAttrMultiProcessorCount); }
 
   const char* op_;
   const CudaContext& context_;

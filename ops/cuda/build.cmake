@@ -31,6 +31,7 @@ set(sparse_ops_device_objects "")
 foreach(source
     axis_attention/axis_attention_cuda.cu
     axis_mask/axis_mask_cuda.cu
+    cuda/exports.cu
     softmax_attention/softmax_attention_cuda.cu
     sparsegen_attention/sparsegen_attention_cuda.cu
     sparsegen_lin/sparsegen_lin_cuda.cu)
@@ -40,7 +41,7 @@ foreach(source
   add_custom_command(
       OUTPUT ${object}
       COMMAND ${CMAKE_COMMAND} -E env ${CMAKE_CURRENT_SOURCE_DIR}/cuda/nvcc.sh ${object}.ptxas ${SPARSE_OPS_NVCC}
-          -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 ${sparse_ops_gencode} -Xptxas=-v
+          -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 -lineinfo ${sparse_ops_gencode} -Xptxas=-v
           -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra -Wno-deprecated-gpu-targets
           -I${CMAKE_CURRENT_SOURCE_DIR} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
       DEPENDS ${source} ${sparse_ops_headers} cuda/nvcc.sh

@@ -1,17 +1,64 @@
-// Device memory for one call of a kernel. It comes and goes in the order of ONNX Runtime's stream, from
-// CUDA's own pool: what ONNX Runtime's arena lends to a custom op returns to it once Compute does, while the
+// Device memory for one call of a kernel. It comes and goes in the order of ONNX Runtime's stream, from a
+// pool of CUDA: what ONNX Runtime's arena lends to a custom op returns to it once Compute does, while the
 // kernels are still to run, and another stream may have it then.
 #pragma once
 
-#include "cuda/launch.h"
+#include <map>
+
+#include "cuda/device.h"
 
 namespace sparse_ops {
 namespace cuda {
 
+// One for each device, which keeps what it has had: CUDA's own pool gives all of it back whenever somebody
+// waits for the device, and each call would have it mapped anew. Kernels use it as long as any thread runs,
+// so it is never destroyed.
+class ScratchPools {
+ public:
+  static ScratchPools& Get() {
+    static auto& pools = *new ScratchPools;
+    return pools;
+  }
+
+  cudaMemPool_t OfDevice(const char* op, int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = pools_.find(device);
+    if (found != pools_.end()) return found->second;
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    properties.location.id = device;
+    cudaMemPool_t pool = nullptr;
+    CheckCuda(op, cudaMemPoolCreate(&pool, &properties));
+    uint64_t kept = UINT64_MAX;
+    CheckCuda(op, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+    return pools_[device] = pool;
+  }
+
+  // The most bytes that calls have had at once, over all devices, since this was last asked.
+  uint64_t TakePeak() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t peak = 0;
+    for (const auto& [device, pool] : pools_) {
+      uint64_t own = 0, reset = 0;
+      CheckCuda("scratch", cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &own));
+      CheckCuda("scratch", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &reset));
+      peak += own;
+    }
+    return peak;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, cudaMemPool_t> pools_;
+};
+
 class DeviceScratch {
  public:
-  DeviceScratch(const char* op, const CudaContext& context, size_t bytes) : stream_(StreamOf(context)) {
-    if (bytes > 0) CheckCuda(op, cudaMallocAsync(&data_, bytes, stream_));
+  DeviceScratch(const char* op, cudaStream_t stream, size_t bytes) : stream_(stream) {
+    if (bytes == 0) return;
+    const cudaMemPool_t pool = ScratchPools::Get().OfDevice(op, CurrentDevice(op));
+    CheckCuda(op, cudaMallocFromPoolAsync(&data_, bytes, pool, stream_));
   }
   DeviceScratch(const DeviceScratch&) = delete;
   DeviceScratch& operator=(const DeviceScratch&) = delete;

@@ -2,34 +2,10 @@
 // captured in a CUDA graph.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <cstdint>
-
-#include "runtime/cuda_context.h"
-#include "runtime/status.h"
+#include "cuda/device.h"
 
 namespace sparse_ops {
 namespace cuda {
-
-inline void CheckCuda(const char* op, cudaError_t error) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(Message(op, ": CUDA error ", static_cast<int>(error), ", ",
-                                   cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
-}
-
-inline cudaStream_t StreamOf(const CudaContext& context) {
-  return static_cast<cudaStream_t>(context.stream());
-}
-
-// Bytes of shared memory that one block may have on the current device.
-inline int64_t LargestSharedMemory(const char* op) {
-  int device = 0;
-  int bytes = 0;
-  CheckCuda(op, cudaGetDevice(&device));
-  CheckCuda(op, cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
-}
 
 struct Grid {
   int64_t blocks;
@@ -45,9 +21,8 @@ template <class... Parameters, class... Arguments>
 void LaunchKernel(const char* op, const CudaContext& context, void (*kernel)(Parameters...), const Grid& grid,
                   const Arguments&... arguments) {
   if (grid.blocks == 0) return;
-  if (grid.shared_bytes > 48 * 1024) {
-    CheckCuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(grid.shared_bytes)));
+  if (grid.shared_bytes > kOrdinarySharedMemory) {
+    AllowLargestSharedMemory(op, reinterpret_cast<const void*>(kernel));
   }
   const auto blocks = static_cast<unsigned>(grid.blocks < kMostBlocks ? grid.blocks : kMostBlocks);
   kernel<<<blocks, static_cast<unsigned>(grid.threads), static_cast<size_t>(grid.shared_bytes),

@@ -47,8 +47,8 @@ struct Piece {
   }
 };
 
-// Columns of one row from `first` on; zeros where there is no row (null) and beyond the head. kVector: the
-// head size is a multiple of 8 and rows lie at multiples of 16 bytes.
+// Columns of one row from `first` on; zeros where there is no row (null) and beyond the head. kVector: rows
+// lie at multiples of 16 bytes and are a whole number of these, 8 elements of 16 bits or 4 of float32.
 template <bool kVector, class Element, int kColumns>
 SPARSE_OPS_BOTH void Read(const Element* row, int first, int head_size, Piece<Element, kColumns>* piece) {
   constexpr int kPieceWords = Piece<Element, kColumns>::kWords;

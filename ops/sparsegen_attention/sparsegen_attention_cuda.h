@@ -1,16 +1,14 @@
 // Sparsegen attention of one head's queries, 16 to each warp of a block, in one of three ways by the number
 // of keys:
 //
-//   resident   few keys: their scores are computed once and kept in shared memory, each lane its own;
-//   Newton's
-//              method goes through them, then all values are multiplied.
-//   listed     more keys. Any subset of the keys has a root that is a lower bound of tau, so what is not
-//   above
-//              it is dropped. In 16 bits the first keys are gone through for such a bound; then all keys are,
-//              and what is above stands in lists of candidates, one for each lane and query. At the end only
-//              values of candidates are read.
-//   dense      where a list overflows, as with a large support: as resident, the scores computed anew in each
-//              step.
+// - resident: few keys. Their scores are computed once and kept in shared memory, each lane its own, and
+//   Newton's method goes through them; then all values are multiplied.
+// - listed: more keys. Any subset of the keys has a root that is a lower bound of tau, so what is not above
+//   it is dropped. In 16 bits the first keys are gone through for such a bound; then all keys are, and what
+//   is above stands in lists of candidates, one for each lane and query. At the end only values of candidates
+//   are read.
+// - dense: where a list overflows, as with a large support. As resident, the scores computed anew in each
+//   step.
 //
 // No buffer grows with the number of keys.
 #pragma once
@@ -344,7 +342,7 @@ class SparsegenTile {
       warp.Each([&](int lane) {
         SPARSE_OPS_LANES
         for (int h = 0; h < 2; ++h) {
-          if (IsQuery(warp, lane, h)) rows[lane].CutAt(h, rows[lane].tau[h], launch_.tensors.divisor);
+          rows[lane].CutAt(h, rows[lane].tau[h], launch_.tensors.divisor);
         }
       });
     });

@@ -46,7 +46,8 @@ class CandidateLists {
             ++count;
           }
         }
-        counts[h][lane] = count;
+        // NaN is above any cut, and asked for no more.
+        counts[h][lane] = cut < kInfinity ? count : (*rows)[lane].count[h];
       }
       is_over[lane] = counts[0][lane] > slots_ || counts[1][lane] > slots_;
     });

@@ -21,8 +21,10 @@ struct SparsegenRows {
   }
   SPARSE_OPS_BOTH float Shift(int h) const { return ShiftOf(maximum[h]); }
 
-  // A lower bound of tau gives a cut. Where an infinite score is known nothing but NaN is asked for any more.
+  // A lower bound of tau gives a cut. It stays infinite of what is no query, and once an infinite score is
+  // known, as nothing but NaN comes of it.
   SPARSE_OPS_BOTH void CutAt(int h, float bound, float divisor) {
+    if (cut[h] == kInfinity) return;
     if (maximum[h] > kLargest) {
       nan[h] = true;
       cut[h] = kInfinity;

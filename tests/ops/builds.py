@@ -44,7 +44,7 @@ def compiled(source: str, *flags: str) -> Path:
     folder = build_folder("host_kernels")
     command = [cxx(), *FLAGS, *flags, str(TESTS / source)]
     digest = hashlib.sha256(" ".join(command).encode())
-    for read in sorted([*(PROJECT / "ops").rglob("*.*"), *TESTS.glob("*.cc"), *TESTS.glob("*.h")]):
+    for read in sorted([*(PROJECT / "ops").rglob("*.*"), *TESTS.rglob("*.cc"), *TESTS.rglob("*.h")]):
         digest.update(read.read_bytes())
     path = folder / f"{Path(source).stem}-{digest.hexdigest()[:16]}"
     with FileLock(folder / f"{Path(source).stem}.lock"):

@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,6 +22,9 @@ PRIME = 2**31 - 1
 SHIFT = 1580030168
 
 QUERIES_AT_ONCE = 512
+
+AXIS_TOLERANCE = 1e-5
+"""Of axis attention in float32, of values of ordinary size."""
 
 
 def sparsegen_threshold(z: Array) -> Array:
@@ -74,6 +78,31 @@ def packed_attention(case: AttentionCase, normalizer: str) -> Expected:
     output, least, most = _attend(case, normalizer, np.float64)
     eager, _, _ = _attend(case, normalizer, np.float32)
     return Expected(output, eager, _rounding(case, normalizer), least, most)
+
+
+def gpu_budget(case: AttentionCase, expected: Expected) -> Array:
+    """Return the largest error of each output `(T, H·D)` that a kernel for GPUs is allowed.
+
+    That of float32, and of 16 bits half a step of every weight and of the output.
+    """
+    if case.element == "float32":
+        return np.full_like(expected.output, expected.budget())
+    of_weights = _weight_rounding(case, np.array(max(case.lengths, default=0)))
+    least: Array = expected.budget() + of_weights + _half_step(case) * np.abs(expected.output)
+    return least
+
+
+def _half_step(case: AttentionCase) -> float:
+    """Return what rounding to the case's type does to a number of size 1, at most."""
+    return float(ml_dtypes.finfo(case.element).eps) / 2
+
+
+def _weight_rounding(case: AttentionCase, keys: Array) -> Array:
+    """Return what rounding the weights of so many keys does to an output, at most."""
+    smallest = float(ml_dtypes.finfo(case.element).smallest_subnormal) / 2
+    largest = float(np.max(np.abs(case.inputs()[2]), initial=0))
+    of_weights: Array = (_half_step(case) + smallest * keys) * largest
+    return of_weights
 
 
 def _rounding(case: AttentionCase, normalizer: str) -> float:
@@ -168,6 +197,23 @@ def axis_attention(case: AxisCase) -> AxisExpected:
             output[:, own] = weights @ value[:, begin:end]
     packed = output.transpose(0, 1).reshape(len(rows), attention.num_heads * attention.head_size)
     return AxisExpected(packed.numpy(), allowed.numpy(), least.T.numpy(), most.T.numpy())
+
+
+def axis_gpu_budget(case: AxisCase, expected: AxisExpected) -> Array:
+    """Return the largest error of each output `(T, H·D)` that a kernel for GPUs is allowed.
+
+    What a rounding of float32 scores does, magnified where sparsegen is steep, and of 16 bits half a step of
+    every weight and of the output.
+    """
+    attention = case.attention
+    steepness = 1 - attention.lambd if case.normalizer == "sparsegen" else 1
+    size = max(1.0, attention.scale * attention.head_size**0.5)
+    scores = np.full(expected.output.shape, AXIS_TOLERANCE * size / min(1, steepness))
+    if attention.element == "float32":
+        return scores
+    of_weights = _weight_rounding(attention, expected.allowed[:, None])
+    budgets: Array = scores + of_weights + _half_step(attention) * np.abs(expected.output)
+    return budgets
 
 
 def _masked_weights(scores: Tensor, pairs: Tensor, case: AxisCase) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from axis_cuda_host import axis_attention as attend
@@ -14,22 +13,19 @@ from cuda_host import ELEMENTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_op import Array, axis_inputs, bits, cross_inputs
-from reference import AxisExpected, allowed_pairs, axis_attention, random_key
+from reference import AXIS_TOLERANCE, AxisExpected, allowed_pairs, axis_attention, axis_gpu_budget, random_key
 
 from axis_cases import AXIS_CASES, LOCAL2, MIXED, AxisCase
-from cases import LAMBDAS, PRODUCT_SIZES, AttentionCase, Element
+from cases import LAMBDAS, AttentionCase, Element
 from cross_cases import ASKED, Asked, asked_queries
 
 NORMALIZERS = ("softmax", "sparsegen")
-TOLERANCE = 1e-5
 PACKED = AttentionCase("packed", (1, 0, 17, 70, 33, 1, 3), 2, 32, scores="trained")
-LARGE = {case.name for case in AXIS_CASES if case.name.startswith(tuple(PRODUCT_SIZES))}
 TABLE = [
     pytest.param(case, element, id=f"{case.name}-{element}")
     for case in AXIS_CASES
     for element in ELEMENTS
-    # Of numbers that 16 bits do not have.
-    if element == "float32" or case.name not in LARGE
+    if replace(case.attention, element=element).fits_element
 ]
 
 
@@ -39,31 +35,11 @@ def _kernels() -> None:
     library()
 
 
-def budget(case: AxisCase, expected: AxisExpected) -> Array:
-    """Return the largest error of each output.
-
-    What a rounding of float32 scores does, magnified where sparsegen is steep, and of 16 bits half a step of
-    every weight and of the output.
-    """
-    attention = case.attention
-    steepness = 1 - attention.lambd if case.normalizer == "sparsegen" else 1
-    size = max(1.0, attention.scale * attention.head_size**0.5)
-    scores = np.full(expected.output.shape, TOLERANCE * size / min(1, steepness))
-    if attention.element == "float32":
-        return scores
-    kind = ml_dtypes.finfo(attention.element)
-    step, smallest = float(kind.eps) / 2, float(kind.smallest_subnormal) / 2
-    largest = float(np.max(np.abs(attention.inputs()[2]), initial=0))
-    of_weights = (step + smallest * expected.allowed[:, None]) * largest
-    budgets: Array = scores + of_weights + step * np.abs(expected.output)
-    return budgets
-
-
 def check(case: AxisCase, full_blocks: int = 3) -> AxisExpected:
     expected = axis_attention(case)
     output, support = attend(axis_inputs(case), case, full_blocks=full_blocks)
     assert np.isfinite(output).all()
-    assert (np.abs(output - expected.output) <= budget(case, expected)).all()
+    assert (np.abs(output - expected.output) <= axis_gpu_budget(case, expected)).all()
     assert not output[expected.allowed == 0].any()
     assert (support >= expected.least_support).all()
     assert (support <= expected.most_support).all()
@@ -139,7 +115,7 @@ def test_as_many_random_keys_as_there_may_be(lengths: tuple[int, ...]) -> None:
     every = AxisCase(attention, columns=1)
     output, support = attend(axis_inputs(case), case)
     expected = axis_attention(every)
-    np.testing.assert_allclose(output, expected.output, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(output, expected.output, rtol=0, atol=AXIS_TOLERANCE)
     np.testing.assert_array_equal(support[:, 0], expected.allowed)
 
 

@@ -24,7 +24,7 @@ from cuda_host import (
     sparsegen_lin,
     write_elements,
 )
-from reference import Expected, packed_attention
+from reference import gpu_budget, packed_attention
 from reference import sparsegen_lin as expected_lin
 
 from cases import ATTENTION_CASES, LAMBDAS, AttentionCase, Element
@@ -35,19 +35,12 @@ MIXED = AttentionCase("mixed", (1, 17, 0, 200, 31, 64, 5), 3, 40, scores="traine
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)
 # What takes long, lane after lane, with fewer heads.
 CASES = [replace(case, num_heads=min(case.num_heads, 2)) for case in ATTENTION_CASES]
-# Of float32's numbers alone.
-BEYOND_16_BITS = ("query_times_scale", "scores_near_lambda")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernels() -> None:
     """Skip the file where they are not compiled."""
     library()
-
-
-def exists(case: AttentionCase, element: Element) -> bool:
-    """Return whether a case's queries and keys are numbers that `element` has."""
-    return element == "float32" or not case.name.startswith(BEYOND_16_BITS)
 
 
 def heads_of(case: AttentionCase, normalizer: str) -> Heads:
@@ -63,25 +56,13 @@ def run(
     return attention(case.inputs(), borders, heads_of(case, normalizer), case.element, way, shared_bytes)
 
 
-def budget(case: AttentionCase, expected: Expected) -> Array:
-    """Return the largest error allowed of each output: that of float32, and weights and output in 16 bits."""
-    if case.element == "float32":
-        return np.full_like(expected.output, expected.budget())
-    finfo = ml_dtypes.finfo(case.element)
-    half_step = float(finfo.eps) / 2
-    value = float(np.abs(case.inputs()[2]).max(initial=0))
-    smallest = float(finfo.smallest_subnormal) / 2 * max(case.lengths, default=0)
-    least: Array = expected.budget() + half_step * (np.abs(expected.output) + value) + smallest * value
-    return least
-
-
 def check(
     case: AttentionCase, normalizer: str, way: Way = "launched", shared_bytes: int = SHARED_BYTES
 ) -> None:
     output, *support = run(case, normalizer, way, shared_bytes)
     expected = packed_attention(case, normalizer)
     assert output.shape == expected.output.shape
-    assert (np.abs(output - expected.output) <= budget(case, expected)).all()
+    assert (np.abs(output - expected.output) <= gpu_budget(case, expected)).all()
     assert np.abs(output).max() > 1e-3
     for counts in support:
         assert (counts >= expected.least_support).all()
@@ -92,8 +73,9 @@ def check(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case_table(case: AttentionCase, normalizer: str) -> None:
     for element in ELEMENTS:
-        if exists(case, element):
-            check(replace(case, element=element), normalizer)
+        typed = replace(case, element=element)
+        if typed.fits_element:
+            check(typed, normalizer)
 
 
 @pytest.mark.parametrize("way", ["listed", "dense"])
@@ -103,8 +85,9 @@ def test_case_table(case: AttentionCase, normalizer: str) -> None:
 def test_every_way_of_sparsegen(case: AttentionCase, way: Way) -> None:
     """Lists that overflow, as those of equal scores, become dense."""
     for element in ELEMENTS:
-        if exists(case, element):
-            check(replace(case, element=element), "sparsegen", way)
+        typed = replace(case, element=element)
+        if typed.fits_element:
+            check(typed, "sparsegen", way)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -171,6 +154,68 @@ def test_cross_attention(asked: str, normalizer: str, element: Element) -> None:
         (query[:3], nothing, nothing), (np.array([0, 3]), np.array([0, 0])), heads, element
     ):
         assert not answer.any()
+
+
+MANY_KEYS = (257, 300, 513, 700, 2003)
+
+
+def ask(case: AttentionCase, query: Array, way: Way = "launched") -> list[Array]:
+    """Return what sparsegen attention answers queries of the only sequence of a case."""
+    _, key, value = case.inputs()
+    borders = (np.array([0, len(query)]), case.cu_seqlens)
+    return attention((query, key, value), borders, heads_of(case, "sparsegen"), case.element, way)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("length", MANY_KEYS)
+def test_a_tile_that_is_not_full_answers_as_a_full_one(length: int, element: Element) -> None:
+    """To the bit: rows that are no queries fill no list."""
+    case = AttentionCase("partial", (length,), 1, 64, scores="trained", element=element)
+    query = case.inputs()[0][:256]
+    full, dense = ask(case, query), ask(case, query, "dense")
+    if element != "float32":  # whose weights are rounded where all is dense
+        assert (full[0][:128] != dense[0][:128]).any()
+        assert (full[0][128:] != dense[0][128:]).any()
+    for count in (1, 130):
+        for a, b in zip(ask(case, query[:count]), full, strict=True):
+            np.testing.assert_array_equal(a, b[:count])
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("length", MANY_KEYS)
+def test_keys_that_score_infinity_fill_no_list_of_other_rows(length: int, element: Element) -> None:
+    """Nor of rows that are no queries, to which they are NaN."""
+    case = AttentionCase("infinite", (length,), 1, 16, scores="trained", element=element)
+    query, key, value = case.inputs()
+    query[:, 0] = np.abs(query[:, 0]) + np.float32(0.125)
+    key[::3, 0] = -np.inf
+    heads = heads_of(case, "sparsegen")
+    full, part = (
+        attention((query[:count], key, value), (np.array([0, count]), case.cu_seqlens), heads, element)
+        for count in (128, 5)
+    )
+    assert np.isfinite(full[0]).all()
+    for a, b in zip(part, full, strict=True):
+        np.testing.assert_array_equal(a, b[:5])
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("length", MANY_KEYS[:-1])
+def test_a_query_of_many_keys_does_not_depend_on_its_companions(length: int, element: Element) -> None:
+    """Bit for bit, but where one of them has a large support: then as nearly as all of them are to be."""
+    case = AttentionCase("companions", (length,), 1, 64, scores="trained", element=element)
+    tokens = asked_queries("some", case.cu_seqlens, length).tokens
+    assert len(tokens) > 1
+    query = case.inputs()[0][tokens]
+    found, together = ask(case, query), run(case, "sparsegen")
+    for a, b in zip(found, together, strict=True):
+        np.testing.assert_array_equal(a, b[tokens])
+    output, support = ask(case, np.concatenate([query, np.zeros_like(query[:1])]))
+    assert support[-1, 0] == length
+    expected = packed_attention(case, "sparsegen")
+    allowed = gpu_budget(case, expected)
+    assert (np.abs(output[:-1] - expected.output[tokens]) <= allowed[tokens]).all()
+    np.testing.assert_array_equal(support[:-1], found[1])
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
