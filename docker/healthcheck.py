@@ -56,7 +56,7 @@ def question(entry: Path) -> dict[str, Any]:
     try:
         inputs = [read_input(each) for each in messages(config, "input")]
         is_batched = int(only(config, "max_batch_size", "0")) > 0
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise UnfitError(f"configuration {path} is malformed ({error}): export the entry again") from None
     tasks = task_names(entry / "manifest.json")
     return health_request(inputs, tasks, is_batched=is_batched, output="token_count")

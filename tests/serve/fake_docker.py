@@ -101,7 +101,9 @@ def run(state: Path, options: argparse.Namespace) -> int:
         },
         start_new_session=True,
     )
-    (state / options.name).write_text(str(container.pid))
+    written = state / f".{options.name}"
+    written.write_text(str(container.pid))
+    written.rename(state / options.name)  # whole, for who waits for it
     status = container.wait()
     vanish(state, options.name)
     return status if status >= 0 else 128 - status
