@@ -40,7 +40,8 @@ from sparse_export.encoders.checkpoint import load_config, new_model, save_check
 from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.projected_attention import EXTENSION, ProjectedAttentionSettings, Projections
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.data import read_texts
 from sparse_serve.environment import read_cpu

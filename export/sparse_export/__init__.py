@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
     from sparse_export.encoders.spec import ModelSpec
     from sparse_export.encoders.tokenizer import load_tokenizer
-    from sparse_export.entry import ExportOptions, export_checkpoint
+    from sparse_export.entry import export_checkpoint
+    from sparse_export.export_options import ExportOptions
     from sparse_export.multitask import MultitaskOptions, finetune_tasks, read_task_file
     from sparse_export.pretraining import PretrainOptions, pretrain
     from sparse_export.training import FinetuneOptions, finetune

@@ -1,12 +1,11 @@
 """From a checkpoint to an entry of a model repository, through the parity gate."""
 
 import json
-import math
 import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +28,9 @@ from sparse_export.encoders.tokenizer import (
     stored_truncation_side,
 )
 from sparse_export.entry_graphs import EntryGraphs, Progress, WantedGraphs, make_graphs
-from sparse_export.graph.export import DEFAULT_OPSET, MIN_OPSET, GraphTarget
-from sparse_export.graph.precision import FP32, PRECISIONS, Precision, precision_of
+from sparse_export.export_options import ExportOptions, refuse_of_several, target_cpu_of, target_of
+from sparse_export.graph.export import GraphTarget
+from sparse_export.graph.precision import PRECISIONS
 from sparse_export.graph.text import TextReading, obstacle
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.parity.examples import labelled_examples
@@ -39,30 +39,25 @@ from sparse_export.parity.quality import QualityReport
 from sparse_export.parity.questions import Questions
 from sparse_export.parity.texts import TextParity
 from sparse_export.tasks import model_head
-from sparse_export.tasks.asked import TaskOptions, asked_tasks
+from sparse_export.tasks.asked import asked_tasks
 from sparse_serve import __version__
 from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
-from sparse_serve.processor import has_vnni
-from sparse_serve.repository.computing import ALL_CORES, Computing
-from sparse_serve.repository.entries import (
+from sparse_serve.repository.manifest import (
+    Attention,
+    Manifest,
+    OpLibrary,
+    Versions,
+)
+from sparse_serve.repository.writing import (
     EntrySpec,
     refuse_occupied,
     refuse_other_models,
     validate_name,
     write_entry,
 )
-from sparse_serve.repository.manifest import (
-    Attention,
-    Manifest,
-    OpLibrary,
-    TargetCpu,
-    TokenizerPlace,
-    Versions,
-)
-from sparse_serve.repository.releases import DEFAULT_RELEASE, release
 from sparse_serve.tasks import Embedding, Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
@@ -76,69 +71,6 @@ class Cut(NamedTuple):
 
     max_length: int
     truncation: Truncation
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """What to export, where to, and how it is judged.
-
-    Attributes:
-        checkpoint: a Transformers folder, or the id of a model on the hub.
-        repository: the Triton model repository; made if absent.
-        name: name of the public model.
-        attention: overrides the checkpoint's own attention.
-        task: what is said of the task, beside what the checkpoint says.
-        model_version: Triton's version number of the model.
-        triton: the Triton release that is to serve the entry, such as "26.07".
-        opset: version of the standard ONNX operators.
-        dtype: name of the precision, one of `precision.PRECISIONS`; others are refused.
-        target_cpu: what the processors have that serve an int8 graph; None for VNNI.
-        max_loss: how much int8 may lose of the task's metric on `eval_file`, or without it of the answers to
-            the gate's texts; None for `quality.ACCEPTED_LOSS` and `quality.ACCEPTED_DISAGREEMENT`.
-        max_length: tokens at which texts are cut; None for what the checkpoint's pattern was trained at, or
-            without one for what the encoder has positions for.
-        truncation: which side texts of more tokens lose, or "error" to refuse them; None for the right.
-        max_batch_size: the most rows of one request.
-        computing: what the graph is computed with where it is served; its device is what it is judged on,
-            where that is here.
-        atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
-        eval_file: labelled texts on which the task metrics are compared and recorded.
-        columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
-        texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
-        tokenizer: where texts become tokens, "graph" or "server"; None for the graph where it can be.
-        token_model: write the graph of token ids beside one that takes text.
-        with_baselines: write the dense twins too, from the same weights.
-        metrics: have the server publish what the graph measures of its attention on its metrics port; that
-            is done by a server-side tokenizer.
-        force: replace an existing version.
-        command: the command line to be recorded in the manifest.
-    """
-
-    checkpoint: str
-    repository: Path
-    name: str
-    attention: AttentionSpec | None = None
-    task: TaskOptions = field(default_factory=TaskOptions)
-    model_version: int = 1
-    triton: str = DEFAULT_RELEASE
-    opset: int = DEFAULT_OPSET
-    dtype: str = "fp32"
-    target_cpu: TargetCpu | None = None
-    max_loss: float | None = None
-    max_length: int | None = None
-    truncation: Truncation | None = None
-    max_batch_size: int = 64
-    computing: Computing = ALL_CORES
-    atol: float | None = None
-    eval_file: Path | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    texts_file: Path | None = None
-    tokenizer: TokenizerPlace | None = None
-    token_model: bool = False
-    with_baselines: bool = False
-    metrics: bool = False
-    force: bool = False
-    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,11 +120,11 @@ def export_checkpoint(
         GateError: an ONNX graph differs from torch by more than `atol`.
         RepositoryError: the repository cannot be written or the entry exists.
     """
-    target = _target(options)
+    target = target_of(options)
     _check_destination(options)
     progress("loading the checkpoint")
     tasks = asked_tasks(options.checkpoint, load_config(options.checkpoint), options.task)
-    _refuse_of_several(options, tasks)
+    refuse_of_several(options, tasks)
     data, texts = _labelled_rows(options, answered(tasks)), read_texts(options.texts_file)
     tasks = _read_as(options, tasks, data)
     task = answered(tasks)
@@ -291,7 +223,7 @@ def _reading(
 
 def _wanted_graphs(options: ExportOptions) -> WantedGraphs:
     return WantedGraphs(
-        target_cpu=_target_cpu(options),
+        target_cpu=target_cpu_of(options),
         max_loss=options.max_loss,
         token_model=options.token_model,
         # Of a checkpoint with softmax in the place of its own attention.
@@ -299,17 +231,6 @@ def _wanted_graphs(options: ExportOptions) -> WantedGraphs:
         if options.with_baselines
         else None,
     )
-
-
-def _refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None:
-    """Refuse what is read or written of one task alone."""
-    asked = {"--eval": options.eval_file is not None, "--with-baselines": options.with_baselines}
-    for option, is_given in asked.items():
-        if is_given and len(tasks) > 1:
-            raise OptionError(
-                f"{option} is for one task, and {options.checkpoint} has {', '.join(tasks)}: choose one with "
-                "--single-task, or leave it out"
-            )
 
 
 def _labelled_rows(options: ExportOptions, task: Task) -> TextData | None:
@@ -396,50 +317,6 @@ def _trained_length(options: ExportOptions) -> int | None:
     return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 
-def _target(options: ExportOptions) -> GraphTarget:
-    if options.atol is not None and not 0 < options.atol < math.inf:
-        raise OptionError(f"--atol {options.atol:g} is out of range: a finite number above 0 is needed")
-    served = release(options.triton)
-    precision = precision_of(options.dtype, options.computing.device)
-    _refuse_of_integers(options, precision)
-    target = GraphTarget(
-        options.opset, FP32 if precision.is_quantized else precision, options.computing.device
-    )
-    if not MIN_OPSET <= options.opset <= served.opset:
-        raise OptionError(
-            f"opset {options.opset} is out of range: Triton {served.name} runs ONNX Runtime "
-            f"{served.onnxruntime}, which takes {MIN_OPSET} to {served.opset}; choose one with --opset, or "
-            "a newer --triton"
-        )
-    if target.ir_version > served.ir_version:
-        raise OptionError(
-            f"opset {options.opset} needs ONNX IR {target.ir_version}, but Triton {served.name} takes at "
-            f"most {served.ir_version}: choose a lower --opset"
-        )
-    return target
-
-
-def _target_cpu(options: ExportOptions) -> TargetCpu | None:
-    """Return what a quantized graph is made for; None where none is asked for."""
-    if not PRECISIONS[options.dtype].is_quantized:
-        return None
-    return options.target_cpu or ("vnni" if has_vnni() else "any")
-
-
-def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
-    """Refuse what is said of int8 alone with another precision, or is out of range."""
-    for option, value in {"--target-cpu": options.target_cpu, "--max-loss": options.max_loss}.items():
-        if value is not None and not precision.is_quantized:
-            raise OptionError(f"{option} is for --dtype int8, this is {precision.name}: leave it out")
-    if options.target_cpu == "vnni" and not has_vnni():
-        raise OptionError(
-            "--target-cpu vnni cannot be judged here: this processor has no VNNI, its sums of 8-bit integers "
-            "overflow; export on one that has, or give --target-cpu any"
-        )
-    if options.max_loss is not None and not 0 <= options.max_loss <= 1:
-        raise OptionError(f"--max-loss {options.max_loss:g} is out of range: a share from 0 to 1 is needed")
-
-
 def _check_destination(options: ExportOptions) -> None:
     """Refuse before the long work what `write_entry` would refuse after it."""
     try:
@@ -483,7 +360,7 @@ def _manifest(
         ir_version=target.ir_version,
         dtype=PRECISIONS[options.dtype].name,
         device=target.device,
-        target_cpu=_target_cpu(options),
+        target_cpu=target_cpu_of(options),
         triton_release=options.triton,
         attention=_attention(options, model),
         tasks=dict(tasks),

@@ -10,7 +10,8 @@ from onnx import numpy_helper
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import BF16, FP16
 from sparse_export.parity import questions

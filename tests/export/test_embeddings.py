@@ -11,7 +11,8 @@ import torch
 from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer
 
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.data import read_data, read_texts
 from sparse_serve.op_library import library_path

@@ -15,8 +15,9 @@ import sparse_export.entry_graphs as graphs_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.entry_graphs import BASELINES
+from sparse_export.export_options import ExportOptions
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
 from sparse_serve.op_library import library_path

@@ -19,8 +19,9 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.entry_graphs import BASELINES
+from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.precision import FP16, PRECISIONS
 from sparse_serve.client import Client

@@ -19,7 +19,8 @@ from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.int8 import quantized_columns, quantized_graph
 from sparse_export.parity import quality

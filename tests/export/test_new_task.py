@@ -12,7 +12,8 @@ import sparse_export.tasks
 import sparse_serve.tasks
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.training import FinetuneOptions, finetune
 from sparse_serve.repository.check import Level as Severity
 from sparse_serve.repository.check import check_entry

@@ -16,7 +16,8 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.parity.executions import run_torch
 from sparse_export.training.records import RECORD_NAME
 from sparse_serve.repository.check import Level, check_entry

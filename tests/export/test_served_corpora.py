@@ -17,7 +17,8 @@ from transformers import (
 
 from few_layers import few_layers
 from plain_answers import Plain, ask, entities, tag_margin
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.client import Client
 from sparse_serve.data import read_data

@@ -14,7 +14,8 @@ from few_layers import few_layers
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.training import FinetuneOptions, finetune
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol

@@ -14,7 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import save_checkpoint
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad

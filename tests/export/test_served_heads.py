@@ -22,7 +22,8 @@ from transformers import (
 
 from plain_answers import Plain, ask, entities
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import ExportOptions, export_checkpoint
+from sparse_export.entry import export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError

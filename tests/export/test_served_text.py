@@ -19,7 +19,8 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.errors import RequestError
 from sparse_serve.stub.meter import PUBLISH_SECONDS

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.errors import OptionError

@@ -17,7 +17,8 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.export import _summary
 from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.entry import Exported, ExportOptions, export_checkpoint
+from sparse_export.entry import Exported, export_checkpoint
+from sparse_export.export_options import ExportOptions
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve import Classifier
 from sparse_serve.errors import (

@@ -32,9 +32,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
 from sparse_serve.repository.config import GRAPH_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.repository.signature import text_inputs
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks import DEFAULT_TASK, MultiLabel, Regression, Several, Task
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import RepositoryView, ServerOptions

@@ -30,8 +30,9 @@ from sparse_serve.errors import RepositoryError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, text_graph_config
-from sparse_serve.repository.entries import EntrySpec, find_entries, read_entry, write_entry
+from sparse_serve.repository.entries import find_entries, read_entry
 from sparse_serve.repository.signature import Signature
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks import Classification
 from sparse_serve.triton.container import ContainerServer
 from sparse_serve.triton.launcher import TritonServer

@@ -14,8 +14,8 @@ from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
 from sparse_serve.repository import check, releases
 from sparse_serve.repository.check import Fault, Finding, Level, check_entry, require_no_error
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import Attention, OpLibrary
+from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
 

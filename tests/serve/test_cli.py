@@ -18,7 +18,7 @@ from sparse_serve.cli import app, run
 from sparse_serve.cli import classify as classify_command
 from sparse_serve.cli.options import CONTEXT, Verbose, read_size
 from sparse_serve.errors import GateError, OptionError
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 
 MakeSpec = Callable[..., EntrySpec]

@@ -29,8 +29,8 @@ from sparse_serve.profiling import memory, subjects
 from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.report import read_report
 from sparse_serve.profiling.subjects import Place
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import container as container_module
 from sparse_serve.triton.container import (
     DEFAULT_IMAGE,

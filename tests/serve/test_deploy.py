@@ -16,7 +16,7 @@ from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.errors import SparseServeError
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
 Run = Callable[..., tuple[int, str, str]]

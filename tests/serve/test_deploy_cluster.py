@@ -21,7 +21,7 @@ from sparse_serve.cli import app, run
 from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
 from sparse_serve.profiling.report import Variant
 from sparse_serve.repository.computing import Computing
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
 Run = Callable[..., tuple[int, str, str]]

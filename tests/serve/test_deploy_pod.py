@@ -28,7 +28,7 @@ from tiny_entry import DOCKER
 
 from sparse_serve.cli import app, run
 from sparse_serve.deploy.gateway import CONFIG
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.installation import backend_directory, find_triton
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ from image_runs import FAKE_TRITON, entrypoint
 from tiny_entry import PAIRS, SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.releases import DEFAULT_RELEASE
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import probe
 from sparse_serve.triton.container import LIBRARY_LABEL
 from sparse_serve.triton.installation import TEXT_BACKEND_MODULES, backend_directory, find_triton

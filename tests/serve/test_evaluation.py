@@ -13,7 +13,8 @@ from sparse_serve.errors import DataError
 from sparse_serve.metrics import squad_metrics
 from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.rows import Span
 from sparse_serve.tasks import MultiLabel
 from sparse_serve.triton.launcher import TritonServer

@@ -30,7 +30,8 @@ from sparse_serve.deploy.gateway import Gateway
 from sparse_serve.deploy.limits import Limits, health_request
 from sparse_serve.errors import RequestError
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from wall_clock import WallClock

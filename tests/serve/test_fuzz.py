@@ -36,7 +36,8 @@ from tritonclient.utils import InferenceServerException
 from sparse_serve.classifier import Classifier
 from sparse_serve.deploy.gateway import Gateway
 from sparse_serve.deploy.limits import Limits, health_request
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks.encoding import encode_cut, graph_inputs, load_tokenizer
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions

@@ -29,7 +29,7 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import check_entry
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.preflight import servable_models
 
 MakeSpec = Callable[..., EntrySpec]

@@ -33,7 +33,8 @@ from tritonclient.utils import InferenceServerException
 
 from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
 from sparse_serve.deploy.limits import Limits, health_request
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import claim_ports
 

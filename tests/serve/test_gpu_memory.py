@@ -27,7 +27,8 @@ from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.subjects import Place, find_subjects, serving
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME, read_config
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.server import ServerOptions
 
 LOG = """

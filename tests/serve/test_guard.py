@@ -11,7 +11,7 @@ import psutil
 import pytest
 from serving import addresses, alive, leftovers, serve, wait_for
 
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import guard
 
 TOKEN = "01234567"

@@ -18,8 +18,8 @@ from serving import alive, leftovers, serve, wait_for
 from sparse_serve import op_library
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import installation, preflight, probe
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.launcher import TritonServer

@@ -18,9 +18,9 @@ from tokenizers import normalizers
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.config import CONFIG_NAME, graph_config, read_config, to_text
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.signature import graph_signature
 from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.stub import turns
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.stub.turns import CROWD

@@ -41,8 +41,9 @@ from sparse_serve.profiling.report import (
 from sparse_serve.profiling.subjects import find_subjects, graph_shape, weight_bytes
 from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
 from sparse_serve.repository.config import GRAPH_NAME
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import Attention
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
 
 MakeSpec = Callable[..., EntrySpec]

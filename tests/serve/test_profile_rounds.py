@@ -43,7 +43,8 @@ from sparse_serve.profiling.workload import (
     read_token_counts,
     recorded_workload,
 )
-from sparse_serve.repository.entries import TOKENIZER_NAME, EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MS = 1_000_000
 

@@ -13,7 +13,8 @@ import triton_stub as stub
 
 from sparse_serve.data import TextData
 from sparse_serve.repository.check import Level, check_entry
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.rows import RowFormat, TextRows
 from sparse_serve.tasks import TASKS, Columns, EncodedText, OutputTensor, Task
 from sparse_serve.triton.preflight import servable_models

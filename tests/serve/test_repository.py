@@ -14,17 +14,15 @@ from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME, LABELS_NAME, graph_name, read_config
 from sparse_serve.repository.entries import (
     BASELINES_NAME,
-    EntrySpec,
     find_entries,
     find_models,
     overlay_repository,
     read_entry,
-    validate_name,
-    write_entry,
 )
 from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
 from sparse_serve.repository.tunable import THREADS_PARAMETER
+from sparse_serve.repository.writing import EntrySpec, validate_name, write_entry
 from sparse_serve.tasks import Classification, Regression
 
 MakeSpec = Callable[..., EntrySpec]
@@ -310,7 +308,7 @@ def test_an_interrupted_preparation_leaves_nothing(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sparse_serve.repository.entries.file_digest", interrupt)
+    monkeypatch.setattr("sparse_serve.repository.writing.file_digest", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_entry(tmp_path / "models", make_spec())
     assert not contents(tmp_path)

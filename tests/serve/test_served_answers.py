@@ -11,7 +11,7 @@ from tiny_entry import MAX_LENGTH, SPANS, TAGS, VECTORS, WORDS
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.repository.entries import EntrySpec
+from sparse_serve.repository.writing import EntrySpec
 from sparse_serve.tasks.encoding import graph_inputs
 from sparse_serve.triton.launcher import TritonServer
 from stock_client import Array, infer

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from sparse_serve.client import Client
 from sparse_serve.profiling.workload import Tokens
-from sparse_serve.repository.entries import EntrySpec
+from sparse_serve.repository.writing import EntrySpec
 from sparse_serve.stub.meter import PUBLISH_SECONDS
 from sparse_serve.triton.launcher import TritonServer
 

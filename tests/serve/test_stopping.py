@@ -18,7 +18,7 @@ from serving import addresses, leftovers, pending, serve, wait_for
 from tritonclient import grpc as triton_grpc
 
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.connections import end_receiving
 
 SLOW_CONFIG = """backend: "python"

@@ -18,8 +18,8 @@ from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import check_entry
 from sparse_serve.repository.config import CONFIG_NAME
-from sparse_serve.repository.entries import EntrySpec, write_entry
 from sparse_serve.repository.manifest import OpLibrary
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.container import ContainerServer
 from sparse_serve.triton.preflight import remove_compiled_fronts, servable_models
 from sparse_serve.triton.server import ServerOptions

@@ -20,8 +20,9 @@ from tritonclient.utils import InferenceServerException
 from sparse_serve.errors import RepositoryError, TaskError
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, read_config
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import Manifest
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks import TASK_IDS, Classification, Several
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer
 from sparse_serve.triton.launcher import TritonServer

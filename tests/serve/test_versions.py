@@ -19,7 +19,8 @@ from tiny_entry import WORDS, tiny_graph
 
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol
-from sparse_serve.repository.entries import EntrySpec, read_entry, write_entry
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks import Regression
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import claim_ports

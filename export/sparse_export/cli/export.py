@@ -300,7 +300,8 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
     every text (exit status 3 otherwise), and appears whole or not at all.
     """
     load_model_side(verbose=verbose)
-    from sparse_export.entry import ExportOptions, export_checkpoint  # noqa: PLC0415
+    from sparse_export.entry import export_checkpoint  # noqa: PLC0415
+    from sparse_export.export_options import ExportOptions  # noqa: PLC0415
     from sparse_export.tasks.asked import TaskOptions  # noqa: PLC0415
 
     columns = {"text": text_column, "text_pair": text_pair_column, "label": label_column}

@@ -29,7 +29,8 @@ from sparse_serve.deploy.limits import (
 )
 from sparse_serve.deploy.resources import needed_resources
 from sparse_serve.errors import OptionError
-from sparse_serve.repository.entries import Entry, read_entry, repository_path, validate_name
+from sparse_serve.repository.entries import Entry, read_entry, repository_path
+from sparse_serve.repository.writing import validate_name
 from sparse_serve.triton.container import DEFAULT_IMAGE
 from sparse_serve.triton.preflight import ipv4_address
 

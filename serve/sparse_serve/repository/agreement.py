@@ -15,13 +15,14 @@ from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import (
     CONFIG_NAME,
     METRICS_PARAMETER,
+    config_of_graph,
     fixed_parameters,
     graph_config,
     parameters,
     public_config,
     read_config,
 )
-from sparse_serve.repository.entries import Entry, config_of_graph
+from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.legacy import legacy_config
 from sparse_serve.repository.signature import Signature, signature_in
 from sparse_serve.repository.tunable import (

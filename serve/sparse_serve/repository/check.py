@@ -21,20 +21,26 @@ from sparse_serve.op_library import (
 from sparse_serve.processor import vnni_warning
 from sparse_serve.repository import contents
 from sparse_serve.repository.agreement import batch_faults, config_faults, wanted_public_config
-from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, LABELS_NAME, device_of, read_config
-from sparse_serve.repository.entries import (
-    BASELINES_NAME,
-    TOKENIZER_NAME,
-    Entry,
+from sparse_serve.repository.config import (
+    CONFIG_NAME,
+    GRAPH_NAME,
+    LABELS_NAME,
     config_of_graph,
-    read_entry,
-    uses_op_library,
-    versions,
+    device_of,
+    read_config,
 )
+from sparse_serve.repository.entries import BASELINES_NAME, TOKENIZER_NAME, Entry, read_entry, versions
 from sparse_serve.repository.manifest import Manifest
 from sparse_serve.repository.measures import AXES
 from sparse_serve.repository.releases import DEFAULT_RELEASE, Release, release
-from sparse_serve.repository.signature import Signature, graph_dtype, graph_signature, load_graph, nested
+from sparse_serve.repository.signature import (
+    Signature,
+    graph_dtype,
+    graph_signature,
+    load_graph,
+    nested,
+    uses_op_library,
+)
 from sparse_serve.tasks.encoding import load_tokenizer
 
 

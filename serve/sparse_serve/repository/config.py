@@ -12,6 +12,7 @@ from sparse_serve.errors import RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME, Device
 from sparse_serve.repository.computing import ALL_CORES, FRONT, Computing
 from sparse_serve.repository.health import Input, health_request
+from sparse_serve.repository.manifest import Manifest
 from sparse_serve.repository.measures import RHO
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, Signature, Tensor
 from sparse_serve.repository.tunable import (
@@ -165,6 +166,43 @@ def text_graph_config(
             tensor.label_filename = LABELS_NAME
     for key, value in {**_told(tasks, max_length, truncation), **_text_limits(task)}.items():
         config.parameters[key].string_value = value
+    return config
+
+
+def config_of_graph(
+    name: str,
+    signature: Signature,
+    manifest: Manifest,
+    *,
+    public: str,
+    max_batch_size: int = 64,
+    op_library: bool = True,
+    computing: Computing = ALL_CORES,
+) -> ModelConfig:
+    """Return the configuration of the model `name` of an entry, whose public one is `public`.
+
+    It is a graph: of token ids, with `op_library` where it has nodes of it, or one that takes text.
+    """
+    if signature.takes_text:
+        config = text_graph_config(
+            name,
+            signature,
+            tasks=manifest.tasks,
+            max_length=manifest.max_length,
+            truncation=manifest.truncation,
+            max_batch_size=max_batch_size,
+            computing=computing,
+            is_twin=name != public,
+        )
+    else:
+        config = graph_config(
+            name,
+            signature,
+            max_length=manifest.max_length,
+            max_batch_size=max_batch_size,
+            op_library=op_library,
+            computing=computing,
+        )
     return config
 
 

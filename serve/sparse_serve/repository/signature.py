@@ -8,6 +8,7 @@ import onnx
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from sparse_serve.errors import RepositoryError, in_brief
+from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.manifest import Dtype
 from sparse_serve.repository.measures import AXES, MEASURES, RHO
 from sparse_serve.tasks import TASK_IDS, Several, Task
@@ -178,6 +179,12 @@ def graph_dtype(model: onnx.ModelProto) -> Dtype:
         onnx.TensorProto.FLOAT16: "fp16",
     }
     return next((name for kind, name in kinds.items() if kind in types), "fp32")
+
+
+def uses_op_library(model: onnx.ModelProto) -> bool:
+    """Return whether the graph has nodes of the op library's domain."""
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    return any(node.domain == DOMAIN for body in bodies for node in nested(body))
 
 
 def nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
