@@ -293,7 +293,10 @@ def _take_scratch_peak() -> int:
     """Return the most bytes that our kernels have had for themselves at once since this was last asked."""
     take = ctypes.CDLL(str(verify_library("cuda"))).SparseOpsTakeScratchPeak
     take.restype = ctypes.c_int64
-    return int(take())
+    peak = int(take())
+    if peak < 0:
+        raise RuntimeError("CUDA does not say how much memory our kernels have had")
+    return peak
 
 
 def free_memory(device: Device) -> None:
