@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sparse_serve.errors import DeviceError
 
 ROOT = Path(__file__).parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -70,10 +73,92 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
         (op, dtype) for op in ops for dtype in ("float32", "float16", "bfloat16")
     }
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "| AxisCrossAttention | bfloat16 | 2 | 2 | – |" in page
+    assert "| AxisCrossAttention | bfloat16 | 4 | 4 | – |" in page
     assert "None yet." not in page
     row = rf"^\| `ssaf_bert_base_np` \| \S+ \| 0 \| {re.escape(ended['ssaf_bert_base_np'])} \|$"
     assert re.search(row, page, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_every_problem_has_an_answer_within_its_budget(tmp_path: Path) -> None:
+    """That of a processor, whose arithmetic is nearer to float64; of the longest problems it would take long."""
+    output = tmp_path / "correctness.csv"
+    asked = [str(GPU / "correctness.py"), "--device", "cpu", "--max-tokens", "900", "--output", str(output)]
+    done = subprocess.run([sys.executable, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    with output.open() as file:
+        cases = {(line["op"], line["dtype"], line["case"]) for line in csv.DictReader(file)}
+    assert len(cases) > 1000
+    for case in ("listed_600_128_equal", "hostile_550", "no_tokens", "borders_0_50_40_70"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            assert ("SparsegenAttention", dtype, case) in cases
+    assert ("AxisCrossAttention", "float16", "aaa_512_sparsegen") in cases
+    large = {(op, dtype) for op, dtype, case in cases if case.startswith("query_times_scale")}
+    assert {dtype for _, dtype in large} == {"float32"}
+
+
+def test_each_kernel_is_profiled_at_each_length(tmp_path: Path) -> None:
+    """Whole calls of it, by a profiler that writes down what it is asked for."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/asked"\n')
+    ncu.chmod(0o755)
+    done = run("--dry-run", "profiles", OUT=str(tmp_path / "out"), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    wanted = r"regex:\^\((\w+)\|PlanBorders\|PlanSequences\)Kernel\$ --launch-skip (\d+) --launch-count (\d+) "
+    found = [
+        re.search(wanted + r".*--only (\w+) --length (\d+) ", line)
+        for line in (tmp_path / "asked").read_text().splitlines()
+    ]
+    assert [each and each.groups() for each in found] == [
+        (op, str(3 * launches), str(launches), op, length)
+        for op, launches in (("SparsegenAttention", 3), ("AxisAttention", 3), ("SoftmaxAttention", 1))
+        for length in ("16", "32")
+    ]
+
+
+def test_what_a_function_computes_is_not_taken_for_our_kernel(module: Any) -> None:
+    sessions = module("sessions")
+    feeds = {"scores": sessions.torch.zeros(2, 3)}
+    graph = sessions.op_model("SparsegenLin", feeds, has_function=True, lambd=-4.0)
+    sessions.Session(graph, "cpu", ours=["SparsegenLin"])
+    message = "SparsegenLin is computed by its function where CPUExecutionProvider was asked for"
+    with pytest.raises(DeviceError, match=message):
+        sessions.Session(graph, "cpu", has_library=False, ours=["SparsegenLin"])
+
+
+def test_runs_are_timed_behind_a_queue_that_is_full(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what the host takes for a launch is no part of it."""
+    sessions = module("sessions")
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("event")
+
+        def synchronize(self) -> None:
+            told.append("wait")
+
+        def elapsed_time(self, _end: "Event") -> float:
+            return 30.0
+
+    monkeypatch.setattr(sessions.torch.cuda, "Event", Event)
+    monkeypatch.setattr(sessions.torch.cuda, "_sleep", lambda _cycles: told.append("sleep"))
+    assert sessions._event_seconds(lambda: told.append("run"), 3, 1e-5) == pytest.approx(0.01)
+    assert told == ["sleep", "event", "run", "run", "run", "event", "wait"]
+
+
+def test_lines_are_written_as_they_come(tmp_path: Path, module: Any) -> None:
+    path = tmp_path / "out" / "lines.csv"
+
+    def lines() -> Iterator[dict[str, int]]:
+        yield {"a": 1}
+        assert path.read_text() == "a\n1\n"
+        yield {"a": 2}
+
+    assert module("sessions").write_csv(path, lines()) == [{"a": 1}, {"a": 2}]
 
 
 def test_a_step_waits_for_what_is_not_in_its_folders(tmp_path: Path) -> None:
@@ -153,6 +238,18 @@ def test_the_pages_roofline_is_what_the_script_computes(module: Any) -> None:
         assert roofline.replaced(page, name, text) == page
 
 
+def test_the_roofline_counts_full_rows_and_chunks_as_the_kernels_do(module: Any) -> None:
+    roofline = module("roofline")
+    headers = "".join(path.read_text() for path in (ROOT / "ops").rglob("*_cuda.h"))
+    headers += (ROOT / "ops" / "cuda" / "execution.h").read_text()
+    named = {"kChunkKeys": roofline.CHUNK, "kWarpQueries": roofline.CHUNK, "kSharedRows": roofline.SHARED_ROWS}
+    for name, counted in named.items():
+        assert re.findall(rf"constexpr \w+ {name} = (\d+);", headers) == [str(counted)]
+    few, many = (roofline.axis(1000, rows=rows, columns=0) for rows in (0.064, 0.065))
+    read = roofline.BATCH * roofline.HEADS * 2 * roofline.HEAD_SIZE * roofline.ELEMENT_BYTES
+    assert (few.l2 - many.l2) / read == 4 * 1000 - 2 * 1000  # blocks of 16 rows, of 64
+
+
 def test_the_ledger_tells_goals_that_are_met_from_others(tmp_path: Path, module: Any) -> None:
     ledger, speeds = module("ledger"), {"SparsegenAttention": 1.0, "sdpa_flash": 1.4, "adasplash_alpha2": 9.0}
     columns = "variant,length,dtype,best_ms,extra_bytes,eager_score_bytes,gpu,cpu,driver,cuda"
@@ -160,9 +257,11 @@ def test_the_ledger_tells_goals_that_are_met_from_others(tmp_path: Path, module:
         f"{name},1024,bfloat16,{speed},{int(speed * 100)},10000,NVIDIA H200,,580,13.0"
         for name, speed in speeds.items()
     ]
+    lines.append("SparsegenAttention,128,bfloat16,1.0,9000,10000,NVIDIA H200,,580,13.0")
     (tmp_path / "op_speed.csv").write_text("\n".join([columns, *lines]) + "\n")
     told = ledger.results(tmp_path)
     assert "On NVIDIA H200 580 13.0." in told
     assert "| SparsegenAttention | adasplash_alpha2 | 1,024 | 10x | 9.00x | no |" in told
     assert "| 1,024 | 1.3x | 1.40x | yes |" in told
     assert "| SparsegenAttention | bfloat16 | 1,024 | 100 | 1.00% | yes |" in told
+    assert "| SparsegenAttention | bfloat16 | 128 | 9000 | 90.00% | – |" in told

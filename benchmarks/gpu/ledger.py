@@ -22,7 +22,7 @@ GOALS: tuple[tuple[str, tuple[str, ...], dict[int, float]], ...] = (
     ("SparsegenAttention", DENSE, {512: 1.0, 1024: 1.3, 2048: 1.3, 4096: 1.3, 8192: 1.3}),
     ("AxisAttention", DENSE, {512: 2.0, 2048: 6.0, 8192: 15.0}),
 )
-MOST_MEMORY = 0.02  # of eager's scores
+MOST_MEMORY, LEAST_JUDGED = 0.02, 512  # of eager's scores, from so many tokens on
 
 
 def read(path: Path) -> list[Line]:
@@ -63,10 +63,9 @@ def memory(lines: list[Line]) -> Iterator[list[str]]:
     yield ["op", "dtype", "L", "bytes", "of eager's scores", f"at most {MOST_MEMORY:.0%}"]
     for line in lines:
         if line["variant"] in ("SparsegenAttention", "AxisAttention") and line["extra_bytes"]:
-            share = int(line["extra_bytes"]) / int(line["eager_score_bytes"])
-            met = "yes" if share <= MOST_MEMORY else "no"
-            name, length = line["variant"], f"{int(line['length']):,}"
-            yield [name, line["dtype"], length, line["extra_bytes"], f"{share:.2%}", met]
+            length, share = int(line["length"]), int(line["extra_bytes"]) / int(line["eager_score_bytes"])
+            met = "–" if length < LEAST_JUDGED else "yes" if share <= MOST_MEMORY else "no"
+            yield [line["variant"], line["dtype"], f"{length:,}", line["extra_bytes"], f"{share:.2%}", met]
 
 
 def models(lines: list[Line]) -> Iterator[list[str]]:

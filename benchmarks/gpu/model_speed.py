@@ -23,6 +23,7 @@ from sessions import (
     extra_memory,
     free_memory,
     loaded,
+    own_ops,
     time_runs,
     write_csv,
 )
@@ -79,16 +80,16 @@ def main(
     """Export each model, measure it and its twins, and write a line for each."""
     own: Device = "cuda" if device == "cuda" else "cpu"
     here = environment(own)
-    found = []
-    for each in KINDS:
-        if kind and each.name not in kind:
-            continue
-        entry = exported(each, work, own, toy=toy)
-        for variant, graph in graphs(entry).items():
-            for line in lines(graph, own, toy=toy):
-                found.append({"model": each.name, "variant": variant} | line | here)
-                print(*list(found[-1].values())[:9], flush=True)
-    write_csv(output, found)
+    kinds = [each for each in KINDS if not kind or each.name in kind]
+    write_csv(output, (line | here for each in kinds for line in model_lines(each, work, own, toy=toy)))
+
+
+def model_lines(kind: Kind, work: Path, device: Device, *, toy: bool) -> Iterator[dict[str, Any]]:
+    for variant, graph in graphs(exported(kind, work, device, toy=toy)).items():
+        for figures_of in lines(graph, device, toy=toy):
+            line = {"model": kind.name, "variant": variant} | figures_of
+            print(*list(line.values())[:9], flush=True)
+            yield line
 
 
 def exported(kind: Kind, work: Path, device: Device, *, toy: bool) -> Path:
@@ -126,9 +127,10 @@ def graphs(entry: Path) -> dict[str, Path]:
 
 
 def lines(graph: Path, device: Device, *, toy: bool) -> Iterator[dict[str, Any]]:
-    names = [each.name for each in loaded(graph).graph.input]
-    outputs = {each.name: each.type.tensor_type.shape.dim for each in loaded(graph).graph.output}
-    session = Session(str(graph), device)
+    model = loaded(graph).graph
+    names = [each.name for each in model.input]
+    outputs = {each.name: each.type.tensor_type.shape.dim for each in model.output}
+    session = Session(str(graph), device, ours=own_ops(model))
     for length in (16,) if toy else LENGTHS:
         for batch in (2,) if toy else BATCHES:
             for lengths in ("full", "mixed") if batch > 1 else ("full",):
@@ -149,19 +151,20 @@ def figures(
     device: Device,
     seconds: float,
 ) -> dict[str, Any]:
-    """Return times, texts a second, and the memory that the GPU had less of since the batch before."""
+    """Return times, texts a second, and the memory that the GPU had less of since the batch before.
+
+    Of the first batch that is also what is loaded once.
+    """
     run = session.bound(feeds, room)
     memory = extra_memory(run, device)
-    best, median, runs = time_runs(run, device, seconds)
+    found = time_runs(run, device, seconds)
     free_memory(device)
     first = next(iter(feeds.values()))
     return {
         "tokens": int(feeds["attention_mask"].sum()),
-        "best_ms": round(best * 1e3, 4),
-        "median_ms": round(median * 1e3, 4),
-        "texts_per_second": round(len(first) / median, 1),
-        "runs": runs,
-        "extra_bytes": "" if memory is None else memory,
+        **found.columns(),
+        "texts_per_second": round(len(first) / found.median, 1),
+        "extra_bytes": "" if memory is None else memory.taken,
     }
 
 

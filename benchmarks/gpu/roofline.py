@@ -12,6 +12,7 @@ measured to be, which has the same products.
 """
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,6 +150,10 @@ SLOTS = 22  # of a list of candidates
 DENSE, SCORE, STEP, WEIGH, LIST, CANDIDATE = 24.0, 8.0, 5.3, 11.0, 9.8, 7.0
 # And of a query: the root over the classes, that over its candidates, one candidate's values.
 CLASSES, CANDIDATES, VALUES = 1900.0, 1300.0, 350.0
+# AxisAttention: queries of a warp and slots of keys that it multiplies them with; up to how many full rows of a
+# sequence a block has so few, in the place of TILE; what its four warps tell each other.
+CHUNK, SHARED_ROWS = 16, 64
+PARTS = 4 * (CHUNK * HEAD_SIZE + 4 * 32) * 4
 
 
 def fragments(tile: int = TILE) -> float:
@@ -217,24 +222,33 @@ def sparsegen(length: int) -> Work:
     )
 
 
-def axis(length: int, rows: float = 0.01, columns: float = 0.02, band: int = 5) -> Work:
-    """AxisAttention as its paper's models have it: 1 % of rows, 2 % of columns, a local pattern of 2."""
-    keys = columns * length + band
-    pairs = BATCH * HEADS * length * (keys + rows * length)
-    padded = -(-keys // 8) * 8  # columns are gathered by eights for the tensor cores
-    full = BATCH * HEADS * rows * length * length
-    products = BATCH * HEADS * length * padded + full
+def axis(length: int, rows: float = 0.01, columns: float = 0.02, reach: int = 2) -> Work:
+    """AxisAttention as its paper's models have it: 1 % of rows, 2 % of columns, a local pattern of 2.
+
+    Keys on columns are read once for the four warps of a block, by the others from the first cache; those of
+    the band by each for its own queries. A block of full rows reads all keys of its sequence.
+    """
+    heads, on, full = float(BATCH * HEADS), columns * length, math.ceil(rows * length)
+    band = CHUNK + 2 * reach
+    full_tile = CHUNK if full <= SHARED_ROWS else TILE
+    read = -(-length // TILE) * on + -(-length // CHUNK) * band + -(-full // full_tile) * length
+    products = heads * length * (chunked(on) + chunked(band) + chunked(full))
     return Work(
         memory=tensors(length),
-        l2=reread(length, keys)
-        + BATCH * HEADS * -(-rows * length // TILE) * 2.0 * length * HEAD_SIZE * ELEMENT_BYTES,
+        l2=tensors(length) + heads * read * 2.0 * HEAD_SIZE * ELEMENT_BYTES,
         tensor=4.0 * HEAD_SIZE * products,
-        instructions=5 * pairs + BATCH * length,
+        instructions=5 * products + BATCH * length,
         registers=153,
-        exponentials=pairs,
+        exponentials=products,
+        # From the first cache, which is the memory that blocks share.
         shared=fragments() * products,
-        shared_per_block=STAGES,
+        shared_per_block=PARTS,
     )
+
+
+def chunked(keys: float) -> float:
+    """Return the slots of so many keys: a warp multiplies its queries with a chunk of them at a time."""
+    return -(-keys // CHUNK) * CHUNK
 
 
 KERNELS: Mapping[str, Callable[[int], Work]] = {

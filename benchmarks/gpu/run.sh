@@ -22,7 +22,7 @@ here=benchmarks/gpu
 # Name and minutes of each step, in the order in which they are worth most. Those of the paper-size runs are
 # estimates for an H200 from their steps; DATA and weights must be on the machine.
 steps=(
-    "unpack 3" "build 4" "correctness 6" "sanitizer 15" "op_speed 12" "model_speed 12" "profiles 6"
+    "unpack 3" "build 4" "correctness 8" "sanitizer 30" "op_speed 12" "model_speed 12" "profiles 8"
     "ssaf_bert_base_np 240" "ssaf_bert_base 240" "aaa_bert_base 480" "pal_bert_base 300"
 )
 
@@ -118,16 +118,25 @@ model_speed() {
         --output "$OUT/model_speed.csv"
 }
 
+# The fourth call of each kernel at each length: the first loads its code. A call of SparsegenAttention launches a
+# kernel for each number of keys that a sequence may have, one of AxisAttention plans before.
 profiles() {
     if ! command -v ncu >/dev/null; then
         waits "ncu is not on PATH (it comes with the CUDA toolkit); its counters may need rights"
         return
     fi
-    local op
+    local op length launches lengths=(512 4096)
+    ! $dry_run || lengths=(16 32)
     for op in SparsegenAttention AxisAttention SoftmaxAttention; do
-        ncu --set full --launch-skip 3 --launch-count 3 --force-overwrite --export "$OUT/$op" \
-            "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --only $op --length 512 --length 4096 \
-            --dtype bfloat16 --output "$OUT/profile_$op.csv" || return 1
+        launches=3
+        [[ $op != SoftmaxAttention ]] || launches=1
+        for length in "${lengths[@]}"; do
+            ncu --set full --import-source yes --kernel-name "regex:^(${op}|PlanBorders|PlanSequences)Kernel$" \
+                --launch-skip $((3 * launches)) --launch-count $launches \
+                --force-overwrite --export "$OUT/${op}_$length" \
+                "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --only $op --length "$length" \
+                --dtype bfloat16 --output "$OUT/profile_${op}_$length.csv" || return 1
+        done
     done
 }
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pynvml
 
-from sparse_serve.errors import DeviceError, first_line
+from sparse_serve.errors import DeviceError, OpLibraryError, first_line
 from sparse_serve.nvml import CudaDevice, read_driver
-from sparse_serve.op_library import Device
+from sparse_serve.op_library import Device, library_cuda, library_path
 from sparse_serve.repository.config import CUDA_OPTIONS
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -43,6 +43,7 @@ class Machine:
         providers: of the ONNX Runtime in this environment; none where there is none.
         onnxruntime: its version.
         runtime_cuda: the CUDA that it was built with; None where it was built without.
+        library_cuda: that of the installed op library for GPUs; None where there is none.
     """
 
     devices: Sequence[CudaDevice] = ()
@@ -52,6 +53,7 @@ class Machine:
     providers: Sequence[str] = ()
     onnxruntime: str | None = None
     runtime_cuda: tuple[int, int] | None = None
+    library_cuda: tuple[int, int] | None = None
 
     @property
     def gpu_obstacle(self) -> str | None:
@@ -75,9 +77,22 @@ class Machine:
         return None
 
     @property
+    def server_obstacle(self) -> str | None:
+        """Why no server computes on a GPU with the op library that is installed; None where one can."""
+        if (obstacle := self.gpu_obstacle) is not None:
+            return obstacle
+        if self.library_cuda is not None and self.driver_cuda[0] < self.library_cuda[0]:
+            return (
+                f"NVIDIA's driver {self.driver} runs CUDA up to {_dotted(self.driver_cuda)}, the op library "
+                f"was built with {_dotted(self.library_cuda)}: install a newer driver, or build it with an "
+                "nvcc for this one (make cuda NVCC=/path/to/nvcc)"
+            )
+        return None
+
+    @property
     def runtime_obstacle(self) -> str | None:
         """Why ONNX Runtime does not compute on a GPU in this process, and what to do; None where it can."""
-        if (obstacle := self.gpu_obstacle) is not None:
+        if (obstacle := self.server_obstacle) is not None:
             return obstacle
         if self.onnxruntime is None:
             return "there is no ONNX Runtime here: pip install 'sparse-serve[gpu]'"
@@ -96,12 +111,13 @@ class Machine:
 
 
 def probe() -> Machine:
-    """Look at this machine: its driver, its GPUs and its ONNX Runtime."""
+    """Look at this machine: its driver, its GPUs, its ONNX Runtime and the op library for GPUs."""
     providers, onnxruntime, runtime_cuda = _runtime()
     found: dict[str, Any] = {
         "providers": providers,
         "onnxruntime": onnxruntime,
         "runtime_cuda": runtime_cuda,
+        "library_cuda": _library_cuda(),
     }
     try:
         driver = read_driver()
@@ -122,6 +138,13 @@ def _runtime() -> tuple[list[str], str | None, tuple[int, int] | None]:
     return list(onnxruntime.get_available_providers()), str(onnxruntime.__version__), cuda
 
 
+def _library_cuda() -> tuple[int, int] | None:
+    try:
+        return library_cuda(library_path("cuda"))
+    except OpLibraryError:
+        return None
+
+
 def require_gpu(subject: str) -> None:
     """Refuse what is to be computed on a GPU of this machine, by another process.
 
@@ -129,6 +152,16 @@ def require_gpu(subject: str) -> None:
         DeviceError: there is none that can; says that `subject` needs it, and why it cannot.
     """
     if (obstacle := probe().gpu_obstacle) is not None:
+        raise DeviceError(f"{subject} needs a GPU, but {obstacle}")
+
+
+def require_server(subject: str) -> None:
+    """Refuse what a server of this machine is to compute on a GPU with the op library that is installed.
+
+    Raises:
+        DeviceError: none can; says that `subject` needs it, and why it cannot.
+    """
+    if (obstacle := probe().server_obstacle) is not None:
         raise DeviceError(f"{subject} needs a GPU, but {obstacle}")
 
 

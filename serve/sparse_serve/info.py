@@ -57,7 +57,7 @@ def _cuda() -> dict[str, Any]:
     machine, library = probe(), _op_library("cuda")
     return {
         "driver": machine.driver,
-        "servers": machine.gpu_obstacle or library.get("error") or "ready",
+        "servers": machine.server_obstacle or library.get("error") or "ready",
         "here": machine.runtime_obstacle or library.get("error") or "ready",
         "op_library": library,
     }

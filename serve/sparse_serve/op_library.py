@@ -98,6 +98,18 @@ def library_version(path: Path) -> int:
     return int(function())
 
 
+def library_cuda(path: Path) -> tuple[int, int]:
+    """Return the CUDA that the library at `path` was built with, and holds the runtime of, such as (13, 0).
+
+    Raises:
+        OpLibraryError: the file is no op library with kernels for GPUs.
+    """
+    function = _symbol(path, "SparseOpsCudaVersion")
+    function.restype = ctypes.c_int
+    version = int(function())
+    return version // 1000, version % 1000 // 10
+
+
 def instruction_set(path: Path) -> str:
     """Return the instruction set the library chose on this processor: "avx512", "avx2", "neon" or "generic".
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from builds import build_folder, run_build
 
+from sparse_serve.op_library import library_cuda
+
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
 REGISTERS = 65536  # of a multiprocessor
@@ -110,6 +112,15 @@ def test_it_needs_no_library_of_cuda(library: Path) -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", listing)
     assert needed
     assert not [name for name in needed if "cuda" in name or "nv" in name]
+
+
+def test_it_says_which_cuda_it_was_built_with(library: Path) -> None:
+    """And, where no call has been, that none has had memory."""
+    told = subprocess.run([str(cuda_compiler()), "--version"], check=True, capture_output=True, text=True)
+    release = re.search(r"release (\d+)\.(\d+)", told.stdout)
+    assert release
+    assert library_cuda(library) == (int(release[1]), int(release[2]))
+    assert ctypes.CDLL(str(library)).SparseOpsTakeScratchPeak() == 0
 
 
 # Axis attention of heads wider than 64 in float32, or read element by element as their size is odd.

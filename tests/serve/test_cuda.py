@@ -211,6 +211,21 @@ def test_the_library_for_gpus_must_have_been_built(
 
 
 @pytest.mark.usefixtures("cuda_library")
+def test_the_library_is_held_against_the_driver(
+    repository: Path, machine: Callable[[Machine], None]
+) -> None:
+    """It has a runtime of CUDA in it. A container has a library of its own."""
+    old = replace(WHOLE, driver="550.54", driver_cuda=(12, 4), runtime_cuda=(12, 4), library_cuda=(13, 0))
+    message = "driver 550.54 runs CUDA up to 12.4, the op library was built with 13.0: install a newer driver"
+    assert message in (old.runtime_obstacle or "")
+    machine(old)
+    with pytest.raises(DeviceError, match=f"model 'tiny_model' needs a GPU, but .*{message}") as raised:
+        TritonServer(options(repository)).launch_line()
+    assert "\n" not in str(raised.value)
+    assert "--gpus all" in str(ContainerServer(options(repository)).launch_line())
+
+
+@pytest.mark.usefixtures("cuda_library")
 def test_the_bundled_triton_computes_on_no_gpu(repository: Path, machine: Callable[[Machine], None]) -> None:
     machine(WHOLE)
     with pytest.raises(

@@ -10,6 +10,7 @@ from sparse_serve.op_library import (
     CUDA_LIBRARY_NAME,
     OPSET_VERSION,
     instruction_set,
+    library_cuda,
     library_path,
     library_version,
     verify_library,
@@ -53,7 +54,7 @@ def test_a_library_of_another_version_is_reported(monkeypatch: pytest.MonkeyPatc
 def test_a_file_that_is_no_library_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "libsparse_ops.so"
     path.write_text("text")
-    for ask in (library_version, instruction_set):
+    for ask in (library_version, library_cuda, instruction_set):
         with pytest.raises(OpLibraryError, match="cannot be used"):
             ask(path)
 

@@ -281,7 +281,7 @@ def _device_faults(entry: Entry) -> Iterator[Fault]:
     made_for, device = entry.manifest.device, served_on(entry)
     if device != made_for:
         yield Level.warning, f"it was exported for {made_for}, and {CONFIG_NAME} has it computed on {device}"
-    if device == "cuda" and (obstacle := probe().gpu_obstacle) is not None:
+    if device == "cuda" and (obstacle := probe().server_obstacle) is not None:
         yield Level.warning, f"it needs a GPU, but {obstacle}"
 
 

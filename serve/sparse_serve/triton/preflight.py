@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sparse_serve.cuda import require_gpu
+from sparse_serve.cuda import require_gpu, require_server
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.op_library import LIBRARY_NAME, Device, library_version, verify_library
 from sparse_serve.repository import staging
@@ -171,6 +171,7 @@ def check_op_library(repository: Path, models: Sequence[str], device: Device = "
 
     Raises:
         OpLibraryError: the op library is missing, not the installed one, or of another version.
+        DeviceError: it was built for a newer driver than this machine has.
     """
     needing = [
         model
@@ -185,6 +186,8 @@ def check_op_library(repository: Path, models: Sequence[str], device: Device = "
         raise OpLibraryError(
             f"model '{needing[0]}' needs the op library, but {error}; --portable serves without it, slower"
         ) from error
+    if device == "cuda":
+        require_server(f"model '{needing[0]}'")
     for entry in _entries(repository, models):
         # Nothing takes the place of a tokenizer in the graph.
         remedy = "export it again" + ("" if entry.takes_text else ", or serve with --portable")
