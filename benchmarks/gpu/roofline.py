@@ -150,8 +150,8 @@ SLOTS = 22  # of a list of candidates
 DENSE, SCORE, STEP, WEIGH, LIST, CANDIDATE = 24.0, 8.0, 5.3, 11.0, 9.8, 7.0
 # And of a query: the root over the classes, that over its candidates, one candidate's values.
 CLASSES, CANDIDATES, VALUES = 1900.0, 1300.0, 350.0
-# AxisAttention: queries of a warp and slots of keys that it multiplies them with; up to how many full rows of a
-# sequence a block has so few, in the place of TILE; what its four warps tell each other.
+# AxisAttention: queries of a warp and slots of keys that it multiplies them with; up to how many full rows of
+# a sequence a block has so few, in the place of TILE; what its four warps tell each other.
 CHUNK, SHARED_ROWS = 16, 64
 PARTS = 4 * (CHUNK * HEAD_SIZE + 4 * 32) * 4
 

@@ -211,9 +211,7 @@ def test_the_library_for_gpus_must_have_been_built(
 
 
 @pytest.mark.usefixtures("cuda_library")
-def test_the_library_is_held_against_the_driver(
-    repository: Path, machine: Callable[[Machine], None]
-) -> None:
+def test_the_library_is_held_against_the_driver(repository: Path, machine: Callable[[Machine], None]) -> None:
     """It has a runtime of CUDA in it. A container has a library of its own."""
     old = replace(WHOLE, driver="550.54", driver_cuda=(12, 4), runtime_cuda=(12, 4), library_cuda=(13, 0))
     message = "driver 550.54 runs CUDA up to 12.4, the op library was built with 13.0: install a newer driver"
