@@ -24,7 +24,7 @@ from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.errors import RequestError
 from sparse_serve.stub.meter import PUBLISH_SECONDS
-from sparse_serve.tasks.encoding import encode_cut
+from sparse_serve.tasks.encoding import Truncation, encode_cut
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 from stock_client import MODULES, infer, texts_of, url_of
@@ -49,12 +49,13 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(text_entry: Exported, several: Path, checkpoint: Path) -> Iterator[TritonServer]:
     repository = several.parent / "repository"
     shutil.copytree(text_entry.path, repository / "tiny")
-    for name, source, truncation in (
+    entries: tuple[tuple[str, Path, Truncation], ...] = (
         ("several", several, "right"),
         ("strict", several, "error"),
         ("left", checkpoint, "left"),
         ("error", checkpoint, "error"),
-    ):
+    )
+    for name, source, truncation in entries:
         export_checkpoint(
             ExportOptions(checkpoint=str(source), repository=repository, name=name, truncation=truncation)
         )
