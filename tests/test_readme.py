@@ -2,13 +2,14 @@
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,13 @@ def in_the_hubs_cache(folder: Path) -> None:
 
 
 def free_ports() -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
+    """Three ports below those that a system hands out: nobody is given one before it is served on."""
+    found: set[int] = set()
+    while len(found) < 3:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)
 
 
 class Newcomer:
