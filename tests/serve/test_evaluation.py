@@ -43,17 +43,18 @@ def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def arts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("arts") / "dev.tsv"
-    labels = ["art", "law", "war"]
-    rows = [f"w{number}\t{json.dumps(labels[: number % 4])}" for number in range(20)]
-    path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
-    return path
+    return topics_in(tmp_path_factory.mktemp("arts"), ["art", "law", "war"])
 
 
 @pytest.fixture(scope="module")
 def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("topics") / "dev.tsv"
-    rows = [f"w{number}\t{json.dumps(list('abc'[: number % 4]))}" for number in range(20)]
+    return topics_in(tmp_path_factory.mktemp("topics"), ["a", "b", "c"])
+
+
+def topics_in(folder: Path, labels: list[str]) -> Path:
+    """Twenty texts with none to all of the labels."""
+    path = folder / "dev.tsv"
+    rows = [f"w{number}\t{json.dumps(labels[: number % 4])}" for number in range(20)]
     path.write_text("\n".join(["text_a\tlabel", *rows]), encoding="utf-8")
     return path
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 _RESAMPLES = 10_000
 # The 97.5 % quantile of the normal distribution, and of Student's t with 1, 2, 3 … degrees of freedom.
-_NORMAL = 1.960
+NORMAL = 1.960
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 Floats = npt.NDArray[np.float64]
@@ -148,4 +148,4 @@ def _student(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t; beyond those that are known, by the inverse of `freedom`."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
-    return _NORMAL + (_STUDENT[-1] - _NORMAL) * len(_STUDENT) / freedom
+    return NORMAL + (_STUDENT[-1] - NORMAL) * len(_STUDENT) / freedom

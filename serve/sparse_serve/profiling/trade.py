@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparse_serve.profiling.estimates import NORMAL
 from sparse_serve.profiling.report import (
     Load,
     Measurement,
@@ -17,7 +18,6 @@ from sparse_serve.profiling.report import (
 )
 from sparse_serve.profiling.savings import limits
 
-_NORMAL = 1.960
 _NEARLY_1 = 1 - 1e-9
 # Metrics that are correlations; others are shares of rows, or much like one.
 _CORRELATIONS = ("pearson", "spearman", "matthews")
@@ -165,9 +165,9 @@ def _least_share(one: float, other: float, rows: int) -> float:
 
 def _wilson(share: float, rows: int) -> tuple[float, float]:
     """Return E. Wilson's 95 % interval of a share of rows."""
-    middle = (share + _NORMAL**2 / (2 * rows)) / (1 + _NORMAL**2 / rows)
-    half = math.sqrt(share * (1 - share) / rows + (_NORMAL / (2 * rows)) ** 2) / (1 + _NORMAL**2 / rows)
-    return middle - _NORMAL * half, middle + _NORMAL * half
+    middle = (share + NORMAL**2 / (2 * rows)) / (1 + NORMAL**2 / rows)
+    half = math.sqrt(share * (1 - share) / rows + (NORMAL / (2 * rows)) ** 2) / (1 + NORMAL**2 / rows)
+    return middle - NORMAL * half, middle + NORMAL * half
 
 
 def _least_correlation(one: float, other: float, rows: int) -> float:
@@ -175,7 +175,7 @@ def _least_correlation(one: float, other: float, rows: int) -> float:
     if rows < 4:
         return 0.0
     first, second = (math.atanh(min(max(each, -_NEARLY_1), _NEARLY_1)) for each in (one, other))
-    return first - second - _NORMAL * math.sqrt(2 / (rows - 3))
+    return first - second - NORMAL * math.sqrt(2 / (rows - 3))
 
 
 def pick(points: Sequence[TradePoint], served: Sequence[Served], budget: Budget, repository: Path) -> Pick:

@@ -33,12 +33,13 @@ def send(sender: Any, response: Any, flags: int, refusal: Callable[[Exception], 
     try:
         sender.send(response, flags=flags)
     except Exception as error:  # whatever Triton raises
-        _logger.error("an answer could not be sent (%s)", _in_one_line(error))
+        _logger.error("an answer could not be sent (%s)", in_one_line(error))
         try:
             sender.send(refusal(error), flags=flags)
         except Exception as again:
-            _logger.error("neither could its refusal: its client hears nothing (%s)", _in_one_line(again))
+            _logger.error("neither could its refusal: its client hears nothing (%s)", in_one_line(again))
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
+    """Return what an unforeseen exception is and says, without line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())

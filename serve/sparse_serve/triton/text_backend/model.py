@@ -32,7 +32,7 @@ from sparse_serve.repository.measures import MEASURES, RHO
 from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.stub import meter
 from sparse_serve.stub.clock import no_stale_answer
-from sparse_serve.stub.later import give_way, send
+from sparse_serve.stub.later import give_way, in_one_line, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.stub.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
@@ -382,5 +382,4 @@ def refusal_of(failure):
         return failure
     if isinstance(failure, TaskError):
         return RefusedError(str(failure), "malformed")
-    message = " ".join(f"{type(failure).__name__}: {failure}".split())
-    return RefusedError(message, "fault", pb_utils.TritonError.INTERNAL)
+    return RefusedError(in_one_line(failure), "fault", pb_utils.TritonError.INTERNAL)
