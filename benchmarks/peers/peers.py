@@ -59,6 +59,7 @@ from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 from sparse_serve import Classifier
 from sparse_serve.errors import SparseServeError
 from sparse_serve.profiling.estimates import least_samples
+from sparse_serve.profiling.memory import proportional_bytes
 
 APART = 1e-3
 CHECKED = 8
@@ -266,11 +267,17 @@ def asked(
 
 
 def memory(process_ids: Sequence[int]) -> Line:
-    """Return what processes hold now, together: pages that they share counted in each, and once."""
-    held = [psutil.Process(each).memory_full_info() for each in process_ids]
+    """Return what processes hold now, together: pages that they share counted in each, and once.
+
+    Raises:
+        OSError: the system does not tell it of all of them.
+    """
+    shares = proportional_bytes(process_ids)
+    if shares is None:
+        raise OSError("the memory of a process cannot be read")
     return {
-        "rss_mib": f"{sum(each.rss for each in held) / MIB:.0f}",
-        "pss_mib": f"{sum(each.pss for each in held) / MIB:.0f}",
+        "rss_mib": f"{sum(psutil.Process(each).memory_info().rss for each in process_ids) / MIB:.0f}",
+        "pss_mib": f"{sum(shares) / MIB:.0f}",
     }
 
 

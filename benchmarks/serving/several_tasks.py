@@ -29,7 +29,6 @@ from typing import Annotated
 
 import numpy as np
 import onnxruntime
-import psutil
 import torch
 import typer
 from results import Line, write_lines
@@ -46,6 +45,7 @@ from sparse_serve.client import Client
 from sparse_serve.data import read_texts
 from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
+from sparse_serve.profiling.memory import proportional_bytes
 from sparse_serve.tasks import Classification, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
 
@@ -136,11 +136,13 @@ def measure(repository: Path, way: str, concurrency: int, seconds: float) -> dic
             loaded = time.monotonic() - started
             for task in TASKS:
                 ask(client, way, task, texts[0])
-        memory = sum(psutil.Process(pid).memory_full_info().pss for pid in server.process_ids())
+        shares = proportional_bytes(server.process_ids())
+        if shares is None:
+            raise OSError("the memory of a process cannot be read")
         rate = throughput(server, way, texts, concurrency, seconds)
     return {
         "load_s": f"{loaded:.2f}",
-        "resident_mb": f"{memory / 2**20:.1f}",
+        "resident_mb": f"{sum(shares) / 2**20:.1f}",
         "texts_per_s": f"{rate:.1f}",
     }
 

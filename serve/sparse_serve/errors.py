@@ -19,7 +19,10 @@
 Messages are one line and say what was wrong, what was received, what is accepted and what to do.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SHOWN_CHARACTERS = 40
 _MOST_CHARACTERS = 300
@@ -102,11 +105,17 @@ class MissingPackageError(SparseServeError):
     """A package is not installed that what was asked for needs."""
 
 
-def in_brief(error: BaseException) -> str:
-    """Return what an error of another library says, which may quote a file, as a line that can be read."""
-    message = " ".join(str(error).split())
+def in_brief(said: object) -> str:
+    """Return what another library says, which may quote a file, as a line that can be read."""
+    message = " ".join(str(said).split())
     message = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in message)
     return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]}…"
+
+
+def first_fault(error: "ValidationError") -> str:
+    """Return where in a file the first fault is, and what is wrong there, as a line that can be read."""
+    fault = error.errors()[0]
+    return f"{in_brief('.'.join(map(str, fault['loc']))) or 'the file'}: {in_brief(fault['msg'])}"
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,9 @@
 import copy
 import gzip
 import json
+import math
 import random
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,8 +61,10 @@ ODD_SHAPES = (
     (65, 1),
     (1,) * 100,
 )
-# Of JSON, Triton makes room for the shape before it looks at the data: `HUGE_SHAPES` end it.
 HUGE_SHAPES = ((2**40, 1), (2**31, 1), (99_999, 99_999), (2**61 - 1, 1), (1000, 1000, 1000, 1000))
+"""Of JSON, Triton makes room for the shape before it looks at the data: these end it."""
+HUGE = 1 << 30
+"""Bytes of a tensor from which on there may be no room."""
 PARAMETERS = (
     "binary_data_size",
     "sequence_id",
@@ -106,6 +110,13 @@ class Mutated(NamedTuple):
     kind: str
     payload: bytes
     is_whole: bool = True
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether Triton might end of one of its shapes, like `HUGE_SHAPES`; it counts in 64 bits."""
+        shapes = re.findall(rb'"shape"\s*:\s*\[([\d\s,]+)\]', self.payload)
+        sizes = (8 * math.prod(map(int, re.findall(rb"\d+", shape))) for shape in shapes)
+        return any(size % 2**64 > HUGE for size in sizes)
 
 
 def json_request(target: Target) -> dict[str, Any]:

@@ -280,3 +280,15 @@ def test_a_malformed_manifest_is_refused(entry: Path, content: str) -> None:
     (entry / "manifest.json").write_text(content)
     with pytest.raises(RepositoryError, match=r"manifest\.json is (not )?of schema version (3|99)"):
         check_entry(entry)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"versions": {"x\n" * 5000: 1}}, {"schema_version": 10**4000}, {"x" * 10**6: 1}]
+)
+def test_what_is_said_of_a_manifest_can_be_read(entry: Path, fault: dict[str, object]) -> None:
+    manifest = json.loads((entry / "manifest.json").read_text())
+    (entry / "manifest.json").write_text(json.dumps(manifest | fault))
+    with pytest.raises(RepositoryError, match=r"manifest\.json is (not )?of schema version") as refused:
+        check_entry(entry)
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 1000

@@ -31,6 +31,7 @@ from mutations import Mutated, Target
 from test_gateway import needs_haproxy, started
 from test_sample import SAMPLE
 from tiny_entry import SEVERAL
+from tritonclient.grpc.service_pb2 import ModelInferResponse
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.classifier import Classifier
@@ -75,7 +76,7 @@ CLIENTS_MISTAKES = {
 }
 
 
-NO_JSON = "failed to parse the request JSON|Unable to parse|Expected JSON|failed to get request params"
+NO_JSON = "failed to parse the request JSON|Unable to (parse|set)|Expected JSON|failed to get request params"
 
 
 class Own(NamedTuple):
@@ -93,7 +94,7 @@ TRITONS_OWN = {
             NO_JSON,
             "what is no JSON is 500",
         ),
-        Own("501", "Unsupported compression type", "a compression that it does not know is 501"),
+        Own("501", "Unsupported compression type|correlation ID", "what it does not support is 501"),
         Own("closed", "", "a head above 8 kB, or with control characters, has the connection closed"),
     ),
     "grpc": (Own("INTERNAL", "Unable to parse request", "gRPC's own library says so of what is no message"),),
@@ -151,16 +152,19 @@ class Sender:
         except grpc.RpcError as error:
             return error.code().name, (error.details() or "").encode()
 
-    def good(self) -> dict[str, bytes]:
-        """Return what each target answers to its good request over both protocols."""
-        answers = {}
+    def good(self) -> dict[str, Array]:
+        """Return the logits that each target answers to its good request over both protocols."""
+        answers: dict[str, Array] = {}
         for name, target in TARGETS.items():
             body = mutations.encoded(mutations.json_request(target))
-            _, found = self._http(Mutated("good", mutations.http(mutations.infer_path(target), body)))
-            answers[f"http {name}"] = found
-            answers[f"grpc {name}"] = self._grpc(
-                Mutated("good", mutations.message(target).SerializeToString())
-            )[1]
+            status, found = self._http(Mutated("good", mutations.http(mutations.infer_path(target), body)))
+            assert status == "200", (name, found)
+            (output,) = json.loads(found)["outputs"]
+            answers[f"http {name}"] = np.array(output["data"], np.float32)
+            status, found = self._grpc(Mutated("good", mutations.message(target).SerializeToString()))
+            assert status == "OK", (name, found)
+            (raw,) = ModelInferResponse.FromString(found).raw_output_contents
+            answers[f"grpc {name}"] = np.frombuffer(raw, np.float32)
         return answers
 
 
@@ -170,16 +174,23 @@ def is_expected(protocol: str, status: str, message: str, own: Mapping[str, tupl
     return any(status == each.status and re.search(each.message, message) for each in own[protocol])
 
 
-def faults(server: TritonServer, sender: Sender, own: Mapping[str, tuple[Own, ...]]) -> list[str]:
-    """Send what is wrong, good requests now and then; return what was not answered as it should be."""
+def faults(
+    server: TritonServer, sender: Sender, own: Mapping[str, tuple[Own, ...]], is_guarded: bool
+) -> list[str]:
+    """Send what is wrong, good requests now and then; return what was not answered as it should be.
+
+    Args:
+        is_guarded: whether something in front of Triton refuses shapes that end it; else they are left out.
+    """
     rng = random.Random(SEED)
     processes, right = server.process_ids(), sender.good()
-    assert not [each for each in right.values() if b"error" in each]
     found = []
     for number in range(REQUESTS):
         protocol = rng.choice(["http", "grpc"])
         draw = mutations.http_request if protocol == "http" else mutations.grpc_request
         request = draw(rng, rng.choice(list(TARGETS.values())))
+        if protocol == "http" and request.is_huge and not is_guarded:
+            continue
         status, message = sender.send(protocol, request)
         if not is_expected(protocol, status, message, own):
             found.append(
@@ -189,12 +200,15 @@ def faults(server: TritonServer, sender: Sender, own: Mapping[str, tuple[Own, ..
             f"{number} {request.kind} ended a process: {request.payload[:2000]!r}"
         )
         if number % BLOCK == BLOCK - 1:
-            assert sender.good() == right, f"after {number}"
+            for name, logits in sender.good().items():  # a request that is late may be in one batch with it
+                np.testing.assert_allclose(
+                    logits, right[name], rtol=0, atol=1e-5, err_msg=f"{name} after {number}"
+                )
     return found
 
 
 def test_wrong_requests(fuzzed: TritonServer) -> None:
-    found = faults(fuzzed, Sender(fuzzed.http_url, fuzzed.grpc_url), TRITONS_OWN)
+    found = faults(fuzzed, Sender(fuzzed.http_url, fuzzed.grpc_url), TRITONS_OWN, is_guarded=False)
     assert not found, "\n".join(found)
 
 
@@ -211,7 +225,7 @@ def test_wrong_requests_by_way_of_the_gateway(fuzzed: TritonServer, tmp_path: Pa
     )
     with started(tmp_path, gateway) as running:
         sender = Sender(running.http, running.grpc)
-        found = faults(fuzzed, sender, {"http": (), "grpc": TRITONS_OWN["grpc"]})
+        found = faults(fuzzed, sender, {"http": (), "grpc": TRITONS_OWN["grpc"]}, is_guarded=True)
         assert not found, "\n".join(found)
         for shape in mutations.HUGE_SHAPES:
             request = mutations.json_request(TARGETS["tiny_model"])

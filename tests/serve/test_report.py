@@ -126,6 +126,10 @@ def test_a_report_of_another_schema_is_refused(tmp_path: Path) -> None:
     path.write_text(f'{{"schema_version": {SCHEMA_VERSION}}}', encoding="utf-8")
     with pytest.raises(DataError, match="is no report of profile: partial: Field required"):
         read_report(path)
+    path.write_text(json.dumps(json.loads(full_report().to_json()) | {"x" * 5000: 1}), encoding="utf-8")
+    with pytest.raises(DataError, match="is no report of profile: xxx") as refused:
+        read_report(path)
+    assert len(str(refused.value)) < 1000
     path.write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="is no JSON"):
         read_report(path)

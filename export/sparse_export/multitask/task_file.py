@@ -166,12 +166,11 @@ def read_task_file(path: Path) -> TaskFile:
 def _first(error: ValidationError) -> str:
     """Return where the first fault is, and what is wrong there."""
     fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"]]
+    place = [f"{part:.80}" if isinstance(part, str) else str(part) for part in fault["loc"]]
+    where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
     if fault["type"] == "unexpected_keyword_argument":
-        where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
-        return f"there is no entry {place[-1]!r:.80}{where}"
+        return f"there is no entry {place[-1]!r}{where}"
     if fault["type"] in ("missing", "missing_argument"):
-        where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
         return f"the entry {place[-1]!r}{where} is missing"
     message = fault["msg"].removeprefix("Value error, ")
     return f"{'.'.join(place)}: {message}" if place else message

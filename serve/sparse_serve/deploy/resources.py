@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sparse_serve.deploy.limits import Limits, full_batches, instances
-from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.errors import OptionError, SparseServeError, first_fault
 from sparse_serve.profiling.report import Measurement, Report
 from sparse_serve.repository.check import served_on
 from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
@@ -154,9 +154,7 @@ def _read_report(path: Path) -> Report:
     except OSError as error:
         raise SparseServeError(f"--report {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(each) for each in first["loc"]) or "the file"
         raise SparseServeError(
-            f"--report {path} is no report of this version of profile ({where}: {first['msg']}): give the "
+            f"--report {path} is no report of this version of profile ({first_fault(error)}): give the "
             "report.json of sparse-serve profile"
         ) from error

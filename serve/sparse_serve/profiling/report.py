@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sparse_serve.environment import Cpu, Gpu, OpLibrary
-from sparse_serve.errors import DataError
+from sparse_serve.errors import DataError, first_fault, in_brief
 from sparse_serve.profiling.estimates import Estimate
 
 SCHEMA_NAME = "report.schema.json"
@@ -607,15 +607,13 @@ def read_report(path: Path) -> Report:
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version != SCHEMA_VERSION:
         raise DataError(
-            f"report {path} has schema version {version}, this package reads {SCHEMA_VERSION}: make it again "
-            "with this version of sparse-serve profile"
+            f"report {path} has schema version {in_brief(version)}, this package reads {SCHEMA_VERSION}: "
+            "make it again with this version of sparse-serve profile"
         )
     try:
         return Report.model_validate(record)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(each) for each in first["loc"])
-        raise DataError(f"report {path} is no report of profile: {where}: {first['msg']}") from error
+        raise DataError(f"report {path} is no report of profile: {first_fault(error)}") from error
 
 
 def report_schema() -> str:

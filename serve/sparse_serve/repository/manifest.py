@@ -16,7 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
-from sparse_serve.errors import RepositoryError, TaskError, in_brief
+from sparse_serve.errors import RepositoryError, TaskError, first_fault, in_brief
 from sparse_serve.op_library import Device
 from sparse_serve.repository import legacy
 from sparse_serve.repository.contents import MODEL_NAME
@@ -176,8 +176,8 @@ def read_manifest(path: Path) -> Manifest:
         version = record.get("schema_version", legacy.SCHEMA) if isinstance(record, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RepositoryError(
-                f"manifest {path} is of schema version {version}, known here are up to {SCHEMA_VERSION}: "
-                "upgrade sparse-serve"
+                f"manifest {path} is of schema version {in_brief(version)}, known here are up to "
+                f"{SCHEMA_VERSION}: upgrade sparse-serve"
             )
         return Manifest.model_validate(legacy.upgraded(record) if version == legacy.SCHEMA else record)
     except OSError as error:
@@ -192,7 +192,6 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _first_fault(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return f"the file: not JSON: {in_brief(error)}"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    if isinstance(error, ValidationError):
+        return first_fault(error)
+    return f"the file: not JSON: {in_brief(error)}"
