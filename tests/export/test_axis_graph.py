@@ -204,6 +204,7 @@ def largest_difference(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
     return float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)))
 
 
+@pytest.mark.slow
 def test_float16_at_equal_masks(graphs: GraphTable) -> None:
     """Masks may flip in float16; at the graph's own the answers are as close as float16 is."""
     model = tiny("mobilebert_aaa_ssaf")

@@ -32,8 +32,13 @@ VARIANTS = sorted(path.stem for path in BEFORE.glob("*.json") if path.stem != "i
 TOLERANCE = 4
 ATTENTIONS = {"sparsegen": AttentionSpec(LAMBD), "axis": AttentionSpec.parse("axis", None)}
 # Of the graphs written down, those that other tests trace as well.
-GRAPHS: tuple[tuple[str, GraphKind], ...] = (
-    *((f"{family}-sparsegen", "packed") for family in FAMILIES),
+GRAPHS = (
+    *(
+        pytest.param(
+            f"{family}-sparsegen", "packed", marks=[] if family in ("bert", "roberta") else pytest.mark.slow
+        )
+        for family in FAMILIES
+    ),
     *(("bert-sparsegen", kind) for kind in ("packed_dense", "padded_fused", "padded_eager", "unfused")),
     ("bert-axis", "packed"),
     ("bert-axis", "packed_dense"),

@@ -213,6 +213,7 @@ def test_embedding_of_a_classifiers_encoder(
     assert read_entry(repository / "x").manifest.task.to_json() == task
 
 
+@pytest.mark.slow
 def test_a_longer_cut_than_the_trained_one_warns(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

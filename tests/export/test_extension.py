@@ -127,6 +127,7 @@ def test_packed_it_is_the_same(trained: Path) -> None:
     torch.testing.assert_close(packed(**inputs)[0], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("encoder", ["bert"], indirect=True)
 def test_it_is_in_the_exported_graph(trained: Path, graphs: GraphTable) -> None:

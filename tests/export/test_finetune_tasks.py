@@ -358,7 +358,13 @@ def test_the_loss_of_tags_is_a_mean_over_words(encoder: Path, sentences: Path, t
     assert losses[0][1] == pytest.approx(torch.cat(each).mean().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[] if family in ("bert", "roberta") else pytest.mark.slow)
+        for family in tiny_models.FAMILIES
+    ],
+)
 def test_every_family_trains_for_both(family: str, questions: Path, sentences: Path, tmp_path: Path) -> None:
     encoder = make_encoder(tmp_path / "encoder", family)
     for number, (options, rows) in enumerate(((QA, questions), (TAGS, sentences))):

@@ -129,6 +129,7 @@ def test_dense_twins(graphs: GraphTable, tmp_path: Path, kind: GraphKind) -> Non
     assert_lost(pair.guarded(feed), expected)
 
 
+@pytest.mark.slow
 def test_answers_by_token(graphs: GraphTable, tmp_path: Path) -> None:
     model = make_model(AttentionSpec(LAMBD), "bert", TokenClassification(("O", "B-X", "I-X"))).eval()
     pair = Pair(model, graphs.path(model, "packed", GraphTarget()), tmp_path)

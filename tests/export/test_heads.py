@@ -170,7 +170,14 @@ class Graph:
         return (batch_of(self.model, mask) for mask in masks().values())
 
 
-@pytest.fixture(scope="module", params=[*EXPORTED, "last_four"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "spans_bert",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in EXPORTED if name != "spans_bert"),
+        "last_four",
+    ],
+)
 def graph(request: pytest.FixtureRequest, graphs: GraphTable) -> Graph:
     if request.param == "last_four":
         task: Task = LAST_FOUR

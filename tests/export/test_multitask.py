@@ -172,7 +172,11 @@ def interrupted(encoder: Path, tasks: Path, output: Path, options: MultitaskOpti
     ("rows", "given"),
     [
         ("tasks", {"simcse": "cross-entropy", "save_steps": 4}),
-        ("tasks_and_topics", {"attention": AttentionSpec.parse("axis+local1", None), "epochs": 4}),
+        pytest.param(
+            "tasks_and_topics",
+            {"attention": AttentionSpec.parse("axis+local1", None), "epochs": 4},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["within an epoch", "aaa"],
 )

@@ -102,6 +102,7 @@ def test_the_language_is_learned(
     assert best.train_loss == pytest.approx(best.eval_loss, abs=0.5)
 
 
+@pytest.mark.slow
 def test_what_follows_is_learned(without_dropout: Path, text: Path, tmp_path: Path) -> None:
     """By heart: the rows that evaluate are those that are trained on, with other masks."""
     options = replace(NSP, epochs=40, learning_rate=2e-3, metric="nsp_accuracy")
@@ -253,7 +254,7 @@ def interrupted(encoder: Path, text: Path, output: Path, options: PretrainOption
     [
         (RUN, 11),  # right after an epoch's end, which is saved
         (replace(NSP, save_steps=2, gradient_accumulation_steps=2), 4),
-        (replace(RUN, save_steps=3, attention=DIAGONAL, epochs=4), 25),
+        pytest.param(replace(RUN, save_steps=3, attention=DIAGONAL, epochs=4), 25, marks=pytest.mark.slow),
         (replace(RUN, from_scratch=True, positions="sinusoidal"), 11),
     ],
     ids=["epoch", "within", "learned", "scratch"],

@@ -161,6 +161,7 @@ def test_the_entry_is_in_order(exported: Exported, repository: Path) -> None:
     assert not (exported.path / "labels.txt").exists()
 
 
+@pytest.mark.slow
 def test_one_task_alone_has_nothing_of_the_others(checkpoint: Path, repository: Path) -> None:
     options = ExportOptions(
         checkpoint=str(checkpoint),

@@ -84,7 +84,11 @@ def test_a_model_within_an_epoch_may_be_the_best(
     ]
 
 
-@pytest.mark.parametrize("attention", [AttentionSpec(-4.0), AXIS], ids=["sparsegen", "axis"])
+@pytest.mark.parametrize(
+    "attention",
+    [AttentionSpec(-4.0), pytest.param(AXIS, marks=pytest.mark.slow)],
+    ids=["sparsegen", "axis"],
+)
 def test_a_run_with_steps_resumes_to_the_same_end(
     encoder: Path,
     train: Path,

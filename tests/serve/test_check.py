@@ -15,6 +15,7 @@ from sparse_serve.repository import check, releases
 from sparse_serve.repository.check import Fault, Finding, Level, check_entry, require_no_error
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.manifest import Attention, OpLibrary
+from sparse_serve.repository.signature import graph_signature
 from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
@@ -100,6 +101,7 @@ def test_tuned_scheduling_is_only_a_warning(entry: Path) -> None:
         ("max_batch_size: 64", "max_batch_size: 128", "is above the graph's 64"),
         ("max_batch_size: 64", "", "has max_batch_size 0, at least 1 is needed"),
         ('backend: "sparse_serve_text"', "backend: sparse_serve_text", "is malformed"),
+        ("TYPE_STRING", str(-(2**63)), "is malformed: Value out of range"),
         (
             'backend: "sparse_serve_text"',
             'backend: "python"',
@@ -291,4 +293,14 @@ def test_what_is_said_of_a_manifest_can_be_read(entry: Path, fault: dict[str, ob
     with pytest.raises(RepositoryError, match=r"manifest\.json is (not )?of schema version") as refused:
         check_entry(entry)
     assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("name", [b"log\xffts", b"logits" * 50], ids=["no text", "long"])
+def test_a_graph_with_a_name_that_is_not_served(entry: Path, name: bytes) -> None:
+    model = onnx.load(entry.parent / "tiny_model" / "1" / "model.onnx")
+    model.graph.output[0].name = "x" * len(name)
+    model.ParseFromString(model.SerializeToString().replace(b"x" * len(name), name))
+    with pytest.raises(RepositoryError, match="has a name that is not served: UTF-8 of up to 200") as refused:
+        graph_signature(model)
     assert len(str(refused.value)) < 1000

@@ -61,6 +61,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) ->
         graph=attention_graph(folder / "fused.onnx", "fused", axes=True),
         attention=Attention(normalizer="softmax", pattern="axis+local2"),
         max_length=MAX_LENGTH,
+        max_batch_size=8,
         layers=LAYERS,
         baselines={"padded_eager": attention_graph(folder / "eager.onnx", "eager")},
     )

@@ -25,15 +25,27 @@ _DATA_TYPES: dict[int, int] = {
     onnx.TensorProto.BOOL: DataType.TYPE_BOOL,
     onnx.TensorProto.STRING: DataType.TYPE_STRING,
 }
+_MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output of a graph; `dims` without the batch axis, -1 where free."""
+    """One input or output of a graph; `dims` without the batch axis, -1 where free.
+
+    Raises:
+        RepositoryError: its name is no text, or longer than 200 characters.
+    """
 
     name: str
     data_type: int
     dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or len(self.name) > _MOST_CHARACTERS:  # bytes, where it is no UTF-8
+            raise RepositoryError(
+                f"graph tensor '{in_brief(self.name)}' has a name that is not served: UTF-8 of up to "
+                f"{_MOST_CHARACTERS} characters is needed"
+            )
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,8 @@ class Signature:
         are_texts = all((each.data_type, each.dims) == (DataType.TYPE_STRING, (1,)) for each in self.inputs)
         if found != wanted or not are_texts:
             raise RepositoryError(
-                f"graph takes {', '.join(found)}: {', '.join(wanted)}, BYTES [-1, 1] each, are needed"
+                f"graph takes {in_brief(', '.join(found))}: {', '.join(wanted)}, BYTES [-1, 1] each, are "
+                "needed"
             )
 
     def _check_task_ids(self, task: Task) -> None:
@@ -103,7 +116,7 @@ class Signature:
         for tensor in self.outputs:
             if tensor.name == name:
                 return tensor
-        names = ", ".join(tensor.name for tensor in self.outputs)
+        names = in_brief(", ".join(tensor.name for tensor in self.outputs))
         raise RepositoryError(f"graph has no output '{name}', only {names}")
 
     @property
