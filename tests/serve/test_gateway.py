@@ -202,11 +202,12 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
         status, answer, _ = ask(plain, "POST", infer, None, {"content-length": "100001"})
         assert (status, answer) == (413, '{"error": "a request of more than 100000 bytes"}')
         assert ask(plain, "POST", infer, None, {"content-length": str(2**64)})[0] == 413
-        for mistake in (
+        mistakes: list[dict[str, Any]] = [
             {"outputs": [{"name": "logits", "parameters": {"classification": [0]}}]},
             {"parameters": {"sequence_id": "x" * 129}},
-        ):
-            assert ask(plain, "POST", infer, json.dumps(gateway.health_request | mistake))[0] == 400
+        ]
+        for mistake in mistakes:
+            assert ask(plain, "POST", infer, json.dumps({**gateway.health_request, **mistake}))[0] == 400
         assert ask(plain, "POST", "/v2/repository/index", b"{}")[0] == 404
         assert ask(plain, "POST", "/v2/models/spans/infer", b"{}")[0] == 404
         refused = 'haproxy_frontend_http_responses_total{proxy="http",code="4xx"}'

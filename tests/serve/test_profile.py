@@ -470,7 +470,7 @@ def test_concurrency_ranges_are_perf_analyzers(text: str, concurrencies: tuple[i
         (["--lengths=long"], 2, "--lengths 'long'"),
         (["--variants=model,best"], 2, "no variant 'best'"),
         (["--variants=packed_dense"], 2, "none of the variants packed_dense"),
-        (["-b", "65"], 2, "batch size 65 is more than the 64 rows"),
+        (["-b", "9"], 2, "batch size 9 is more than the 8 rows"),
         (["-b", "0"], 2, "--batch-size"),
         (["--inputs=/does/not/exist"], 1, "/does/not/exist"),
         (["--eval=/does/not/exist.tsv"], 1, "/does/not/exist.tsv"),
