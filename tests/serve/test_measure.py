@@ -477,10 +477,12 @@ def test_shared_pages_are_counted_once_whoever_else_has_them(
 
 
 def test_processes_are_read_with_what_they_share(holder: Holder) -> None:
-    pid, _ = holder
+    pid, hold = holder
+    hold(32 * MIB)
     (process,) = memory.read_processes([pid])
     assert process.name.startswith("python")
-    assert process.pss_bytes == pytest.approx(process.rss_bytes, abs=MIB / 2)
+    # The kernel counts what is resident in parts for each processor, and tells it without their sum.
+    assert process.pss_bytes == pytest.approx(process.rss_bytes, abs=4 * MIB)
     assert process.peak_bytes >= process.rss_bytes > 0
 
 
