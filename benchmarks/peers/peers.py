@@ -53,13 +53,13 @@ from clients import percentile_ms
 from environments import environment_of, pinned
 from options import Checkpoint, Results, Rows
 from results import Line, environment, write_lines
+from servers import pss_bytes
 from texts import LONG, MIXED, SHORT, longest, text_sets
 from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 
 from sparse_serve import Classifier
 from sparse_serve.errors import SparseServeError
 from sparse_serve.profiling.estimates import least_samples
-from sparse_serve.profiling.memory import proportional_bytes
 
 APART = 1e-3
 CHECKED = 8
@@ -267,17 +267,10 @@ def asked(
 
 
 def memory(process_ids: Sequence[int]) -> Line:
-    """Return what processes hold now, together: pages that they share counted in each, and once.
-
-    Raises:
-        OSError: the system does not tell it of all of them.
-    """
-    shares = proportional_bytes(process_ids)
-    if shares is None:
-        raise OSError("the memory of a process cannot be read")
+    """Return what processes hold now, together: pages that they share counted in each, and once."""
     return {
         "rss_mib": f"{sum(psutil.Process(each).memory_info().rss for each in process_ids) / MIB:.0f}",
-        "pss_mib": f"{sum(shares) / MIB:.0f}",
+        "pss_mib": f"{pss_bytes(process_ids) / MIB:.0f}",
     }
 
 

@@ -12,8 +12,7 @@ Writes `perf_analyzer.csv`, a line for each client, load and round with the envi
 are held against each other, as the machine may have changed until the next: prints the median of the rounds'
 own ratios, ours to perf_analyzer's, with the least and the greatest, beside the medians of both, and by how
 much longer our client takes to send and receive. Ends with 1 where a ratio's median is not within 5 %. Five
-and a half minutes: many short rounds, as a machine that changes its speed twice a minute, as the one here
-does, is not the same from the one client to the other in a round of a minute.
+and a half minutes: rounds are short and many, as a machine may change its speed from one client to the other.
 """
 
 import csv

@@ -7,6 +7,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.profiling.load import TritonLoad
+from sparse_serve.profiling.memory import proportional_bytes
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import RepositoryView, ServerOptions
@@ -31,3 +32,15 @@ def make_senders(
         first = number * len(batches) // senders
         load.repeat(batches, [*range(first, len(batches)), *range(first)])
     return loads
+
+
+def pss_bytes(process_ids: Sequence[int]) -> int:
+    """Return what processes hold together, with the pages that they share once, whoever else has them.
+
+    Raises:
+        OSError: the system does not tell it of all of them.
+    """
+    shares = proportional_bytes(process_ids)
+    if shares is None:
+        raise OSError("the memory of a process cannot be read")
+    return sum(shares)

@@ -32,7 +32,7 @@ import onnxruntime
 import torch
 import typer
 from results import Line, write_lines
-from servers import served
+from servers import pss_bytes, served
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_config, new_model, save_checkpoint
@@ -45,7 +45,6 @@ from sparse_serve.client import Client
 from sparse_serve.data import read_texts
 from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
-from sparse_serve.profiling.memory import proportional_bytes
 from sparse_serve.tasks import Classification, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
 
@@ -136,13 +135,11 @@ def measure(repository: Path, way: str, concurrency: int, seconds: float) -> dic
             loaded = time.monotonic() - started
             for task in TASKS:
                 ask(client, way, task, texts[0])
-        shares = proportional_bytes(server.process_ids())
-        if shares is None:
-            raise OSError("the memory of a process cannot be read")
+        memory = pss_bytes(server.process_ids())
         rate = throughput(server, way, texts, concurrency, seconds)
     return {
         "load_s": f"{loaded:.2f}",
-        "resident_mb": f"{sum(shares) / 2**20:.1f}",
+        "resident_mb": f"{memory / 2**20:.1f}",
         "texts_per_s": f"{rate:.1f}",
     }
 

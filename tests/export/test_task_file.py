@@ -68,6 +68,10 @@ ONE = "tasks: {a: {train: a.tsv}}"
         ("tasks: {a: {}}", "the entry 'train' of tasks.a is missing"),
         ("tasks: {a: {train: x.tsv, lables: {}}}", "there is no entry 'lables' of tasks.a"),
         (f"{ONE}\nrelation: [a]", "there is no entry 'relation'"),
+        (
+            f"tasks: {{{'x' * 900}: {{train: x.tsv, lables: {{}}}}}}",
+            "there is no entry 'lables' of tasks.xxx",
+        ),
         ("tasks: {a b: {train: x.tsv}}", "'a b' cannot name a task: at most 64 letters, digits, _ and -"),
         ("tasks: {../a: {train: x.tsv}}", "'../a' cannot name a task"),
         ("tasks: {default: {train: x.tsv}}", "a task cannot be called 'default'"),
@@ -95,6 +99,7 @@ def test_what_it_cannot_say(tmp_path: Path, text: str, message: str) -> None:
     assert str(error.value).startswith(f"--tasks {path}")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 900
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -478,11 +478,10 @@ def test_shared_pages_are_counted_once_whoever_else_has_them(
 
 def test_processes_are_read_with_what_they_share(holder: Holder) -> None:
     pid, hold = holder
-    hold(32 * MIB)
+    hold(MIB)  # it has started, and grows no more
     (process,) = memory.read_processes([pid])
     assert process.name.startswith("python")
-    # The kernel counts what is resident in parts for each processor, and tells it without their sum.
-    assert process.pss_bytes == pytest.approx(process.rss_bytes, abs=4 * MIB)
+    assert process.pss_bytes == pytest.approx(process.rss_bytes, abs=MIB / 2)
     assert process.peak_bytes >= process.rss_bytes > 0
 
 

@@ -275,10 +275,7 @@ def read_config(path: Path) -> ModelConfig:
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
     except OSError as error:
         raise RepositoryError(f"configuration {path} cannot be read: {error.strerror}") from error
-    except (
-        text_format.ParseError,
-        ValueError,
-    ) as error:  # ValueError: no UTF-8, or a number out of its range
+    except (text_format.ParseError, ValueError) as error:  # no UTF-8, a number out of its range
         raise RepositoryError(f"configuration {path} is malformed: {in_brief(error)}") from error
 
 
