@@ -296,6 +296,27 @@ def test_what_is_said_of_a_manifest_can_be_read(entry: Path, fault: dict[str, ob
     assert len(str(refused.value)) < 1000
 
 
+@pytest.mark.parametrize("elem_type", [onnx.TensorProto.COMPLEX64, 9999])
+def test_a_graph_with_a_type_that_is_not_served(entry: Path, elem_type: int) -> None:
+    model = onnx.load(entry.parent / "tiny_model" / "1" / "model.onnx")
+    model.graph.output[0].type.tensor_type.elem_type = elem_type
+    with pytest.raises(
+        RepositoryError, match=r"is of type (COMPLEX64|number 9999), which Triton does not serve"
+    ):
+        graph_signature(model)
+
+
+def test_what_the_checker_of_onnx_cannot_even_say(entry: Path) -> None:
+    """It quotes the operator, whose name is no UTF-8."""
+    path = entry.parent / "tiny_model" / "1" / "model.onnx"
+    model = onnx.load(path)
+    model.graph.node[0].op_type = "x" * 20
+    path.write_bytes(model.SerializeToString().replace(b"x" * 20, b"\x87" * 20))
+    with pytest.raises(UnicodeDecodeError):
+        onnx.checker.check_model(str(path))
+    assert any("is not valid ONNX" in finding.message for finding in faults(entry))
+
+
 @pytest.mark.parametrize("name", [b"log\xffts", b"logits" * 50], ids=["no text", "long"])
 def test_a_graph_with_a_name_that_is_not_served(entry: Path, name: bytes) -> None:
     model = onnx.load(entry.parent / "tiny_model" / "1" / "model.onnx")

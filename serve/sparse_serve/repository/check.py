@@ -208,7 +208,7 @@ def _graph_faults(entry: Entry, folder: Path, version: int, target: Release) -> 
     yield from _errors(config_faults(read_config(folder / CONFIG_NAME), wanted, folder.name))
     try:
         onnx.checker.check_model(str(path))
-    except (onnx.checker.ValidationError, OSError) as error:
+    except (onnx.checker.ValidationError, OSError, ValueError) as error:  # it may quote what is no UTF-8
         yield Level.error, f"{GRAPH_NAME} is not valid ONNX: {in_brief(error)}"
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets.get("", 0) > target.opset:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
@@ -212,15 +213,22 @@ def nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
     tensor_type = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim)
+    name = in_brief(value.name)
     if not shape or shape[0] != -1:
         raise RepositoryError(
-            f"graph tensor '{value.name}' has shape {list(shape)}, its first axis must be free"
+            f"graph tensor '{name}' has shape {in_brief(list(shape))}, its first axis must be free"
         )
     if tensor_type.elem_type not in _DATA_TYPES:
-        kind = onnx.TensorProto.DataType.Name(tensor_type.elem_type)
-        raise RepositoryError(f"graph tensor '{value.name}' is of type {kind}, which Triton does not serve")
+        kind = _kind(onnx.TensorProto.DataType, tensor_type.elem_type)
+        raise RepositoryError(f"graph tensor '{name}' is of type {kind}, which Triton does not serve")
     return Tensor(value.name, _DATA_TYPES[tensor_type.elem_type], shape[1:])
 
 
 def _shown(tensor: Tensor) -> str:
-    return f"{DataType.Name(tensor.data_type).removeprefix('TYPE_')} {[-1, *tensor.dims]}"
+    kind = _kind(DataType, tensor.data_type).removeprefix("TYPE_")
+    return f"{kind} {in_brief([-1, *tensor.dims])}"
+
+
+def _kind(kinds: Any, number: int) -> str:
+    """Return the name of a number in an enumeration of protobuf's; a file may have one that is not in it."""
+    return str(kinds.Name(number)) if number in kinds.values() else f"number {number}"
