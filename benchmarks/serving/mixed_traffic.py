@@ -7,8 +7,8 @@ batches of 2 to 32 short ones and texts of 512 tokens. Of what they send, one in
 seven ways. Beside them one sends a text of 4 MB every three seconds, and one goes away every second, in
 mid-request or before the answer. In turns, the same clients send what is good alone: told is the p99 of
 short texts in the mix over that of the good alone. Each answer is held against torch's, each refusal against
-the code that it should have. The memory of the server's processes is read every two seconds; its slope is
-fitted over the second half.
+the code that it should have. The memory of the server's processes is read every two seconds, each with all
+that it maps (RSS) and what they share once (PSS); slopes are fitted over the second half.
 
 With `--gateway` all ask by way of the HAProxy that `deploy` configures. Writes `mixed_traffic.csv`.
 """
@@ -34,7 +34,7 @@ from gateways import Urls, behind_gateway, urls_of
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
-from servers import OUTPUT, served
+from servers import OUTPUT, pss_bytes, served
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.connection import Protocol
@@ -244,11 +244,11 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
 
 
 class MemoryMeter:
-    """The resident memory of a server's processes, by the second."""
+    """The memory of a server's processes, by the second: the sum of their resident memory, and their PSS."""
 
     def __init__(self, server: TritonServer) -> None:
         self._server, self._stop = server, threading.Event()
-        self.readings: list[tuple[float, float]] = []
+        self.readings: list[tuple[float, float, float]] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> "MemoryMeter":
@@ -261,21 +261,24 @@ class MemoryMeter:
 
     def _read(self) -> None:
         while not self._stop.wait(MEMORY_PAUSE_S):
-            self.readings.append((time.monotonic(), resident_bytes(self._server.process_ids()) / MIB))
+            pids = self._server.process_ids()
+            self.readings.append((time.monotonic(), resident_bytes(pids) / MIB, pss_bytes(pids) / MIB))
 
-    def line(self) -> Line:
-        """Return the first and the last reading, the most of each quarter, and the slope of the last half."""
-        times, sizes = np.array(self.readings).T
+    def lines(self) -> list[Line]:
+        """Return of each the first and the last reading, the most by quarter, and the last half's slope."""
+        times, *both = np.array(self.readings).T
         half = len(times) // 2
-        slope = float(np.polyfit(times[half:] / 60, sizes[half:], 1)[0])
-        return {
-            "who": "server",
-            "kind": "resident memory",
-            "first_mib": f"{sizes[0]:.1f}",
-            "last_mib": f"{sizes[-1]:.1f}",
-            "most_mib_by_quarter": " ".join(f"{part.max():.1f}" for part in np.array_split(sizes, 4)),
-            "slope_mib_per_minute": f"{slope:.3f}",
-        }
+        return [
+            {
+                "who": "server",
+                "kind": kind,
+                "first_mib": f"{sizes[0]:.1f}",
+                "last_mib": f"{sizes[-1]:.1f}",
+                "most_mib_by_quarter": " ".join(f"{part.max():.1f}" for part in np.array_split(sizes, 4)),
+                "slope_mib_per_minute": f"{np.polyfit(times[half:] / 60, sizes[half:], 1)[0]:.3f}",
+            }
+            for kind, sizes in zip(("resident memory", "proportional memory"), both, strict=True)
+        ]
 
 
 def main(
@@ -315,7 +318,7 @@ def main(
                 run_turn(traffic, seconds / turns, mixed, with_bad=True)
         server.check()
     ratio = percentile_ms(mixed.seconds["short"], 99) / percentile_ms(alone.seconds["short"], 99)
-    lines = [*alone.lines("good alone"), *mixed.lines("mixed"), memory.line()]
+    lines = [*alone.lines("good alone"), *mixed.lines("mixed"), *memory.lines()]
     lines.append({"who": "mixed", "kind": "p99 of short over that of good alone", "ratio": f"{ratio:.2f}"})
     told = {"gateway": "yes" if gateway else "no", "seconds": f"{seconds:g}"}
     write_lines(results / "mixed_traffic.csv", [about | told | line for line in lines])

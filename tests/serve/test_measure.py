@@ -476,6 +476,21 @@ def test_shared_pages_are_counted_once_whoever_else_has_them(
     assert memory.proportional_bytes([whole, 2**22 + 1]) is None
 
 
+def test_what_a_process_maps_twice_counts_once(
+    mappers: list[tuple[int, MapFile]], tmp_path: Path
+) -> None:
+    """As a region of shared memory of Triton's Python backend is, each time that it grows."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(32 * MIB))
+    (pid, map_file), *_ = mappers
+    map_file(file, 32 * MIB)
+    (once,) = memory.proportional_bytes([pid]) or [0]
+    resident = memory.resident_bytes([pid])
+    map_file(file, 32 * MIB)
+    assert memory.resident_bytes([pid]) - resident == pytest.approx(32 * MIB, abs=MIB)
+    assert memory.proportional_bytes([pid]) == pytest.approx([once], abs=MIB)
+
+
 def test_processes_are_read_with_what_they_share(holder: Holder) -> None:
     pid, hold = holder
     hold(MIB)  # it has started, and grows no more

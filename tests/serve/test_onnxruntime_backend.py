@@ -1,5 +1,7 @@
 """The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -140,8 +142,8 @@ def test_only_requested_outputs_are_fetched(load: Callable[..., Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def reading(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The backend on a tokenizer in the graph: what it says of each text."""
+def reading_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is a tokenizer in the graph: what it says of each text."""
     folder = tmp_path_factory.mktemp("models") / "reading"
     (folder / "1").mkdir(parents=True)
     tokenizer = word_piece("[UNK] [CLS] [SEP] [MASK] a b é", normalizers.BertNormalizer(lowercase=False))
@@ -154,7 +156,13 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Any:
     config = graph_config("reading", replace(signature, outputs=tuple(rows)))
     config.model_operations.op_library_filename[:] = [str(library_path())]
     (folder / CONFIG_NAME).write_text(to_text(config))
-    return stub.load_model(SOURCE, folder)
+    return folder
+
+
+@pytest.fixture
+def reading(reading_folder: Path) -> Any:
+    """The backend on it."""
+    return stub.load_model(SOURCE, reading_folder)
 
 
 def asking(
@@ -206,6 +214,34 @@ def test_a_text_of_too_many_bytes_is_refused_alone(reading: Any) -> None:
     assert error.code() == stub.Error.INVALID_ARG
     message = f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
     assert error.message() == f"{message} (max_text_bytes of config.pbtxt)"
+
+
+@pytest.mark.parametrize("beside", [0, 1, CROWD])
+@pytest.mark.parametrize("kind", ["too large", "without rows", "of unequal axes", "with a bad id", "long"])
+def test_a_refused_request_is_let_go_at_once(
+    load: Callable[..., Any], reading: Any, kind: str, beside: int
+) -> None:
+    """It holds the client's tensors in memory that it shares with Triton, until nobody holds it."""
+    ids, bad_ids = np.full((40, 64), 5), np.full((40, 64), 10_000)
+    make: Callable[[], stub.Request] = {
+        "too large": lambda: asking((b"a", b" " * (DEFAULT_TEXT_BYTES + 1))),
+        "without rows": lambda: request(ids[:0]),
+        "of unequal axes": lambda: request(ids, mask=np.ones((40, 63))),
+        "with a bad id": lambda: request(bad_ids[:1, :8]),
+        "long": lambda: request(bad_ids),
+    }[kind]
+    backend, good = (reading, asking((b"a", b"b"))) if kind == "too large" else (load(), request(ids[:1, :8]))
+    gc.disable()
+    try:
+        refused = [make() for _ in range(max(beside, 1))]
+        held = [weakref.ref(each) for each in refused]
+        answers = stub.answers_of(backend, *refused, *[good] * (beside > 0))
+        assert [answer.has_error() for answer in answers] == [True] * len(refused) + [False] * (beside > 0)
+        backend.finalize()  # the thread holds what it answered last
+        del refused, answers
+        assert not any(each() for each in held)
+    finally:
+        gc.enable()
 
 
 def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:

@@ -1,8 +1,10 @@
 """The text backend in this process: tokenization, answers by task, and fault isolation."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -284,6 +286,30 @@ def test_limits_are_the_operators(
     assert error.message().startswith(message)
     assert error.code() == stub.Error.INVALID_ARG
     assert not answered.has_error()
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+@pytest.mark.parametrize("text", ["w1 " * 400_000, b"caf\xe9", "w2 " * 50, "w1 " * 5_000, "fault"])
+def test_a_refused_request_is_let_go_at_once(
+    load: Callable[..., tuple[Any, Graph]], text: str | bytes, beside: int
+) -> None:
+    """Of too many bytes, no text, of too many tokens, on a thread of its own too, or refused by the graph."""
+    model, graph = load(truncation="error")
+    if text == "fault":
+        graph.fault = lambda request: stub.Error("no") if len(request.inputs[0].as_numpy()) != 2 else None
+    gc.disable()
+    try:
+        refused = request(text)
+        held = weakref.ref(refused)
+        first, *others = stub.answers_of(model, refused, *[request("w1", "w2")] * beside)
+        assert first.has_error()
+        assert not any(other.has_error() for other in others)
+        model.finalize()
+        graph.calls.clear()
+        del refused, first
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u00a0"])

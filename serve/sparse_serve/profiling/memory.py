@@ -78,9 +78,9 @@ def proportional_bytes(process_ids: Sequence[int]) -> list[int] | None:
 
     The kernel's PSS divides a page of a file, or of shared memory, among all who map it on this machine,
     other servers included. Here it is divided among these processes alone, as the kernel would if nobody
-    else ran, so that the sum has their pages once. What several have of one file is taken to be the same, as
-    far as the least of them goes. Anonymous pages count in their process, those of a fork in both. None where
-    the kernel does not tell it of all.
+    else ran, so that the sum has their pages once. What several have of one part of a file is taken to be the
+    same, as far as the least of them goes. Anonymous pages count in their process, those of a fork in both.
+    None where the kernel does not tell it of all.
     """
     held = [_held(pid) for pid in process_ids]
     known = [each for each in held if each is not None]
@@ -98,21 +98,26 @@ def proportional_bytes(process_ids: Sequence[int]) -> list[int] | None:
 
 
 def _held(pid: int) -> tuple[int, Counter[str]] | None:
-    """Return a process's anonymous memory, and what it has of each file by device and inode, in bytes."""
+    """Return a process's anonymous memory, and what it has of each part of a file, in bytes.
+
+    A part is named by offset, device and inode. What is mapped more than once counts once: a region of shared
+    memory that has grown may be mapped whole for each of its sizes, and its pages are in `VmRSS` as often.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    own, files, file = 0, Counter[str](), ""
+    own, files, part, resident = 0, Counter[str](), "", 0
     for line in lines:
         name, *values = line.split()
         if not name.endswith(":"):  # address, permissions, offset, device, inode and, of a file, its path
-            file = " ".join(values[2:4])
+            part = " ".join(values[1:4])
         elif name == "Rss:":
-            files[file] += 1024 * int(values[0])
+            resident = 1024 * int(values[0])
         elif name == "Anonymous:":
-            own += 1024 * int(values[0])
-            files[file] -= 1024 * int(values[0])
+            anonymous = 1024 * int(values[0])
+            own += anonymous
+            files[part] = max(files[part], resident - anonymous)
     return own, files
 
 

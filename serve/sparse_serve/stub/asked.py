@@ -22,7 +22,7 @@ class Asked(NamedTuple):
         feed: the graph's inputs, `(N, …)` each, of the graph's types.
         wanted: the names of the outputs that are asked for.
         row_tokens: `(N)` int64, about how many tokens each row has.
-        fault: why it is none.
+        fault: why it is none, `without_frames`.
     """
 
     feed: Arrays
@@ -72,7 +72,7 @@ class Pending:
         try:
             return {name: np.concatenate([part[name] for part in parts]) for name in self.asked.wanted}
         except Exception as error:  # for want of memory, say
-            return error
+            return without_frames(error)
 
 
 class Part(NamedTuple):
@@ -86,6 +86,17 @@ class Part(NamedTuple):
     def tokens(self) -> int:
         """Of all its rows."""
         return self.asked.tokens
+
+
+def without_frames(error: Exception) -> Exception:
+    """Return an exception that can be kept: it no longer says where it was raised.
+
+    The frames of that are those that hold the request, and its tensors in shared memory. Kept beside the
+    request's other results, they would hold each other until Python's cyclic garbage collector comes by,
+    which counts objects, not their megabytes.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def split(feed: Mapping[str, npt.NDArray[Any]], borders: Sequence[int]) -> list[Arrays]:

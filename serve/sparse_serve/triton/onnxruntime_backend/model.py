@@ -28,7 +28,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 # Before any other version of the package that may be installed where Triton runs.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_serve.stub.asked import Asked, Part, Pending, split
+from sparse_serve.stub.asked import Asked, Part, Pending, split, without_frames
 from sparse_serve.stub.clock import no_stale_answer
 from sparse_serve.stub.later import give_way, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
@@ -173,7 +173,7 @@ class TritonPythonModel:
                     raise NoRowsError(f"input '{name}' has no rows: give at least one")
             return Asked(feed, wanted, self._row_tokens(feed), self._fault(feed))
         except Exception as error:
-            return Asked({}, wanted, np.zeros(1, int), error)
+            return Asked({}, wanted, np.zeros(1, int), without_frames(error))
 
     def _row_tokens(self, feed):
         """Return about how many tokens each row has: by its mask, or by the bytes of its texts."""
@@ -212,7 +212,7 @@ class TritonPythonModel:
         try:
             results = self._results([each.asked for each in parts])
         except Exception as error:
-            results = [error] * len(parts)
+            results = [without_frames(error)] * len(parts)
         for part, result in zip(parts, results, strict=True):
             pending = part.pending
             pending.results.append(result)
@@ -248,7 +248,7 @@ class TritonPythonModel:
             return self._run(asked)
         except Exception as error:
             if len(asked) == 1:
-                return [error]
+                return [without_frames(error)]
         return [result for each in asked for result in self._sound_results([each])]
 
     def _response(self, asked, result):
@@ -361,7 +361,7 @@ class TritonPythonModel:
         try:
             self.limits.check({name: array for name, array in feed.items() if array.dtype == np.object_})
         except OversizeError as error:
-            return error
+            return without_frames(error)
         return None
 
     def _session_options(self, config):
