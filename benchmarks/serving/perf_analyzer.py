@@ -1,18 +1,17 @@
-"""`profile` beside the stock perf_analyzer: the same server, the same texts, the same load, in turns.
+"""`profile` beside the stock perf_analyzer: the same server, the same texts, the same load, at the same time.
 
     python benchmarks/serving/perf_analyzer.py checkpoints/reviews
 
 Exports CHECKPOINT where it is missing and serves it once. In every round both clients ask for the same texts
-of `--length` tokens over gRPC, at each number of requests in flight, one after the other, and who begins
-alternates; both take windows until three agree within 10 %. Both CSV files are read by the same reader.
-perf_analyzer is the binary in the wheel of tritonclient 2.51.0, which is put into `--build`, with libraries
-from the wheel of nvidia-pytriton.
+of `--length` tokens over gRPC, each with as many requests in flight, side by side: a machine that changes its
+speed from one half minute to the next does so for both, which no turns of theirs can have. perf_analyzer
+starts with our client's first request, and both take three windows of one length: what our client begins
+earlier, it also ends earlier. Both CSV files are read by the same reader. perf_analyzer is the binary in the
+wheel of tritonclient 2.51.0, which is put into `--build`, with libraries from the wheel of nvidia-pytriton.
 
-Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. The two of a round
-are held against each other, as the machine may have changed until the next: prints the median of the rounds'
-own ratios, ours to perf_analyzer's, with the least and the greatest, beside the medians of both, and by how
-much longer our client takes to send and receive. Ends with 1 where a ratio's median is not within 5 %. Five
-and a half minutes: rounds are short and many, as a machine may change its speed from one client to the other.
+Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. Prints the median of
+the rounds' ratios, ours to perf_analyzer's, with the least and the greatest, beside the medians of both, and
+by how much longer our client takes to send and receive. Ends with 1 where a ratio's median is not within 5 %.
 """
 
 import csv
@@ -22,11 +21,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import tritonclient.grpc
 import typer
 from entries import COMMAND, export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
@@ -50,6 +52,11 @@ COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
 CLIENT_TIMES = ("Client Send", "Network+Server Send/Recv", "Client Recv")
 PRINTED = ("Concurrency", *COLUMNS, "failed")
 WITHIN = 0.05
+# Of both clients: no window is taken again, as the other's load would be gone.
+THREE_WINDOWS = ("-r", "3", "-s", "100")
+# Of its interval, perf_analyzer's window: it sends for so long, and ours is told to.
+WINDOW_SHARE = 1.2
+STARTED_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,8 @@ def benchmark(
     build: Annotated[Path, typer.Option(help="Folder for perf_analyzer.")] = Path("build/perf_analyzer"),
     length: Annotated[int, typer.Option(help="Of the texts, in tokens.")] = 128,
     concurrencies: Annotated[str, typer.Option(help="Requests in flight.")] = "1,4",
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of both.")] = 9,
-    seconds: Annotated[float, typer.Option(help="Of a window.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Of both.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Of a window.")] = 10,
 ) -> None:
     """Install and export what is missing, measure, and write what came out."""
     stock = Stock(build.absolute())
@@ -85,22 +92,27 @@ def benchmark(
         for number in range(rounds):
             for concurrency in map(int, concurrencies.split(",")):
                 asked = Asked(server.grpc_url, texts, concurrency, round(seconds * 1000))
-                for name in CLIENTS[:: -1 if number % 2 else 1]:
-                    line = environment(find_triton().version or "")
-                    line |= {"client": name, "round": str(number), "length": str(length)}
-                    line |= profiled(asked, repository) if name == OURS else stock.ask(asked)
-                    lines.append(line)
+                about = environment(find_triton().version or "")
+                with ThreadPoolExecutor(len(CLIENTS)) as pool:
+                    earlier = requests_of(server.grpc_url)
+                    found = {OURS: pool.submit(profiled, asked, repository)}
+                    while requests_of(server.grpc_url) == earlier and not found[OURS].done():
+                        time.sleep(STARTED_PAUSE_S)
+                    found["perf_analyzer"] = pool.submit(stock.ask, asked)
+                for name, line in ((name, found[name].result()) for name in CLIENTS):
+                    told = {"client": name, "round": str(number), "length": str(length)}
+                    lines.append(about | told | line)
                     print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
-                    write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
-    told = list(ratios(lines))
-    for each in told:
+                write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
+    medians = list(ratios(lines))
+    for each in medians:
         print(each)
     for in_flight, longer in client_times(lines).items():
         if longer:
             print(f"{in_flight} in flight: our client takes {min(longer):.2f} to {max(longer):.2f} ms longer")
-    if len(told) < len(COLUMNS) * len(concurrencies.split(",")):
-        raise SystemExit("a figure is missing: it was not stable, or 100 requests need more --seconds")
-    if max(abs(each.median - 1) for each in told) > WITHIN:
+    if len(medians) < len(COLUMNS) * len(concurrencies.split(",")):
+        raise SystemExit("a figure is missing: 100 requests need more --seconds")
+    if max(abs(each.median - 1) for each in medians) > WITHIN:
         raise SystemExit(1)
 
 
@@ -148,7 +160,7 @@ class Stock:
                 [
                     *(str(self._program), "-m", NAME, "-i", "grpc", "-u", asked.url, "-f", str(found)),
                     *("--input-data", str(data), "--concurrency-range", str(asked.concurrency)),
-                    *("--measurement-interval", str(asked.interval_ms)),
+                    *("--measurement-interval", str(asked.interval_ms), *THREE_WINDOWS),
                 ],
                 LD_LIBRARY_PATH=str(self._libraries),
             )
@@ -166,12 +178,20 @@ def profiled(asked: Asked, repository: Path) -> Line:
             [
                 *(str(COMMAND), "profile", NAME, f"--url={asked.url}", f"--model-repository={repository}"),
                 *(f"--input-data={data}", f"--concurrency-range={asked.concurrency}", "--rounds=1"),
-                *(f"--measurement-interval={asked.interval_ms}", f"--output-dir={folder}"),
+                *(f"--measurement-interval={round(WINDOW_SHARE * asked.interval_ms)}", *THREE_WINDOWS),
+                f"--output-dir={folder}",
             ]
         )
         if done.returncode:
             raise SystemExit(one_line(done))
         return only_row(Path(folder, "report.csv"))
+
+
+def requests_of(grpc_url: str) -> int:
+    """Return how many requests the server has answered."""
+    client = tritonclient.grpc.InferenceServerClient(grpc_url)
+    (model,) = client.get_inference_statistics(NAME).model_stats
+    return int(model.inference_stats.success.count)
 
 
 def run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -12,11 +12,14 @@ from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock, get_ident
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling import measure, memory
+from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.measure import (
     Arrivals,
     LatencyReading,
@@ -32,7 +35,7 @@ from sparse_serve.profiling.measure import (
     measure_window,
 )
 from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
-from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD
+from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, ServerGauges
 
 MS = 1_000_000
 ONE = Arrivals(concurrency=1)
@@ -476,9 +479,7 @@ def test_shared_pages_are_counted_once_whoever_else_has_them(
     assert memory.proportional_bytes([whole, 2**22 + 1]) is None
 
 
-def test_what_a_process_maps_twice_counts_once(
-    mappers: list[tuple[int, MapFile]], tmp_path: Path
-) -> None:
+def test_what_a_process_maps_twice_counts_once(mappers: list[tuple[int, MapFile]], tmp_path: Path) -> None:
     """As a region of shared memory of Triton's Python backend is, each time that it grows."""
     file = tmp_path / "file"
     file.write_bytes(bytes(32 * MIB))
@@ -522,3 +523,14 @@ def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(memory, "_LISTING", str(tmp_path / "missing"))
     with memory.control_group(0) as group:
         assert group is None
+
+
+def test_processor_time_is_told_to_less_than_a_tick() -> None:
+    """Of /proc it is in ticks of 10 ms: of a short load there would be none."""
+    gauges = ServerGauges(SimpleNamespace(process_ids=lambda: [os.getpid(), 2**22 + 1]), PowerMeter())
+    first, began = gauges.processor_ns(), time.process_time_ns()
+    while time.process_time_ns() - began < 2_000_000:
+        pass
+    assert 2_000_000 <= gauges.processor_ns() - first < 50_000_000
+    times = psutil.Process().cpu_times()
+    assert gauges.processor_ns() / 1e9 == pytest.approx(times.user + times.system, abs=0.1)

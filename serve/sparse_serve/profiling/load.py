@@ -20,8 +20,8 @@ from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_
 # Portable attention at full length can take seconds; a server that hangs must still end the profile.
 _TIMEOUT_S = 300.0
 
-# How long a request that was answered is waited for in the statistics, which may have it a little later.
-_COUNTED_S = 0.1
+# How long a request that was answered is waited for in the statistics, and how often they are asked for it.
+_COUNTED_S, _ASKED_AGAIN_S = 1.0, 0.001
 
 Array = npt.NDArray[Any]
 
@@ -133,7 +133,7 @@ class TritonLoad:
         while (told := self._statistics()).requests < at_least and self._has_statistics:
             if time.monotonic() >= deadline:
                 break
-            time.sleep(_COUNTED_S / 100)
+            time.sleep(_ASKED_AGAIN_S)
         return told + self._gauged()
 
     def _statistics(self) -> ServerTimes:
