@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Lock, get_ident
+from threading import Barrier, BrokenBarrierError, Event, Lock, get_ident
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -249,6 +250,32 @@ def test_every_counted_request_meets_as_many_as_the_concurrency(size: int) -> No
     assert len(set(server.answered)) == size
     assert 0 < measured.server.requests < len(server.answered)
     assert server.waited_for == len(server.asked)  # nothing of it is counted in the next window
+
+
+class Sender:
+    """One of two: the first answer to one of them comes late, and until then the other is alone."""
+
+    def __init__(self, both_ask: Event, *, is_late: bool) -> None:
+        self._both_ask, self._is_late = both_ask, is_late
+
+    def request(self) -> Timing:
+        if self._is_late and not self._both_ask.is_set():
+            time.sleep(0.05)
+            self._both_ask.set()
+        latency = 2 * MS if self._both_ask.is_set() else MS
+        time.sleep(0.002)
+        return Timing(0, latency, 0)
+
+    def server_times(self, at_least: int = 0) -> ServerTimes:
+        return ServerTimes()
+
+
+def test_nothing_is_counted_while_a_sender_is_alone() -> None:
+    """Its throughput would be that of the server, to which the others' is added."""
+    both_ask = Event()
+    senders = [Sender(both_ask, is_late=False), Sender(both_ask, is_late=True)]
+    measured = measure_window(senders, 30, 1)
+    assert {timing.total_ns for timing in measured.timings} == {2 * MS}
 
 
 @dataclass(eq=False)
@@ -527,7 +554,8 @@ def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytes
 
 def test_processor_time_is_told_to_less_than_a_tick() -> None:
     """Of /proc it is in ticks of 10 ms: of a short load there would be none."""
-    gauges = ServerGauges(SimpleNamespace(process_ids=lambda: [os.getpid(), 2**22 + 1]), PowerMeter())
+    server: Any = SimpleNamespace(process_ids=lambda: [os.getpid(), 2**22 + 1])
+    gauges = ServerGauges(server, PowerMeter())
     first, began = gauges.processor_ns(), time.process_time_ns()
     while time.process_time_ns() - began < 2_000_000:
         pass

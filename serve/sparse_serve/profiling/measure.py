@@ -265,7 +265,8 @@ def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 
     time, so that it is right also where requests are as long as a window. First, `settling` requests of each
     sender are not counted; no more of them once one has taken longer than a window. With several senders
     one is never spared: until each has a request in flight, the load is not there yet. And each goes on
-    sending until the last has ended its stretch, so that it does not end alone.
+    sending until the last has settled, and until the last has ended its stretch, so that nothing is counted
+    of one that is alone.
 
     Raises:
         ServerError: a request was refused, or the server is gone.
@@ -368,6 +369,7 @@ class _Crew:
         self._settling = settling
         self._earlier = 0
         self._uncounted: list[Timing] = []
+        self._settled: list[Load] = []
         self._ended: list[Load] = []
         self._abandoned = Event()
 
@@ -392,9 +394,7 @@ class _Crew:
         except BaseException:
             self._abandoned.set()
             raise
-        self._ended.append(sender)
-        while len(self._ended) < len(self._senders) and not self._abandoned.is_set():
-            self._uncounted.append(sender.request())
+        self._ask_on(sender, self._ended)
         return stretch
 
     def _settle(self, sender: Load) -> None:
@@ -402,7 +402,15 @@ class _Crew:
             timing = sender.request()
             self._uncounted.append(timing)
             if timing.total_ns >= self._interval_ns or self._abandoned.is_set():
-                return
+                break
+        # Else one that is answered sooner would be measured while others are not yet asking again.
+        self._ask_on(sender, self._settled)
+
+    def _ask_on(self, sender: Load, done: list[Load]) -> None:
+        """Say that a sender is done with a part, and keep up its load until all are."""
+        done.append(sender)
+        while len(done) < len(self._senders) and not self._abandoned.is_set():
+            self._uncounted.append(sender.request())
 
     def _seen_stretch(self, sender: Load) -> Stretch:
         """Return a stretch of the first sender, and see what the server and its GPU did meanwhile.
