@@ -1,17 +1,21 @@
-"""`profile` beside the stock perf_analyzer: the same server, the same texts, the same load, at the same time.
+"""`profile` beside the stock perf_analyzer: the same server, the same texts, the same load, in turns.
 
     python benchmarks/serving/perf_analyzer.py checkpoints/reviews
 
-Exports CHECKPOINT where it is missing and serves it once. In every round both clients ask for the same texts
-of `--length` tokens over gRPC, each with as many requests in flight, side by side: a machine that changes its
-speed from one half minute to the next does so for both, which no turns of theirs can have. perf_analyzer
-starts with our client's first request, and both take three windows of one length: what our client begins
-earlier, it also ends earlier. Both CSV files are read by the same reader. perf_analyzer is the binary in the
-wheel of tritonclient 2.51.0, which is put into `--build`, with libraries from the wheel of nvidia-pytriton.
+Exports CHECKPOINT where it is missing and serves it: as it is, and with the server's batching off. Both
+clients ask for the same texts of `--length` tokens over gRPC, with as many requests in flight. A round has
+`--turns` of both, one after the other, and who begins alternates; a turn is three windows of one length, none
+of which is taken again. Both CSV files are read by the same reader. perf_analyzer is the binary in the wheel
+of tritonclient 2.51.0, which is put into `--build`, with libraries from the wheel of nvidia-pytriton. Clients
+have a core that the server does not use, unless `--client-cores 0`.
 
-Writes `perf_analyzer.csv`, a line for each client, load and round with the environment. Prints the median of
-the rounds' ratios, ours to perf_analyzer's, with the least and the greatest, beside the medians of both, and
-by how much longer our client takes to send and receive. Ends with 1 where a ratio's median is not within 5 %.
+Writes `perf_analyzer.csv`, a line for each client, load and turn with the environment. The two of a turn are
+held against each other, as the machine may have changed until the next; a round's ratio, ours to
+perf_analyzer's, is the median of its turns'. Prints those of all rounds beside the medians of both, and by
+how much longer our client takes to send and receive. Ends with 1 where a round's ratio is not within 5 %. Of
+p99 with several in flight and batching it is told only: how the next requests fall into batches depends on
+how soon each is sent after an answer, so that p99 differs with the client, where throughput and p50 do not.
+Twenty-five minutes: turns are short and many, as a machine may change its speed from one client to the other.
 """
 
 import csv
@@ -21,22 +25,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Annotated
 
-import tritonclient.grpc
 import typer
+from cores import ClientCores, Cores, share_out
 from entries import COMMAND, export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, environment, write_lines
 from servers import served
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_texts
 from sparse_serve.profiling.report_csv import PERF_ANALYZER_COLUMNS
+from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.profiling.workload import Tokens, make_workload
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.signature import TEXT_INPUT
@@ -50,35 +56,60 @@ OURS = "profile"
 CLIENTS = (OURS, "perf_analyzer")
 COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
 CLIENT_TIMES = ("Client Send", "Network+Server Send/Recv", "Client Recv")
-PRINTED = ("Concurrency", *COLUMNS, "failed")
+PRINTED = ("Concurrency", "batching", *COLUMNS, "failed")
 WITHIN = 0.05
-# Of both clients: no window is taken again, as the other's load would be gone.
 THREE_WINDOWS = ("-r", "3", "-s", "100")
-# Of its interval, perf_analyzer's window: it sends for so long, and ours is told to.
+# perf_analyzer's window has so much of the interval that it is given.
 WINDOW_SHARE = 1.2
-STARTED_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests in flight, and whether the server may answer several at once."""
+
+    concurrency: int
+    batching: bool
+
+    @staticmethod
+    def of(line: Line) -> "Load":
+        """Return that of a line of the CSV."""
+        return Load(int(line["Concurrency"]), line["batching"] == "on")
+
+    def line(self) -> Line:
+        return {"batching": "on" if self.batching else "off"}
+
+    def holds(self, column: str) -> bool:
+        """Whether a column is the server's, whoever asks."""
+        return column != "p99 latency" or self.concurrency == 1 or not self.batching
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} in flight" + ("" if self.batching else ", batching off")
+
+
+LOADS = (Load(1, batching=True), Load(4, batching=False), Load(4, batching=True))
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What both clients are told: a server's gRPC, texts, requests in flight, and windows in ms."""
+    """What both clients are told: a server's gRPC, texts, requests in flight, and the ms of a window."""
 
     url: str
     texts: Sequence[str]
     concurrency: int
-    interval_ms: int
+    window_ms: int
 
 
-def benchmark(
+def benchmark(  # noqa: PLR0913  one parameter per option
     checkpoint: Checkpoint,
     *,
     repository: Repository = REPOSITORY,
     results: Results = RESULTS,
     build: Annotated[Path, typer.Option(help="Folder for perf_analyzer.")] = Path("build/perf_analyzer"),
     length: Annotated[int, typer.Option(help="Of the texts, in tokens.")] = 128,
-    concurrencies: Annotated[str, typer.Option(help="Requests in flight.")] = "1,4",
-    rounds: Annotated[int, typer.Option(min=1, help="Of both.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Of a window.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Of both in a round.")] = 8,
+    seconds: Annotated[float, typer.Option(help="Of a window.")] = 2.4,
+    client_cores: ClientCores = 1,
 ) -> None:
     """Install and export what is missing, measure, and write what came out."""
     stock = Stock(build.absolute())
@@ -88,32 +119,44 @@ def benchmark(
     tokens = Tokens(entry.path / TOKENIZER_NAME, task, most, in_graph=entry.takes_text)
     texts = [batch.texts[0] for batch in make_workload(tokens, read_texts(None), length, 1).batches]
     lines: list[Line] = []
-    with served(repository, [NAME]) as server:
-        for number in range(rounds):
-            for concurrency in map(int, concurrencies.split(",")):
-                asked = Asked(server.grpc_url, texts, concurrency, round(seconds * 1000))
-                about = environment(find_triton().version or "")
-                with ThreadPoolExecutor(len(CLIENTS)) as pool:
-                    earlier = requests_of(server.grpc_url)
-                    found = {OURS: pool.submit(profiled, asked, repository)}
-                    while requests_of(server.grpc_url) == earlier and not found[OURS].done():
-                        time.sleep(STARTED_PAUSE_S)
-                    found["perf_analyzer"] = pool.submit(stock.ask, asked)
-                for name, line in ((name, found[name].result()) for name in CLIENTS):
-                    told = {"client": name, "round": str(number), "length": str(length)}
-                    lines.append(about | told | line)
+    cores = share_out(client_cores)
+    for load in LOADS:
+        with ExitStack() as stack:
+            with on_cores(cores.server):
+                server = stack.enter_context(served(repository, [NAME], edited(cores, load)))
+            stack.enter_context(on_cores(cores.clients))
+            asked = Asked(server.grpc_url, texts, load.concurrency, round(seconds * 1000))
+            for number, turn in product(range(rounds), range(turns)):
+                for name in CLIENTS[:: -1 if turn % 2 else 1]:
+                    line = environment(find_triton().version or "") | cores.line() | load.line()
+                    line |= {"client": name, "round": str(number), "turn": str(turn), "length": str(length)}
+                    line |= profiled(asked, repository) if name == OURS else stock.ask(asked)
+                    lines.append(line)
                     print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
-                write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
-    medians = list(ratios(lines))
-    for each in medians:
+                    write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
+    told = list(ratios(lines))
+    for each in told:
         print(each)
-    for in_flight, longer in client_times(lines).items():
+    for load, longer in client_times(lines).items():
         if longer:
-            print(f"{in_flight} in flight: our client takes {min(longer):.2f} to {max(longer):.2f} ms longer")
-    if len(medians) < len(COLUMNS) * len(concurrencies.split(",")):
+            print(f"{load}: our client takes {min(longer):.2f} to {max(longer):.2f} ms longer")
+    if len(told) < len(COLUMNS) * len(LOADS):
         raise SystemExit("a figure is missing: 100 requests need more --seconds")
-    if max(abs(each.median - 1) for each in medians) > WITHIN:
+    if not all(each.within for each in told):
         raise SystemExit(1)
+
+
+def edited(cores: Cores, load: Load) -> Callable[[ModelConfig], None]:
+    """Return what fits a configuration to the server's cores, and to a load."""
+    threads = cores.edit()
+
+    def edit(config: ModelConfig) -> None:
+        if threads:
+            threads(config)
+        if not load.batching:
+            config.ClearField("dynamic_batching")
+
+    return edit
 
 
 class Stock:
@@ -160,7 +203,7 @@ class Stock:
                 [
                     *(str(self._program), "-m", NAME, "-i", "grpc", "-u", asked.url, "-f", str(found)),
                     *("--input-data", str(data), "--concurrency-range", str(asked.concurrency)),
-                    *("--measurement-interval", str(asked.interval_ms), *THREE_WINDOWS),
+                    *("--measurement-interval", str(round(asked.window_ms / WINDOW_SHARE)), *THREE_WINDOWS),
                 ],
                 LD_LIBRARY_PATH=str(self._libraries),
             )
@@ -178,20 +221,13 @@ def profiled(asked: Asked, repository: Path) -> Line:
             [
                 *(str(COMMAND), "profile", NAME, f"--url={asked.url}", f"--model-repository={repository}"),
                 *(f"--input-data={data}", f"--concurrency-range={asked.concurrency}", "--rounds=1"),
-                *(f"--measurement-interval={round(WINDOW_SHARE * asked.interval_ms)}", *THREE_WINDOWS),
+                *(f"--measurement-interval={asked.window_ms}", *THREE_WINDOWS),
                 f"--output-dir={folder}",
             ]
         )
         if done.returncode:
             raise SystemExit(one_line(done))
         return only_row(Path(folder, "report.csv"))
-
-
-def requests_of(grpc_url: str) -> int:
-    """Return how many requests the server has answered."""
-    client = tritonclient.grpc.InferenceServerClient(grpc_url)
-    (model,) = client.get_inference_statistics(NAME).model_stats
-    return int(model.inference_stats.success.count)
 
 
 def run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -213,63 +249,66 @@ def only_row(path: Path) -> Line:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A column at a load, round by round: ours, and perf_analyzer's."""
+    """A column at a load: ours and perf_analyzer's, turn by turn of each round."""
 
-    concurrency: str
+    load: Load
     column: str
-    pairs: Sequence[tuple[float, float]]
+    rounds: Sequence[Sequence[tuple[float, float]]]
 
     @property
-    def own(self) -> list[float]:
-        """The ratio of each round."""
-        return [ours / theirs for ours, theirs in self.pairs]
+    def of_rounds(self) -> list[float]:
+        """The median of each round's ratios."""
+        return [statistics.median(ours / theirs for ours, theirs in turns) for turns in self.rounds]
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.own)
+    def within(self) -> bool:
+        """Whether the clients agree, where they are to."""
+        return not self.load.holds(self.column) or all(abs(each - 1) <= WITHIN for each in self.of_rounds)
 
     def __str__(self) -> str:
-        ours, theirs = (statistics.median(each) for each in zip(*self.pairs, strict=True))
-        return (
-            f"{self.concurrency} in flight, {self.column}: {self.median:.3f} ({min(self.own):.3f} to "
-            f"{max(self.own):.3f} in {len(self.own)} rounds); medians {ours:.1f} of {theirs:.1f}"
-        )
+        ours, theirs = (statistics.median(each) for each in zip(*chain(*self.rounds), strict=True))
+        rounds = ", ".join(f"{ratio:.3f}" for ratio in self.of_rounds)
+        return f"{self.load}, {self.column}: {rounds}; medians {ours:.1f} of {theirs:.1f}"
 
 
 def ratios(lines: Sequence[Line]) -> Iterator[Ratio]:
-    """Yield the ratios of each load and column, of the rounds in which both have it.
+    """Yield the ratios of each load and column, of the turns in which both have it.
 
     Ours has no percentile of too few requests: for p99 of 100 windows must be long enough.
     """
-    for concurrency in dict.fromkeys(line["Concurrency"] for line in lines):
+    for load in dict.fromkeys(map(Load.of, lines)):
+        pairs = list(pairs_of(lines, load))
         for column in COLUMNS:
-            pairs = [
-                (float(ours[column]), float(theirs[column]))
-                for ours, theirs in turns(lines, concurrency)
-                if ours.get(column) and theirs.get(column)
+            rounds = [
+                [
+                    (float(ours[column]), float(theirs[column]))
+                    for ours, theirs in turns
+                    if ours.get(column) and theirs.get(column)
+                ]
+                for _, turns in groupby(pairs, lambda pair: pair[0]["round"])
             ]
-            if pairs:
-                yield Ratio(concurrency, column, pairs)
+            if pairs and all(rounds):
+                yield Ratio(load, column, rounds)
 
 
-def client_times(lines: Sequence[Line]) -> dict[str, list[float]]:
-    """Return by how many ms our client takes longer to send and receive, round by round, by load."""
+def client_times(lines: Sequence[Line]) -> dict[Load, list[float]]:
+    """Return by how many ms our client takes longer to send and receive, turn by turn, by load."""
     return {
-        concurrency: [
+        load: [
             sum(float(ours[part]) - float(theirs[part]) for part in CLIENT_TIMES) / 1000
-            for ours, theirs in turns(lines, concurrency)
+            for ours, theirs in pairs_of(lines, load)
             if theirs.get(CLIENT_TIMES[0])
         ]
-        for concurrency in dict.fromkeys(line["Concurrency"] for line in lines)
+        for load in dict.fromkeys(map(Load.of, lines))
     }
 
 
-def turns(lines: Sequence[Line], concurrency: str) -> Iterator[tuple[Line, Line]]:
-    """Yield ours and perf_analyzer's of each round at a load."""
-    found = {(line["client"], line["round"]): line for line in lines if line["Concurrency"] == concurrency}
-    for number in dict.fromkeys(number for _, number in found):
-        if all((name, number) in found for name in CLIENTS):
-            yield found[OURS, number], found[CLIENTS[1], number]
+def pairs_of(lines: Sequence[Line], load: Load) -> Iterator[tuple[Line, Line]]:
+    """Yield ours and perf_analyzer's of each turn at a load."""
+    found = {(line["client"], line["round"], line["turn"]): line for line in lines if Load.of(line) == load}
+    for turn in dict.fromkeys(key[1:] for key in found):
+        if all((name, *turn) in found for name in CLIENTS):
+            yield found[OURS, *turn], found[CLIENTS[1], *turn]
 
 
 if __name__ == "__main__":

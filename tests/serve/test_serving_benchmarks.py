@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -45,42 +46,50 @@ def test_reports_in_a_row_are_compared_length_by_length(module: Any) -> None:
     assert {line["verdict"] for line in module("itself").differences(before, before)} == {"noise"}
 
 
-def lines_of(*p50: tuple[float, float]) -> list[dict[str, str]]:
-    """What both clients found in each round."""
+def lines_of(*rounds: Sequence[tuple[float, float]]) -> list[dict[str, str]]:
+    """What both clients found in each turn of each round."""
     return [
         {
             "client": client,
             "round": str(number),
+            "turn": str(turn),
             "Concurrency": "1",
+            "batching": "on",
             "p50 latency": str(latency),
             "Client Send": "100" if client == "profile" else "10",
             "Network+Server Send/Recv": "600" if client == "profile" else "390",
             "Client Recv": "50",
         }
-        for number, pair in enumerate(p50)
+        for number, turns in enumerate(rounds)
+        for turn, pair in enumerate(turns)
         for client, latency in zip(("profile", "perf_analyzer"), pair, strict=True)
     ]
 
 
-def test_clients_are_held_against_each_other_round_by_round(module: Any) -> None:
-    """A machine that is faster in one round than in the next is no difference of clients."""
+def test_clients_are_held_against_each_other_turn_by_turn(module: Any) -> None:
+    """A machine that is faster in one turn than in the next is no difference of clients."""
     found = module("perf_analyzer")
-    (ratio,) = found.ratios(lines_of((100, 100), (200, 200), (101, 100)))
-    assert (ratio.median, ratio.own) == (1.0, [1.0, 1.0, 1.01])
-    assert (
-        str(ratio) == "1 in flight, p50 latency: 1.000 (1.000 to 1.010 in 3 rounds); medians 101.0 of 100.0"
-    )
-    assert found.client_times(lines_of((1, 1)))["1"] == [pytest.approx(0.3)]
-    assert not list(found.ratios(lines_of((100, 100))[:1]))
+    (ratio,) = found.ratios(lines_of([(100, 100), (200, 200), (101, 100)], [(300, 300), (102, 100)]))
+    assert ratio.of_rounds == pytest.approx([1.0, 1.01])
+    assert str(ratio) == "1 in flight, p50 latency: 1.000, 1.010; medians 102.0 of 100.0"
+    assert ratio.within
+    assert not found.Ratio(ratio.load, "p99 latency", [[(106, 100)]]).within
+    assert found.Ratio(found.Load(4, batching=True), "p99 latency", [[(106, 100)]]).within
+    assert not found.Ratio(found.Load(4, batching=False), "p99 latency", [[(106, 100)]]).within
+    (longer,) = found.client_times(lines_of([(1, 1)])).values()
+    assert longer == [pytest.approx(0.3)]
+    assert not list(found.ratios(lines_of([(100, 100)])[:1]))
 
 
 def test_what_reports_say_of_this_client_is_what_was_measured(module: Any) -> None:
     with (BENCHMARKS / "serving" / "perf_analyzer.csv").open(encoding="utf-8", newline="") as file:
         measured = module("perf_analyzer").client_times(list(csv.DictReader(file)))
-    said = re.findall(r"by (-?[\d.]+) to ([\d.]+) ms with (\d+)", CLIENT_TIME)
-    assert [in_flight for *_, in_flight in said] == list(measured)
-    for least, most, in_flight in said:
-        assert all(float(least) - 0.05 <= each <= float(most) + 0.05 for each in measured[in_flight])
+    told = re.findall(r"by (-?[\d.]+) to ([\d.]+) ms with (\d+)", CLIENT_TIME)
+    said = {int(in_flight): (float(least), float(most)) for least, most, in_flight in told}
+    assert set(said) == {load.concurrency for load in measured}
+    for load, longer in measured.items():
+        least, most = said[load.concurrency]
+        assert least - 0.05 <= min(longer) <= max(longer) <= most + 0.05
 
 
 @pytest.mark.parametrize(("requests", "p99"), [(99, ""), (100, "1.00")])

@@ -45,8 +45,8 @@ _MEMORY_METHOD = (
 )
 CLIENT_TIME = (
     "Sending and receiving takes this client, which is Python's, longer than perf_analyzer: where both asked "
-    "one server in turns, by 0.0 to 0.5 ms with 1 request in flight and, which is noise, by -1.1 to 1.2 "
-    "ms with 4 (benchmarks/serving/perf_analyzer.csv)."
+    "one server in turns, by 0.3 to 0.6 ms with 1 request in flight and by 0.2 to 0.8 ms with 4 "
+    "(benchmarks/serving/perf_analyzer.csv)."
 )
 _LATENCY_METHOD = (
     "In every round a fresh server per variant of every model with the entry's own settings, all running, "
