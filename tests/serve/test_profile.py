@@ -203,7 +203,8 @@ def test_figures_agree_with_each_other(profiled: Profiled) -> None:
             assert measured.memory_bytes.idle > 50 * 2**20
         assert breakdown is not None
         assert sum(breakdown.model_dump().values()) == pytest.approx(1000 * latency.mean.value)
-        assert breakdown.network > 0 or measured.concurrency != 1
+        # The server writes outputs until after the answer has left; beside other tests that can take a while.
+        assert breakdown.network + breakdown.server_compute_output > 0 or measured.concurrency != 1
         assert breakdown.server_compute_infer > 0
         assert measured.client_cores > 0
         assert measured.requests >= 3 * (measured.concurrency or 1)

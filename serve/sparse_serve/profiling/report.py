@@ -143,8 +143,9 @@ class Breakdown(_Record):
     """Where the mean latency goes, in µs.
 
     `client_send` makes the tensors and `client_receive` decodes the answer; the server's parts are its own
-    statistics; `network` is the rest of the mean latency, so that all add up to it. Where the tokenizer is in
-    the graph, `server_compute_infer` has it.
+    statistics; `network` is the rest of the mean latency, so that all add up to it. A backend writes outputs
+    until after the answer has left: where others then take the processor, `network` is so much too small,
+    below 0 even. Where the tokenizer is in the graph, `server_compute_infer` has it.
     """
 
     client_send: float
