@@ -2,8 +2,9 @@
 
     python benchmarks/serving/perf_analyzer.py checkpoints/reviews
 
-Exports CHECKPOINT where it is missing and serves it: as it is, and with the server's batching off. Both
-clients ask for the same texts of `--length` tokens over gRPC, with as many requests in flight. A round has
+Exports CHECKPOINT where it is missing and serves it: as it is, with the server's batching off, and with
+batches that wait a moment for more. Both clients ask for the same texts of `--length` tokens over gRPC, with
+as many requests in flight. A round has
 `--turns` of both, one after the other, and who begins alternates; a turn is three windows of one length, none
 of which is taken again. Both CSV files are read by the same reader. perf_analyzer is the binary in the wheel
 of tritonclient 2.51.0, which is put into `--build`, with libraries from the wheel of nvidia-pytriton. Clients
@@ -13,9 +14,10 @@ Writes `perf_analyzer.csv`, a line for each client, load and turn with the envir
 held against each other, as the machine may have changed until the next; a round's ratio, ours to
 perf_analyzer's, is the median of its turns'. Prints those of all rounds beside the medians of both, and by
 how much longer our client takes to send and receive. Ends with 1 where a round's ratio is not within 5 %. Of
-p99 with several in flight and batching it is told only: how the next requests fall into batches depends on
-how soon each is sent after an answer, so that p99 differs with the client, where throughput and p50 do not.
-Twenty-five minutes: turns are short and many, as a machine may change its speed from one client to the other.
+p99 with several in flight and batches that wait for none it is told only: whether the next requests meet in
+one is a race of less than a millisecond, which perf_analyzer runs otherwise with `--async`, too. How many of
+which size the server ran meanwhile is in the CSV (`batches`).
+Half an hour: turns are short and many, as a machine may change its speed from one client to the other.
 """
 
 import csv
@@ -25,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +41,7 @@ from entries import COMMAND, export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, environment, write_lines
 from servers import served
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_texts
@@ -56,7 +60,7 @@ OURS = "profile"
 CLIENTS = (OURS, "perf_analyzer")
 COLUMNS = ("Inferences/Second", "p50 latency", "p99 latency")
 CLIENT_TIMES = ("Client Send", "Network+Server Send/Recv", "Client Recv")
-PRINTED = ("Concurrency", "batching", *COLUMNS, "failed")
+PRINTED = ("Concurrency", "batching", "queue_delay_us", *COLUMNS, "batches", "failed")
 WITHIN = 0.05
 THREE_WINDOWS = ("-r", "3", "-s", "100")
 # perf_analyzer's window has so much of the interval that it is given.
@@ -65,28 +69,31 @@ WINDOW_SHARE = 1.2
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in flight, and whether the server may answer several at once."""
+    """Requests in flight, whether the server answers several at once, and how long a batch waits for more."""
 
     concurrency: int
-    batching: bool
+    batching: bool = True
+    queue_delay_us: int = 0
 
     @staticmethod
     def of(line: Line) -> "Load":
         """Return that of a line of the CSV."""
-        return Load(int(line["Concurrency"]), line["batching"] == "on")
+        return Load(int(line["Concurrency"]), line["batching"] == "on", int(line["queue_delay_us"]))
 
     def line(self) -> Line:
-        return {"batching": "on" if self.batching else "off"}
+        return {"batching": "on" if self.batching else "off", "queue_delay_us": str(self.queue_delay_us)}
 
     def holds(self, column: str) -> bool:
         """Whether a column is the server's, whoever asks."""
-        return column != "p99 latency" or self.concurrency == 1 or not self.batching
+        races = self.concurrency > 1 and self.batching and not self.queue_delay_us
+        return column != "p99 latency" or not races
 
     def __str__(self) -> str:
-        return f"{self.concurrency} in flight" + ("" if self.batching else ", batching off")
+        told = f"{self.concurrency} in flight" + ("" if self.batching else ", batching off")
+        return told + (f", batches wait {self.queue_delay_us} µs" if self.queue_delay_us else "")
 
 
-LOADS = (Load(1, batching=True), Load(4, batching=False), Load(4, batching=True))
+LOADS = (Load(1), Load(4, batching=False), Load(4, queue_delay_us=5000), Load(4))
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,10 @@ def benchmark(  # noqa: PLR0913  one parameter per option
                 for name in CLIENTS[:: -1 if turn % 2 else 1]:
                     line = environment(find_triton().version or "") | cores.line() | load.line()
                     line |= {"client": name, "round": str(number), "turn": str(turn), "length": str(length)}
+                    before = executions(server.grpc_url)
                     line |= profiled(asked, repository) if name == OURS else stock.ask(asked)
+                    ran = sorted((executions(server.grpc_url) - before).items())
+                    line["batches"] = " ".join(f"{size}:{count}" for size, count in ran)
                     lines.append(line)
                     print(name, *(f"{key} {line.get(key, '-')}" for key in PRINTED), sep=", ", flush=True)
                     write_lines(results / "perf_analyzer.csv", lines)  # what there is, should it be ended
@@ -155,8 +165,17 @@ def edited(cores: Cores, load: Load) -> Callable[[ModelConfig], None]:
             threads(config)
         if not load.batching:
             config.ClearField("dynamic_batching")
+        elif load.queue_delay_us:
+            config.dynamic_batching.max_queue_delay_microseconds = load.queue_delay_us
 
     return edit
+
+
+def executions(grpc_url: str) -> Counter[int]:
+    """Return how many batches of each size a server has run so far."""
+    with InferenceServerClient(grpc_url) as client:
+        (version,) = client.get_inference_statistics(NAME).model_stats
+    return Counter({each.batch_size: each.compute_infer.count for each in version.batch_stats})
 
 
 class Stock:
