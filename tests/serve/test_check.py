@@ -116,6 +116,21 @@ def test_faults_of_the_public_configuration(entry: Path, old: str, new: str, mes
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('name: "tiny"', 'name: "{}"'),
+        ('backend: "sparse_serve_text"', 'backend: "{}"'),
+        ("max_batch_size: 64", 'max_batch_size: 64 model_operations {{ op_library_filename: "{}" }}'),
+    ],
+)
+def test_a_long_value_of_a_configuration_is_told_in_a_line(entry: Path, old: str, new: str) -> None:
+    edit(entry / CONFIG_NAME, old, new.format(r"x\n" * 5000))
+    messages = [finding.message for finding in faults(entry)]
+    assert any(r"x\nx" in message for message in messages)
+    assert all(len(message) < 300 and len(message.splitlines()) == 1 for message in messages)
+
+
 def test_faults_of_the_graphs_configuration(entry: Path) -> None:
     edit(entry.parent / "tiny_model" / CONFIG_NAME, "TYPE_FP32", "TYPE_FP16")
     messages = [finding.message for finding in faults(entry) if finding.check == "tiny_model 1"]

@@ -94,7 +94,7 @@ def config_faults(found: ModelConfig, wanted: ModelConfig, model: str) -> Iterat
     """Yield in which parts a model's configuration is not the wanted one; what is tunable may differ."""
     where = f"{model}/{CONFIG_NAME}"
     if found.name not in ("", wanted.name):
-        yield f"{where} names the model '{found.name}', the folder is '{wanted.name}'"
+        yield f"{where} names the model {found.name!r:.80}, the folder is '{wanted.name}'"
     yield from library_faults(found, model)
     fields = [field.name for field in found.DESCRIPTOR.fields if field.name not in TUNABLE]
     for part in fields:
@@ -126,14 +126,14 @@ def library_faults(config: ModelConfig, model: str) -> Iterator[str]:
     for name in config.model_operations.op_library_filename:
         if name != LIBRARY_NAME:
             yield (
-                f"{model}/{CONFIG_NAME} names the op library '{name}', which Triton would load: only "
+                f"{model}/{CONFIG_NAME} names the op library {name!r:.80}, which Triton would load: only "
                 f"{LIBRARY_NAME} is served"
             )
 
 
 def _shown(found: ModelConfig, wanted: ModelConfig, part: str) -> str:
     values = [getattr(config, part) for config in (found, wanted)]
-    return f": '{values[0]:.80}' for '{values[1]}'" if all(isinstance(each, str) for each in values) else ""
+    return f": {values[0]!r:.80} for {values[1]!r}" if all(isinstance(each, str) for each in values) else ""
 
 
 def _parameter_faults(found: Mapping[str, str], wanted: Mapping[str, str], where: str) -> Iterator[str]:
