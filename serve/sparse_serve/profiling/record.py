@@ -45,7 +45,7 @@ _MEMORY_METHOD = (
 )
 CLIENT_TIME = (
     "Sending and receiving takes this client, which is Python's, longer than perf_analyzer: where both asked "
-    "one server in turns, by 0.3 to 0.6 ms with 1 request in flight and by 0.2 to 1.3 ms with 4 "
+    "one server in turns, by 0.3 to 0.6 ms with 1 request in flight and by 0.2 to 0.9 ms with 4 "
     "(benchmarks/serving/perf_analyzer.csv)."
 )
 _LATENCY_METHOD = (
