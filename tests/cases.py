@@ -100,3 +100,12 @@ BENCHMARK_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("1x512_head_size_32", (512,), 12, 32, scores="trained"),
     AttentionCase("1x512_full_support", (512,), 12, 64, scores="equal"),
 )
+
+
+def aligned(array: npt.NDArray[Any], num_bytes: int) -> npt.NDArray[Any]:
+    """Return a copy that begins at a multiple of so many bytes."""
+    memory = np.empty(array.nbytes + num_bytes, np.uint8)
+    begin = -memory.ctypes.data % num_bytes
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -30,7 +30,7 @@ from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, libr
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from cases import BENCHMARK_CASES, AttentionCase, Element
+from cases import BENCHMARK_CASES, AttentionCase, Element, aligned
 
 OPSET = 20
 ALIGNMENT = 64  # bytes
@@ -158,11 +158,7 @@ def ort_value(array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
 
     It lies as ONNX Runtime lays what one node hands to the next; NumPy's own 16 bytes split vectors of 64.
     """
-    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    aligned = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    aligned[...] = array
-    array = aligned
+    array = aligned(array, ALIGNMENT)
     if array.dtype != "bfloat16":
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(

@@ -8,9 +8,11 @@ from builds import compiled
 from cuda_host import ELEMENTS, SHARED, UNWRITTEN, Array
 
 from axis_cases import AxisCase
+from cases import aligned
 
 PRIME = 2**31 - 1
 MOST_OFFSET = 2**31 - 1
+ALIGNMENT = 16  # bytes, as of tensors on a GPU
 
 TENSORS = ("query", "key", "value")
 POINTERS = (
@@ -50,7 +52,7 @@ def axis_attention(
     element has. So many blocks share the full rows.
     """
     attention = case.attention
-    own = {name: _aligned(inputs[name].astype(attention.element)) for name in TENSORS}
+    own = {name: aligned(inputs[name].astype(attention.element), ALIGNMENT) for name in TENSORS}
     own |= {name: inputs[name].astype(np.uint8) for name in ("rows", "columns")}
     for name in ("q", "k"):
         borders = inputs.get(f"cu_seqlens_{name}", inputs.get("cu_seqlens"))
@@ -58,7 +60,7 @@ def axis_attention(
     own["offsets"] = np.array(sorted({d for d in case.diagonals if d <= MOST_OFFSET}), np.int32)
     if "query_tokens" in inputs:
         own["query_tokens"] = np.array(inputs["query_tokens"], np.int64)
-    own["output"] = _aligned(np.empty_like(own["query"]))
+    own["output"] = aligned(np.empty_like(own["query"]), ALIGNMENT)
     own["output"].view(np.uint8)[:] = UNWRITTEN
     support = np.full((len(own["query"]), attention.num_heads), -7, np.int32)
     if has_support:
@@ -83,12 +85,3 @@ def axis_attention(
     )
     assert library().RunAxisAttention(ctypes.byref(call)) == 0, "memory was written to that is not the call's"
     return [own["output"].astype(np.float32), support]
-
-
-def _aligned(array: Array) -> Array:
-    """Return a copy that begins at a multiple of 16 bytes, as tensors on a GPU do."""
-    memory = np.empty(array.nbytes + 16, np.uint8)
-    begin = -memory.ctypes.data % 16
-    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
