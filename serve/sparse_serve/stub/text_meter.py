@@ -1,8 +1,9 @@
 """What becomes of the texts that a graph reads, on Triton's metrics port."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,25 @@ READ = frozenset({"token_count", "truncated", "invalid_at"})
 
 _TASK = "TASK"
 
+Array = npt.NDArray[Any]
+
+
+class _Run(NamedTuple):
+    """What became of a run of N rows: arrays `(N, 1)`, the tasks by their place, -1 for what is none."""
+
+    token_count: Array
+    truncated: Array
+    invalid_at: Array
+    tasks: Sequence[int]
+    seconds: float
+
 
 class TextMeter:
-    """Counts what a graph reads that takes text."""
+    """Counts what a graph reads that takes text.
+
+    A run is noted, and counted with the others when Triton is told: to count it takes as long as a tenth of
+    a small graph.
+    """
 
     def __init__(self, metric_family: Any, labels: Mapping[str, str], parameters: Mapping[str, str]) -> None:
         """Begin to publish what `Meter` does, of the tasks that the configuration's `parameters` name."""
@@ -28,17 +45,18 @@ class TextMeter:
         kinds = [texts, meter.TOKENS, meter.TRUNCATED, meter.REFUSED, meter.PADDING]
         kinds += [meter.SECONDS._replace(values=("graph",))]
         counters = [each for counter in kinds for each in each_value(counter)]
-        self.meter = Meter(metric_family, labels, counters)
+        self._places = {name.encode(): place for place, name in enumerate(self.tasks)}
+        self._noted: list[_Run] = []
+        self._lock = threading.Lock()
+        self.meter = Meter(metric_family, labels, counters, self._count)
         self.publish = self.meter.publish
 
     def refuse(self, reason: str, texts: int) -> None:
         """Count so many texts as refused."""
         self.meter.add(meter.REFUSED, texts, reason=reason)
 
-    def count(
-        self, answer: Mapping[str, npt.NDArray[Any]], feed: Mapping[str, npt.NDArray[Any]], seconds: float
-    ) -> None:
-        """Count the rows of a run: those that are answered, and those that are marked.
+    def note(self, answer: Mapping[str, Array], feed: Mapping[str, Array], seconds: float) -> None:
+        """Have the rows of a run counted: those that are answered, and those that are marked.
 
         Args:
             answer: the outputs of N rows, `READ` among them: `token_count` and `invalid_at` int32 and
@@ -46,22 +64,34 @@ class TextMeter:
             feed: the inputs; `TASK` bytes `(N, 1)` where there are several tasks.
             seconds: that the run took.
         """
-        tokens, truncated = answer["token_count"][:, 0], answer["truncated"][:, 0]
-        is_answered = answer["invalid_at"][:, 0] < 0
+        tasks = [self._places.get(task, -1) for task in feed[_TASK][:, 0]] if _TASK in feed else ()
+        run = _Run(answer["token_count"], answer["truncated"], answer["invalid_at"], tasks, seconds)
+        with self._lock:
+            self._noted.append(run)
+        self.meter.wake()
+
+    def _count(self) -> None:
+        """Count all runs that were noted."""
+        with self._lock:
+            runs, self._noted = self._noted, []
+        if not runs:
+            return
+        tokens = np.concatenate([run.token_count for run in runs])[:, 0]
+        truncated = np.concatenate([run.truncated for run in runs])[:, 0]
+        is_answered = np.concatenate([run.invalid_at for run in runs])[:, 0] < 0
+        padded = sum(run.token_count.size * int(run.token_count.max(initial=0)) for run in runs)
+        self.meter.add(meter.SECONDS, sum(run.seconds for run in runs), stage="graph")
+        self.meter.add(meter.PADDING, padded - int(tokens.sum()))
         self.refuse("not_utf8", int((~is_answered).sum()))
         if self.refuses_long:
             self.refuse("too_long", int((is_answered & truncated).sum()))
             is_answered &= ~truncated
-        self.meter.add(meter.SECONDS, seconds, stage="graph")
-        self.meter.add(meter.PADDING, int(len(tokens) * tokens.max(initial=0) - tokens.sum()))
-        if _TASK in feed:
-            named = [task.decode(errors="replace") for task in feed[_TASK][:, 0]]
-            for name in self.tasks:
-                is_of = is_answered & np.array([each == name for each in named])
-                self.meter.add(meter.TEXTS, int(is_of.sum()), task=name)
-            is_task = np.array([each in self.tasks for each in named])
-            self.refuse("no_task", int((is_answered & ~is_task).sum()))
-            is_answered &= is_task
+        if any(run.tasks for run in runs):
+            places = np.concatenate([run.tasks for run in runs])
+            for place, name in enumerate(self.tasks):
+                self.meter.add(meter.TEXTS, int((is_answered & (places == place)).sum()), task=name)
+            self.refuse("no_task", int((is_answered & (places < 0)).sum()))
+            is_answered &= places >= 0
         else:
             self.meter.add(meter.TEXTS, int(is_answered.sum()))
         self.meter.add(meter.TOKENS, int(tokens[is_answered].sum()))

@@ -181,11 +181,13 @@ class TritonPythonModel:
             return np.zeros(1, int)
         if MASK in feed:
             return np.count_nonzero(feed[MASK].reshape(len(feed[MASK]), -1), axis=1)
-        tokens = np.zeros(len(feed[self.inputs[0]]), int)
-        for array in feed.values():
-            if array.dtype == np.object_ and len(array) == len(tokens):
-                tokens += [sum(map(len, row.reshape(-1))) // TOKEN_BYTES for row in array]
-        return np.minimum(tokens, self.max_length)
+        rows = len(feed[self.inputs[0]])
+        texts = [array for array in feed.values() if array.dtype == np.object_ and len(array) == rows]
+        tokens = [0] * rows
+        for array in texts:
+            for row, strings in enumerate(array.reshape(rows, -1).tolist()):
+                tokens[row] += sum(map(len, strings)) // TOKEN_BYTES
+        return np.array([min(each, self.max_length) for each in tokens])
 
     def _answer_later(self, asked, sender):
         """Let a request wait for its turn, or for the thread, which starts with the first."""
@@ -273,14 +275,16 @@ class TritonPythonModel:
 
     def _run(self, asked):
         """Return the outputs of each request."""
-        names = [name for name in self.outputs if any(name in each.wanted for each in asked)]
+        wanted = {name for each in asked for name in each.wanted}
+        names = [name for name in self.outputs if name in wanted]
         if len(asked) == 1:
-            feed = asked[0].feed
+            feed, row_tokens = asked[0].feed, asked[0].row_tokens
         else:
             feed = {name: np.concatenate([each.feed[name] for each in asked]) for name in self.inputs}
+            row_tokens = np.concatenate([each.row_tokens for each in asked])
         if not self.batched:
             return [dict(zip(names, self._run_rows(names, feed), strict=True))]
-        results = self._run_parts(names, feed, np.concatenate([each.row_tokens for each in asked]))
+        results = self._run_parts(names, feed, row_tokens)
         rows = [len(each.row_tokens) for each in asked]
         for name, result in zip(names, results, strict=True):
             if len(result) != sum(rows):
@@ -305,7 +309,7 @@ class TritonPythonModel:
         every = [*names, *(READ - set(names))]
         begun = time.perf_counter()
         results = self._compute(every, feed)
-        self.meter.count(dict(zip(every, results, strict=True)), feed, time.perf_counter() - begun)
+        self.meter.note(dict(zip(every, results, strict=True)), feed, time.perf_counter() - begun)
         return results[: len(names)]
 
     def _compute(self, names, feed):
