@@ -10,7 +10,7 @@ import ml_dtypes  # noqa: F401  gives numpy "bfloat16"
 import numpy as np
 import numpy.typing as npt
 
-Scores = Literal["normal", "equal", "peaked", "trained"]
+Scores = Literal["normal", "equal", "peaked", "trained", "uneven"]
 Element = Literal["float32", "float16", "bfloat16"]
 
 # Names of cases whose numbers 16 bits do not have.
@@ -23,7 +23,8 @@ class AttentionCase:
 
     `scores` says what the rows of QKᵀ look like: "normal" draws; "equal" makes every score of a row the
     same (support = the whole row, the worst case); "peaked" gives one key far above the rest (support 1);
-    "trained" scales them to the spread seen in fine-tuned checkpoints (a few percent of the keys survive).
+    "trained" scales them to the spread seen in fine-tuned checkpoints (a few percent of the keys survive);
+    "uneven" gives every row a spread of its own (from one key to all of them survive).
     `query_size` and `key_size` multiply all queries and keys. `element` is the type of the tensors: the
     inputs are numbers that it has.
     """
@@ -55,8 +56,10 @@ class AttentionCase:
         rng = np.random.default_rng(self.seed)
         shape = (sum(self.lengths), self.num_heads * self.head_size)
         query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
-        spread = {"normal": 1.0, "equal": 0.0, "peaked": 12.0, "trained": 1.5}[self.scores]
+        spread = {"normal": 1.0, "equal": 0.0, "peaked": 12.0, "trained": 1.5, "uneven": 1.0}[self.scores]
         query *= np.float32(spread * self.query_size)
+        if self.scores == "uneven":
+            query *= 10 ** rng.uniform(-2, 1.5, (len(query), 1)).astype(np.float32)
         key *= np.float32(self.key_size)
         with np.errstate(over="ignore"):  # float16 ends at 65504
             return tuple(tensor.astype(self.element).astype(np.float32) for tensor in (query, key, value))
@@ -82,6 +85,8 @@ ATTENTION_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("bert_512", (512, 301), 12, 64, scores="trained"),
     AttentionCase("long", (1536,), 2, 64, scores="trained"),
     AttentionCase("short_between_long", (513, 33, 512), 1, 17, scores="trained"),
+    AttentionCase("every_density", (300, 40, 530), 2, 40, scores="uneven"),
+    AttentionCase("every_density_64", (513,), 1, 64, -20.0, scores="uneven"),
     AttentionCase("equal_scores", (65, 300), 2, 32, scores="equal"),
     AttentionCase("peaked_scores", (65, 300), 2, 32, scores="peaked"),
     AttentionCase("explicit_scale", (40, 9), 3, 32, scale=0.3),

@@ -43,11 +43,13 @@ inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& te
 // heads each row is in a page of its own, of which many keys need more than the processor knows at once, and
 // rows of 16 bits are converted anew for each block.
 struct HeldHead {
-  int64_t* number;  // which head of all sequences it is, counted from 1; 0: none
+  int64_t* number;   // which head of all sequences it is, counted from 1; 0: none
+  int64_t* rounded;  // the same of its keys in bytes
   float *keys, *values;
 
   void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
-    number = reinterpret_cast<int64_t*>(layout->Take(2));
+    number = reinterpret_cast<int64_t*>(layout->Take(4));
+    rounded = number + 1;
     const int64_t floats = longest_sequence < kHeldKeys ? 0 : longest_sequence * RoundUp(head_size, kLanes);
     keys = layout->Take(floats);
     values = layout->Take(floats);
@@ -58,10 +60,15 @@ struct HeldHead {
 inline bool IsHeld(int64_t keys, int64_t queries) { return keys >= kHeldKeys && queries >= kHeldQueries; }
 
 template <class Element>
+inline int64_t NumberOf(const PackedAttention<Element>& tensors, const QueryRange& range) {
+  return range.sequence * tensors.num_heads + range.head + 1;
+}
+
+template <class Element>
 inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const QueryRange& range,
                                  const HeldHead& held) {
   const ptrdiff_t stride = RoundUp(tensors.head_size, kLanes);
-  const int64_t number = range.sequence * tensors.num_heads + range.head + 1;
+  const int64_t number = NumberOf(tensors, range);
   if (*held.number != number) {
     const KeysAndValues<Element> from = KeysAndValuesOf(tensors, range, range.head);
     for (int64_t j = 0; j < range.sequence_length; ++j) {
@@ -127,34 +134,40 @@ inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t st
   }
 }
 
-// All keys of a sequence; maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
-template <int64_t Vectors, class Element>
-inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
-                          int64_t head_size, float scale, float* room, float* scores, float* maxima) {
-  const int64_t groups = keys < kKeyRows ? 1 : keys / kKeyRows;
+// Has all keys of a sequence scored, kKeyRows and more: score(j, class_maxima) is to score kKeyRows of them
+// from j on. maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
+template <class Score>
+inline int64_t ScoreGroups(int64_t keys, float* maxima, const Score& score) {
+  const int64_t groups = keys / kKeyRows;
   const int64_t classes = Min(groups, kMaxClasses);
   for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
-  if (keys < kKeyRows) {
-    for (int64_t j = 0; j < keys; ++j) {
-      ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
-                            scores + j * kPanelQueries, maxima);
-    }
-    return classes;
-  }
   for (int64_t group = 0; group < groups; ++group) {
-    const int64_t j = group * kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
-                                 scores + j * kPanelQueries, maxima + group % kMaxClasses * kPanelQueries);
+    score(group * kKeyRows, maxima + group % kMaxClasses * kPanelQueries);
   }
   if (keys % kKeyRows != 0) {
     // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
     // keys: a key in two classes would count twice in the bound.
-    const int64_t j = keys - kKeyRows;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
-                                 scores + j * kPanelQueries,
-                                 maxima + (groups - 1) % kMaxClasses * kPanelQueries);
+    score(keys - kKeyRows, maxima + (groups - 1) % kMaxClasses * kPanelQueries);
   }
   return classes;
+}
+
+// All keys of a sequence; returns what ScoreGroups does.
+template <int64_t Vectors, class Element>
+inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
+                          int64_t head_size, float scale, float* room, float* scores, float* maxima) {
+  if (keys >= kKeyRows) {
+    return ScoreGroups(keys, maxima, [&](int64_t j, float* class_maxima) {
+      ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
+                                   scores + j * kPanelQueries, class_maxima);
+    });
+  }
+  for (int64_t i = 0; i < kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
+  for (int64_t j = 0; j < keys; ++j) {
+    ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
+                          scores + j * kPanelQueries, maxima);
+  }
+  return 1;
 }
 
 // sums[q][d] += weight[t][q] * value[key(t)][d] for Queries queries and Vectors * kLanes columns, t in

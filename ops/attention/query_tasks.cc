@@ -126,7 +126,8 @@ void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& pr
     range.sequence_queries = range.count = queries;
     range.heads = 1;
     // A query without keys is work too: its output is written.
-    stretches.push_back({range, query_block * std::max<int64_t>(length, 1) * inputs.head_size});
+    const int64_t work = query_block * std::max<int64_t>(length, 1) * inputs.head_size;
+    stretches.push_back({range, std::min(work, kTaskWork / kTaskBlocks)});
     longest = std::max(longest, length);
   }
   const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);

@@ -24,6 +24,9 @@ struct Borders {
 // Multiply-adds of QK^T that are worth a task of their own, 10 to 30 microseconds.
 constexpr int64_t kTaskWork = int64_t{1} << 20;
 
+// Blocks of queries that a task has at least: a kernel may gather queries of a kind.
+constexpr int64_t kTaskBlocks = 8;
+
 // Queries that cost the same: `range` says how many heads are computed together but not which, `block_work`
 // the multiply-adds of QK^T for one block and head.
 struct Stretch {

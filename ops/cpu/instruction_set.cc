@@ -30,6 +30,7 @@ std::vector<const Kernels*> SupportedKernels() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && SupportsF16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  if (avx512 && __builtin_cpu_supports("avx512vnni")) supported.push_back(&kKernelsAvx512Vnni);
   if (avx512) supported.push_back(&kKernelsAvx512);
   if (avx2) supported.push_back(&kKernelsAvx2);
 #elif defined(SPARSE_OPS_AARCH64)

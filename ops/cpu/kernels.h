@@ -124,6 +124,7 @@ extern const Kernels kKernelsGeneric;
 #if defined(SPARSE_OPS_X86)
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
+extern const Kernels kKernelsAvx512Vnni;
 #elif defined(SPARSE_OPS_AARCH64)
 extern const Kernels kKernelsNeon;
 #endif

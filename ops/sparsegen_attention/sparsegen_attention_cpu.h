@@ -1,6 +1,9 @@
 #pragma once
 
-#include "attention/packed_attention_cpu.h"
+#include "sparsegen_attention/query_rows_cpu.h"
+#if defined(SPARSE_OPS_USE_VNNI)
+#include "sparsegen_attention/sparsegen_screen_cpu.h"
+#endif
 
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
@@ -9,6 +12,9 @@ struct SparsegenAttentionScratch {
   HeldHead held;
   float *query_panel, *room, *scores, *maxima, *weights, *sums;
   int32_t *keys, *positive;
+#if defined(SPARSE_OPS_USE_VNNI)
+  Screen screen;
+#endif
 
   int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
@@ -21,6 +27,9 @@ struct SparsegenAttentionScratch {
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
     keys = reinterpret_cast<int32_t*>(layout.Take(longest_sequence));
     positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(longest_sequence, 32) / 32 * kLanes));
+#if defined(SPARSE_OPS_USE_VNNI)
+    screen.Lay(&layout, longest_sequence, head_size);
+#endif
     return layout.used();
   }
 };
@@ -33,62 +42,199 @@ inline size_t SparsegenAttentionScratchFloats(int64_t longest_sequence, int64_t 
 // measured 5, 3 and 2 on 16, 8 and 4 lanes.
 constexpr int64_t kSparseCost = kLanes / 4 + 1;
 
-// Weighted sums of the values for kLanes queries, whose first output row is `output`.
+// Weighted sums of the values for up to kLanes queries.
 template <class Value, class Element>
-inline void SumValues(const Survivors& survivors, const Value* value, ptrdiff_t value_stride,
-                      int64_t head_size, int64_t rows, float* sums, Element* output,
-                      ptrdiff_t output_stride) {
+inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& head, float* sums,
+                      const QueryRows<Element>& queries) {
+  const int64_t head_size = queries.tensors.head_size;
   int64_t pairs = 0;
-  for (int64_t r = 0; r < rows; ++r) pairs += survivors.support[r];
+  for (int64_t r = 0; r < queries.count; ++r) pairs += survivors.support[r];
   if (pairs * kSparseCost <= survivors.count * kLanes) {
-    for (int64_t r = 0; r < rows; ++r) {
-      SumSparse(survivors, r, value, value_stride, head_size, output + r * output_stride);
+    for (int64_t r = 0; r < queries.count; ++r) {
+      SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
     }
     return;
   }
   const int64_t sums_stride = RoundUp(head_size, kLanes);
   for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(sums + i, Floats{});
-  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, value, value_stride, head_size,
-                 rows, sums, sums_stride);
-  for (int64_t r = 0; r < rows; ++r) {
-    WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), output + r * output_stride);
+  AddDense<true>(survivors.weights, kLanes, survivors.keys, survivors.count, head.value, head.stride,
+                 head_size, queries.count, sums, sums_stride);
+  for (int64_t r = 0; r < queries.count; ++r) {
+    WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), queries.output(r));
   }
 }
+
+// Up to kLanes queries, whose scores are those of a panel from the lane `lane` on. Not inlined, as AddDense
+// then keeps its sums in registers wherever this is called.
+template <class Element, class Held>
+[[gnu::noinline]] void AttendToAll(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
+                                   int64_t lane, int64_t classes, const SparsegenAttentionScratch& at) {
+  const int64_t keys = queries.range.sequence_length;
+  const int64_t head_size = queries.tensors.head_size;
+  Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
+  SolveSparsegen({at.scores + lane, kPanelQueries, keys, at.maxima + lane, kPanelQueries, classes},
+                 queries.tensors.divisor, queries.count, &survivors);
+  SumValues(survivors, head, at.sums, queries);
+  const unsigned nan = Bits(survivors.nan);
+  for (int64_t r = 0; r < queries.count; ++r) {
+    const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
+    *queries.support(r) = is_nan ? static_cast<int32_t>(keys) : survivors.support[r];
+    for (int64_t d = 0; is_nan && d < head_size; ++d) WriteOne(queries.output(r) + d, __builtin_nanf(""));
+  }
+}
+
+// A panel of queries whose scores are computed.
+template <class Element, class Held>
+inline void AttendToScored(const QueryRows<Element>& panel, const KeysAndValues<Held>& head, int64_t classes,
+                           const SparsegenAttentionScratch& at) {
+  for (int64_t lane = 0; lane < panel.count; lane += kLanes) {
+    AttendToAll(panel.Part(lane, Min(kLanes, panel.count - lane)), head, lane, classes, at);
+  }
+}
+
+// A panel of queries that is packed.
+template <class Element, class Held>
+inline void AttendToPacked(const QueryRows<Element>& panel, const KeysAndValues<Held>& head,
+                           const SparsegenAttentionScratch& at) {
+  const auto score = panel.count > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
+  const PackedAttention<Element>& tensors = panel.tensors;
+  const int64_t classes = score(at.query_panel, head.key, head.stride, panel.range.sequence_length,
+                                tensors.head_size, tensors.scale, at.room, at.scores, at.maxima);
+  AttendToScored(panel, head, classes, at);
+}
+
+#if defined(SPARSE_OPS_USE_VNNI)
+// Some of up to kLanes queries, a bit each, whose candidates are marked from the lane `lane` of a panel on.
+template <class Element, class Held>
+[[gnu::noinline]] void AttendToCandidates(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
+                                          int64_t lane, unsigned wanted,
+                                          const SparsegenAttentionScratch& at) {
+  const Screen& screen = at.screen;
+  const int64_t head_size = queries.tensors.head_size;
+  int64_t counts[kLanes] = {};
+  int64_t slots = 0;
+  for (unsigned left = wanted; left != 0; left &= left - 1) {
+    const int64_t r = __builtin_ctz(left);
+    int32_t* list = screen.candidate_keys + r * screen.room;
+    counts[r] = ListCandidates(screen, lane + r, queries.range.sequence_length, list);
+    ScoreCandidatesOf(queries.query(r), head, head_size, queries.tensors.scale, list, counts[r],
+                      screen.candidate_scores + r * screen.room);
+    slots = counts[r] > slots ? counts[r] : slots;
+  }
+  slots = RoundUp(slots, kLanes);
+  for (int64_t r = 0; r < kLanes; ++r) {
+    for (int64_t t = RoundUp(counts[r], kLanes); t < slots; t += kLanes) {
+      Store(screen.candidate_scores + r * screen.room + t, Broadcast(-kInfinity));
+    }
+  }
+  Transpose(screen.candidate_scores, screen.room, kLanes, slots, screen.slots, kLanes);
+  Survivors survivors{screen.slots, nullptr, at.positive, slots, Ints{}, Mask{}};
+  SolveSlots(queries.tensors.divisor, wanted, &survivors);
+  for (unsigned left = wanted; left != 0; left &= left - 1) {
+    const int64_t r = __builtin_ctz(left);
+    survivors.keys = screen.candidate_keys + r * screen.room;
+    SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
+    *queries.support(r) = survivors.support[r];
+  }
+}
+
+// Queries that wait for others of their kind, until they are a panel.
+struct WaitingRows {
+  int32_t rows[2 * kPanelQueries];
+  int64_t count = 0;
+
+  // Those of a panel whose bit is set.
+  void Add(const int32_t* panel, unsigned wanted) {
+    for (unsigned left = wanted; left != 0; left &= left - 1) rows[count++] = panel[__builtin_ctz(left)];
+  }
+  // Forgets the first.
+  void Drop(int64_t first) {
+    count -= first;
+    for (int64_t i = 0; i < count; ++i) rows[i] = rows[first + i];
+  }
+};
+
+// Those of a panel with few candidates; `many` takes the others.
+template <class Element, class Held>
+inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Held>& head, WaitingRows* many,
+                        const SparsegenAttentionScratch& at) {
+  const PackedAttention<Element>& tensors = panel.tensors;
+  const int64_t keys = panel.range.sequence_length;
+  const int64_t number = NumberOf(tensors, panel.range);
+  if (*at.held.rounded != number) RoundKeys(head, keys, tensors.head_size, at.screen);
+  *at.held.rounded = number;
+  RoundQueries(panel, at.screen);
+  const auto screen = panel.count > kLanes ? ScreenPanel<2> : ScreenPanel<1>;
+  const unsigned few = screen(at.screen, keys, tensors.scale, tensors.divisor, at.scores, at.maxima);
+  for (int64_t lane = 0; lane < panel.count; lane += kLanes) {
+    const QueryRows<Element> column = panel.Part(lane, Min(kLanes, panel.count - lane));
+    const unsigned wanted = few >> lane & OfFirst(column.count);
+    if (wanted != 0) AttendToCandidates(column, head, lane, wanted, at);
+  }
+  many->Add(panel.rows, ~few & OfFirst(panel.count));
+}
+
+// As AttendSparsely. Queries of which few keys are left and others are gathered in panels of their own.
+template <class Element, class Held>
+inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryRange& range,
+                           const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
+  WaitingRows few, many;
+  // Panels of those that wait, until fewer do than `left` and a panel would not be full.
+  const auto attend = [&](int64_t left) {
+    while (few.count > left || many.count > left) {
+      if (few.count > left) {
+        const QueryRows<Element> panel{tensors, range, few.rows, Min(few.count, kPanelQueries)};
+        AttendToFew(panel, head, &many, at);
+        few.Drop(panel.count);
+      }
+      if (many.count > left) {
+        const QueryRows<Element> panel{tensors, range, many.rows, Min(many.count, kPanelQueries)};
+        PackRows(panel, at.room, at.query_panel);
+        AttendToPacked(panel, head, at);
+        many.Drop(panel.count);
+      }
+    }
+  };
+  for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
+    int32_t rows[kPanelQueries];
+    const QueryRows<Element> panel = RowsFrom(tensors, range, begin, rows);
+    PackRows(panel, at.room, at.query_panel);
+    const auto probe = panel.count > kLanes ? ProbePanel<2, Held> : ProbePanel<1, Held>;
+    const unsigned seem_many = probe(at.query_panel, head, range.sequence_length, tensors.head_size,
+                                     tensors.scale, tensors.divisor, at.room, at.scores, at.maxima);
+    const unsigned all = OfFirst(panel.count);
+    if ((seem_many & all) == all) {
+      const auto score = panel.count > kLanes ? ScoreRest<2, Held> : ScoreRest<1, Held>;
+      const int64_t classes = score(at.query_panel, head, range.sequence_length, tensors.head_size,
+                                    tensors.scale, at.room, at.scores, at.maxima);
+      AttendToScored(panel, head, classes, at);
+    } else if ((seem_many & all) == 0) {
+      AttendToFew(panel, head, &many, at);
+    } else {
+      few.Add(rows, all & ~seem_many);
+      many.Add(rows, all & seem_many);
+    }
+    attend(kPanelQueries - 1);
+  }
+  attend(0);
+}
+#endif
 
 // The queries of a range, of whose head keys and values are given.
 template <class Element, class Held>
 inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
                            const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
-  const int64_t head_size = tensors.head_size;
-  const ptrdiff_t stride = tensors.num_heads * head_size;
-  const int64_t own = range.query_begin * stride + range.head * head_size;
-
+#if defined(SPARSE_OPS_USE_VNNI)
+  if (IsScreened(range.sequence_length, tensors.head_size, tensors.divisor)) {
+    return AttendScreened(tensors, range, head, at);
+  }
+  *at.held.rounded = 0;  // shorter sequences are laid out over what lies there
+#endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
-    const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
-    const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
-                                  tensors.scale, at.room, at.scores, at.maxima);
-
-    for (int64_t column = 0; column < queries; column += kLanes) {
-      const int64_t rows = Min(kLanes, queries - column);
-      Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
-      SolveSparsegen({at.scores + column, kPanelQueries, range.sequence_length, at.maxima + column,
-                      kPanelQueries, classes},
-                     tensors.divisor, rows, &survivors);
-      Element* output = tensors.output + own + (begin + column) * stride;
-      SumValues(survivors, head.value, head.stride, head_size, rows, at.sums, output, stride);
-
-      const int64_t row = range.query_begin + begin + column;
-      const unsigned nan = Bits(survivors.nan);
-      for (int64_t r = 0; r < rows; ++r) {
-        const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
-        tensors.support[(row + r) * tensors.num_heads + range.head] =
-            is_nan ? static_cast<int32_t>(range.sequence_length) : survivors.support[r];
-        for (int64_t d = 0; is_nan && d < head_size; ++d)
-          WriteOne(output + r * stride + d, __builtin_nanf(""));
-      }
-    }
+    int32_t rows[kPanelQueries];
+    const QueryRows<Element> panel = RowsFrom(tensors, range, begin, rows);
+    PackRows(panel, at.room, at.query_panel);
+    AttendToPacked(panel, head, at);
   }
 }
 

@@ -103,6 +103,27 @@ inline void QuarterScores(const ScoreColumn& column) {
   }
 }
 
+// From v to weights: max(0, v - tau).
+inline void WeighSurvivors(Floats tau, Survivors* survivors) {
+  const int64_t count = survivors->count;
+  Ints support = Ints{};
+  Mask nan = Mask{};
+  for (int64_t begin = 0; begin < count; begin += 32) {
+    Ints positive = Ints{};
+    for (int64_t t = begin; t < Min(count, begin + 32); ++t) {
+      const Floats v = Load(survivors->weights + t * kLanes);
+      const Mask in = Above(v, tau);
+      nan = Or(nan, IsNan(v));
+      support = CountIf(in, support);
+      positive = SetIf(in, positive, static_cast<int>(1u << (t - begin)));
+      Store(survivors->weights + t * kLanes, Select(in, v - tau, Floats{}));
+    }
+    __builtin_memcpy(survivors->positive + begin / 32 * kLanes, &positive, sizeof(positive));
+  }
+  survivors->support = support;
+  survivors->nan = nan;
+}
+
 // divisor = 1 - lambda; rows beyond `rows` hold nothing. A score of -inf weighs 0, and so does every score of
 // a row that has no other. The scores of the column may be lost.
 inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t rows, Survivors* survivors) {
@@ -153,23 +174,8 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   step.Rise();
   const Floats tau = RootFromLeft(survivors->weights, even, count, step.tau);
 
-  Ints support = Ints{};
-  Mask nan = Mask{};
-  for (int64_t begin = 0; begin < count; begin += 32) {
-    Ints positive = Ints{};
-    for (int64_t t = begin; t < Min(count, begin + 32); ++t) {
-      const Floats v = Load(survivors->weights + t * kLanes);
-      const Mask in = Above(v, tau);
-      nan = Or(nan, IsNan(v));
-      support = CountIf(in, support);
-      positive = SetIf(in, positive, static_cast<int>(1u << (t - begin)));
-      Store(survivors->weights + t * kLanes, Select(in, v - tau, Floats{}));
-    }
-    __builtin_memcpy(survivors->positive + begin / 32 * kLanes, &positive, sizeof(positive));
-  }
   survivors->count = count;
-  survivors->support = support;
-  survivors->nan = nan;
+  WeighSurvivors(tau, survivors);
 }
 
 // Calls visit(t) for every weight t of a row that is above 0, in rising order of t.

@@ -111,7 +111,9 @@ def library_cuda(path: Path) -> tuple[int, int]:
 
 
 def instruction_set(path: Path) -> str:
-    """Return the instruction set the library chose on this processor: "avx512", "avx2", "neon" or "generic".
+    """Return the instruction set the library chose on this processor.
+
+    It is "avx512vnni", "avx512", "avx2", "neon" or "generic".
 
     Raises:
         OpLibraryError: the file is no loadable op library.

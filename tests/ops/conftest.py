@@ -11,7 +11,8 @@ import pytest
 import torch
 from one_op import library_under_test
 
-INSTRUCTION_SETS = ("generic", "neon") if platform.machine() == "aarch64" else ("generic", "avx2", "avx512")
+X86 = ("generic", "avx2", "avx512", "avx512vnni")
+INSTRUCTION_SETS = ("generic", "neon") if platform.machine() == "aarch64" else X86
 
 
 @pytest.fixture(scope="session", params=INSTRUCTION_SETS)

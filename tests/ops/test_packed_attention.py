@@ -19,7 +19,7 @@ from one_op import (
     run_function,
     run_op,
 )
-from reference import packed_attention
+from reference import packed_attention, sparsegen_lin
 
 from cases import ATTENTION_CASES, AttentionCase
 from sparse_export.graph import packed_attention as torch_reference
@@ -27,6 +27,7 @@ from sparse_export.graph.nodes import HeadSettings
 
 OPS = {"SparsegenAttention": "sparsegen", "SoftmaxAttention": "softmax"}
 MIXED = AttentionCase("mixed", (1, 17, 0, 200, 31, 64, 5), 3, 40, scores="trained")
+SCREENED = AttentionCase("screened", (260, 17, 0, 530, 300), 2, 40, scores="uneven")
 
 
 def check(library: Path, op: str, case: AttentionCase, threads: int = 1) -> list[Array]:
@@ -72,13 +73,64 @@ def test_random_problems(case: AttentionCase, op: str) -> None:
     check(library_under_test(), op, case, threads=2)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    case=st.builds(
+        AttentionCase,
+        name=st.just("screened"),
+        lengths=st.tuples(st.integers(256, 400)),
+        num_heads=st.integers(1, 2),
+        head_size=st.integers(8, 130),
+        lambd=st.floats(-50, 0.9).map(lambda x: float(np.float32(x))),
+        scale=st.sampled_from([0.0, 0.5]),
+        scores=st.sampled_from(["normal", "peaked", "trained", "uneven"]),
+        seed=st.integers(0, 2**32 - 1),
+    )
+)
+def test_random_problems_with_many_keys(case: AttentionCase) -> None:
+    check(library_under_test(), "SparsegenAttention", case, threads=2)
+
+
+@pytest.mark.parametrize("head_size", [32, 64])
+def test_a_key_far_longer_than_the_others_hides_none(library: Path, head_size: int) -> None:
+    """It makes steps of 8 bits large for itself, and errors large for all."""
+    case = AttentionCase("far", (300,), 1, head_size)
+    query, key, value, borders = attention_inputs(case).values()
+    for size in (1e2, 1e4, 1e12, 1e30):
+        key[7] = size * np.sign(key[7])
+        scores = query.astype(float) @ key.astype(float).T / head_size**0.5
+        weights = sparsegen_lin(scores, case.lambd)
+        inputs = {"query": query, "key": key, "value": value, "cu_seqlens": borders}
+        output, support = run_op(
+            library, "SparsegenAttention", inputs, **attention_attributes("SparsegenAttention", case)
+        )
+        np.testing.assert_allclose(output, weights @ value, rtol=0, atol=1e-4)
+        assert (np.abs(support[:, 0] - (weights > 0).sum(-1)) <= 1).all()
+
+
+def test_a_query_that_is_not_finite_changes_no_other(library: Path) -> None:
+    """To the bit, whichever way the other is computed."""
+    inputs = attention_inputs(SCREENED)
+    attributes = attention_attributes("SparsegenAttention", SCREENED)
+    expected = run_op(library, "SparsegenAttention", inputs, **attributes)
+    spoiled = [3, 100, 400, 500]
+    inputs["query"][spoiled] = [[np.nan], [np.inf], [1e30], [-np.inf]]
+    found = run_op(library, "SparsegenAttention", inputs, **attributes)
+    others = np.delete(np.arange(len(inputs["query"])), spoiled)
+    assert_same_bits([tensor[others] for tensor in found], [tensor[others] for tensor in expected])
+    assert np.isnan(found[0][[3, 100, 500]]).all()
+
+
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", [MIXED, SCREENED], ids=lambda case: case.name)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_sequence_does_not_depend_on_its_companions(library: Path, op: str, threads: int) -> None:
+def test_a_sequence_does_not_depend_on_its_companions(
+    library: Path, op: str, case: AttentionCase, threads: int
+) -> None:
     """Bit for bit: alone, among others, and with the others in another order."""
-    inputs = attention_inputs(MIXED)
-    attributes = attention_attributes(op, MIXED)
-    borders = MIXED.cu_seqlens
+    inputs = attention_inputs(case)
+    attributes = attention_attributes(op, case)
+    borders = case.cu_seqlens
     together = run_op(library, op, inputs, threads, **attributes)
     rows = [np.arange(a, b) for a, b in pairwise(borders)]
     for own in rows:
@@ -152,7 +204,7 @@ def test_where_subnormal_numbers_are_zero(library: Path, op: str, name: str) -> 
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("length", [5, 50, 200])
+@pytest.mark.parametrize("length", [5, 50, 200, 300])
 def test_non_finite_scores(library: Path, op: str, length: int) -> None:
     """Row 0 sees NaN, row 1 +inf, row 2 only −inf, the others −inf at key 0; the next sequence none."""
     case = AttentionCase("non_finite", (length, length), 1, 16)

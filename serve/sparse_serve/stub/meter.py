@@ -47,8 +47,8 @@ class Meter:
     ) -> None:
         """Begin to publish counters, each with labels of its own beside `labels`.
 
-        `metric_family` is `pb_utils.MetricFamily`; `add_noted` is called before Triton is told, to add what was
-        only noted by then.
+        `metric_family` is `pb_utils.MetricFamily`; `add_noted` is called before Triton is told, to add what
+        was only noted by then.
         """
         self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
         self._families: dict[str, Any] = {}  # a family must outlive its metrics
