@@ -247,8 +247,8 @@ inline void SumSparseTile(const Survivors& survivors, int64_t row, const Value* 
 
 // One query's output (head_size).
 template <class Value, class Element>
-inline void SumSparse(const Survivors& survivors, int64_t row, const Value* value, ptrdiff_t value_stride,
-                      int64_t head_size, Element* output) {
+[[gnu::always_inline]] inline void SumSparse(const Survivors& survivors, int64_t row, const Value* value,
+                                             ptrdiff_t value_stride, int64_t head_size, Element* output) {
   int64_t d = 0;
   for (; d + 8 * kLanes <= head_size; d += 8 * kLanes) {
     SumSparseTile<8>(survivors, row, value + d, value_stride, output + d);

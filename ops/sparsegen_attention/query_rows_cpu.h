@@ -29,25 +29,21 @@ struct QueryRows {
   }
 };
 
-// Up to kPanelQueries queries of a range, from its query `first` on, whose numbers `rows` takes.
+// Packs up to kPanelQueries queries of a range, from its query `first` on, whose numbers `rows` takes.
 template <class Element>
-inline QueryRows<Element> RowsFrom(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                   int64_t first, int32_t* rows) {
-  const int64_t count = Min(kPanelQueries, range.first + range.count - first);
-  for (int64_t i = 0; i < count; ++i) rows[i] = static_cast<int32_t>(first + i);
-  return {tensors, range, rows, count};
+inline QueryRows<Element> PackFrom(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                   int64_t first, int32_t* rows, float* room, float* panel) {
+  for (int64_t i = 0; i < kPanelQueries; ++i) rows[i] = static_cast<int32_t>(first + i);
+  const QueryRows<Element> queries{tensors, range, rows,
+                                   Min(kPanelQueries, range.first + range.count - first)};
+  PackQueries(queries.query(0), queries.stride(), queries.count, tensors.head_size, room, panel);
+  return queries;
 }
 
-// queries -> panel (head_size, kPanelQueries); 0 where there is no query.
+// As PackQueries, of queries that are not consecutive.
 template <class Element>
-inline void PackRows(const QueryRows<Element>& queries, float* room, float* panel) {
+inline void PackGathered(const QueryRows<Element>& queries, float* room, float* panel) {
   const int64_t head_size = queries.tensors.head_size;
-  bool in_a_row = true;
-  for (int64_t i = 1; i < queries.count; ++i) in_a_row &= queries.rows[i] == queries.rows[i - 1] + 1;
-  if (in_a_row) {
-    PackQueries(queries.query(0), queries.stride(), queries.count, head_size, room, panel);
-    return;
-  }
   for (int64_t d = 0; d < head_size * kPanelQueries; d += kLanes) Store(panel + d, Floats{});
   const ptrdiff_t room_stride = RoundUp(head_size, kLanes);
   for (int64_t first = 0; first < queries.count; first += kQueryRows) {

@@ -28,7 +28,7 @@ struct SparsegenAttentionScratch {
     keys = reinterpret_cast<int32_t*>(layout.Take(longest_sequence));
     positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(longest_sequence, 32) / 32 * kLanes));
 #if defined(SPARSE_OPS_USE_VNNI)
-    screen.Lay(&layout, longest_sequence, head_size);
+    if (longest_sequence >= kScreenedKeys) screen.Lay(&layout, longest_sequence, head_size);
 #endif
     return layout.used();
   }
@@ -189,7 +189,7 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
       }
       if (many.count > left) {
         const QueryRows<Element> panel{tensors, range, many.rows, Min(many.count, kPanelQueries)};
-        PackRows(panel, at.room, at.query_panel);
+        PackGathered(panel, at.room, at.query_panel);
         AttendToPacked(panel, head, at);
         many.Drop(panel.count);
       }
@@ -197,8 +197,7 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
   };
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = RowsFrom(tensors, range, begin, rows);
-    PackRows(panel, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, begin, rows, at.room, at.query_panel);
     const auto probe = panel.count > kLanes ? ProbePanel<2, Held> : ProbePanel<1, Held>;
     const unsigned seem_many = probe(at.query_panel, head, range.sequence_length, tensors.head_size,
                                      tensors.scale, tensors.divisor, at.room, at.scores, at.maxima);
@@ -225,15 +224,14 @@ template <class Element, class Held>
 inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
                            const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
 #if defined(SPARSE_OPS_USE_VNNI)
-  if (IsScreened(range.sequence_length, tensors.head_size, tensors.divisor)) {
+  if (IsScreened(range.sequence_length, tensors.divisor)) {
     return AttendScreened(tensors, range, head, at);
   }
   *at.held.rounded = 0;  // shorter sequences are laid out over what lies there
 #endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = RowsFrom(tensors, range, begin, rows);
-    PackRows(panel, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, begin, rows, at.room, at.query_panel);
     AttendToPacked(panel, head, at);
   }
 }

@@ -22,8 +22,6 @@ namespace SPARSE_OPS_TARGET {
 
 // So many keys and more of a sequence are screened.
 constexpr int64_t kScreenedKeys = 256;
-// The products of bytes are exact in int32, and the sums of squares far from its end, up to this head size.
-constexpr int64_t kMostScreenedColumns = 1024;
 constexpr int64_t kQuad = 4;
 // Longer rows could have scores that are not finite.
 constexpr float kLargestSquare = 0x1p120f;
@@ -61,16 +59,15 @@ struct Screen {
   int64_t room;
 
   void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
-    const int64_t length = longest_sequence < kScreenedKeys ? 0 : longest_sequence;
     const int64_t stride = RoundUp(head_size, kQuad);
-    keys = LayRows(layout, length, stride);
-    shift = reinterpret_cast<int32_t*>(layout->Take(length));
+    keys = LayRows(layout, longest_sequence, stride);
+    shift = reinterpret_cast<int32_t*>(layout->Take(longest_sequence));
     norms = layout->Take(2);
     queries = LayRows(layout, kPanelQueries, stride);
     query_quads = layout->Take(stride / kQuad * kPanelQueries);
     errors = layout->Take(kPanelQueries);
-    candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(length, 32) / 32 * kPanelQueries));
-    room = RoundUp(MostCandidates(length), kLanes);
+    candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, 32) / 32 * kPanelQueries));
+    room = RoundUp(MostCandidates(longest_sequence), kLanes);
     candidate_keys = reinterpret_cast<int32_t*>(layout->Take(kLanes * room));
     candidate_scores = layout->Take(kLanes * room);
     slots = layout->Take(kLanes * room);
@@ -85,8 +82,8 @@ struct Screen {
 // The first bits.
 inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
 
-inline bool IsScreened(int64_t keys, int64_t head_size, float divisor) {
-  return keys >= kScreenedKeys && head_size <= kMostScreenedColumns && divisor <= kLargestDivisor;
+inline bool IsScreened(int64_t keys, float divisor) {
+  return keys >= kScreenedKeys && divisor <= kLargestDivisor;
 }
 
 // The group of keys that a part begins with.
