@@ -179,19 +179,18 @@ template <class Element, class Held>
 inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryRange& range,
                            const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
   WaitingRows few, many;
-  // Panels of those that wait, until fewer do than `left` and a panel would not be full.
+  // Full panels of those that wait first: a panel of either may add one to `many`, which has room for two.
   const auto attend = [&](int64_t left) {
     while (few.count > left || many.count > left) {
-      if (few.count > left) {
-        const QueryRows<Element> panel{tensors, range, few.rows, Min(few.count, kPanelQueries)};
-        AttendToFew(panel, head, &many, at);
-        few.Drop(panel.count);
-      }
-      if (many.count > left) {
+      if (many.count >= kPanelQueries || few.count <= left) {
         const QueryRows<Element> panel{tensors, range, many.rows, Min(many.count, kPanelQueries)};
         PackGathered(panel, at.room, at.query_panel);
         AttendToPacked(panel, head, at);
         many.Drop(panel.count);
+      } else {
+        const QueryRows<Element> panel{tensors, range, few.rows, Min(few.count, kPanelQueries)};
+        AttendToFew(panel, head, &many, at);
+        few.Drop(panel.count);
       }
     }
   };

@@ -108,6 +108,26 @@ def test_a_key_far_longer_than_the_others_hides_none(library: Path, head_size: i
         assert (np.abs(support[:, 0] - (weights > 0).sum(-1)) <= 1).all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_of_two_kinds_leave_half_of_them(library: Path, seed: int) -> None:
+    """Whose scores are spread as if few were left, beside queries of every size: panels of all kinds."""
+    case = AttentionCase("two_kinds", (530,), 2, 32, scores="uneven", seed=seed)
+    query, key, value, borders = attention_inputs(case).values()
+    rng = np.random.default_rng(seed)
+    key[:] = key[:1] * rng.choice([-1, 1], (len(key), 1)) + key * np.float32(0.1)
+    inputs = {"query": query, "key": key, "value": value, "cu_seqlens": borders}
+    output, support = run_op(
+        library, "SparsegenAttention", inputs, **attention_attributes("SparsegenAttention", case)
+    )
+    for head in range(2):
+        own = slice(32 * head, 32 * head + 32)
+        scores = query[:, own].astype(float) @ key[:, own].astype(float).T / 32**0.5
+        weights = sparsegen_lin(scores, case.lambd)
+        np.testing.assert_allclose(output[:, own], weights @ value[:, own], rtol=0, atol=1e-4)
+    assert (support > 200).any()
+    assert (support < 100).any()
+
+
 def test_a_query_that_is_not_finite_changes_no_other(library: Path) -> None:
     """To the bit, whichever way the other is computed."""
     inputs = attention_inputs(SCREENED)

@@ -29,7 +29,7 @@ FILES = (
 CASES = (
     "(test_case_table and not test_packed_attention and not test_axis_attention and not long and not bert"
     " and not aaa_512 and not 4096 and not lambda and not many_rows)"
-    " or (test_case_table and avx512 and (short_between_long or many_rows)) or companions or key_far_longer"
+    " or (test_case_table and avx512 and (short_between_long or many_rows)) or companions or two_kinds"
     " or (is_float32_attention and float16 and head_size) or every_length or every_width or dequantized"
     " or requantized or (every_axis and 513) or empty or as_the_reference"
 )
