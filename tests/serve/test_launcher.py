@@ -108,6 +108,32 @@ def test_a_free_port_that_is_taken_meanwhile_is_another_one(
         TritonServer(named).start()
 
 
+@pytest.mark.parametrize("losses", [1, 3])
+def test_a_triton_that_lost_a_race_with_itself_is_started_again(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    """Twice, no more."""
+    reason = "Triton could not start: what():  boost::interprocess::lock_exception"
+    left = [ServerError(reason) for _ in range(losses)]
+    wait = TritonServer._wait_until_ready
+
+    def lose(server: TritonServer) -> None:
+        if left:
+            raise left.pop()
+        wait(server)
+
+    monkeypatch.setattr(TritonServer, "_wait_until_ready", lose)
+    server = TritonServer(options(repository))
+    if losses == 1:
+        with server:
+            server.check()
+    else:
+        with pytest.raises(ServerError, match="lock_exception"):
+            server.start()
+    assert not left
+    assert not leftovers(os.getpid())
+
+
 def test_a_killed_stub_is_noticed_and_cleaned_up_after(repository: Path) -> None:
     with TritonServer(options(repository)) as server:
         stub = next(pid for pid in server.process_ids()[1:] if "stub" in psutil.Process(pid).name())

@@ -34,7 +34,9 @@ from sparse_serve.triton.preflight import (
 
 # What Triton's log says where it cannot listen; between our look at a free port and that, others can take it.
 _PORT_TAKEN = ("already in use", "already allocated")
-_PORT_ATTEMPTS = 3
+# What the Python backend of Triton 24.10 ends with at its start, once in a while on a busy machine.
+_LOCK_LOST = "boost::interprocess::lock_exception"
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Server(ABC):
         """
         if self._process is not None:
             raise ServerError("the server is running already")
-        for attempt in range(1, _PORT_ATTEMPTS + 1):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._start()
                 return
@@ -223,15 +225,16 @@ class Server(ABC):
                 raise ServerError(f"Triton could not be started: {error}") from error
             except BaseException as error:
                 self.stop()
-                if attempt == _PORT_ATTEMPTS or not self._lost_a_port(error):
+                if attempt == _ATTEMPTS or not self._failed_by_chance(error):
                     raise
 
-    def _lost_a_port(self, error: BaseException) -> bool:
-        """Tell whether another process has taken a port that was found free, and another one will do."""
+    def _failed_by_chance(self, error: BaseException) -> bool:
+        """Tell whether Triton lost a race, with itself or for a port that was free when looked at."""
+        if not isinstance(error, ServerError):
+            return False
         ports = (self.options.http_port, self.options.grpc_port, self.options.metrics_port)
-        return (
-            0 in ports and isinstance(error, ServerError) and any(said in str(error) for said in _PORT_TAKEN)
-        )
+        lost_a_port = 0 in ports and any(said in str(error) for said in _PORT_TAKEN)
+        return lost_a_port or _LOCK_LOST in str(error)
 
     def _start(self) -> None:
         guard.clear(Path(tempfile.gettempdir()))
