@@ -50,7 +50,7 @@ struct Screen {
   int32_t* shift;  // (keys) -128 times the sum of a key's bytes, as those of a query are 128 too large
   float* norms;    // max |k - k'| and max |k'|
   ByteRows queries;
-  float* query_quads;       // (quads, kPanelQueries) four bytes each
+  float* query_quads;       // (quads, kPanelQueries) four bytes each, 128 larger: unsigned
   float* errors;            // (kPanelQueries)
   int32_t* candidates;      // (ceil(keys / 32), kPanelQueries): bit i of word w is key 32 * w + i
   int32_t* candidate_keys;  // (kLanes, room): those of each query, rising
@@ -245,8 +245,10 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
     for (int64_t r = rows; r < kLanes; ++r) screen.queries.scale[begin + r] = 0.0f;
     Transpose(reinterpret_cast<const float*>(screen.queries.bytes + begin * screen.queries.stride), quads,
               rows, quads, screen.query_quads + begin, kPanelQueries);
-    for (int64_t r = rows; r < kLanes; ++r) {
-      for (int64_t d = 0; d < quads; ++d) screen.query_quads[d * kPanelQueries + begin + r] = 0.0f;
+    for (int64_t d = 0; d < quads; ++d) {
+      float* quad = screen.query_quads + d * kPanelQueries + begin;
+      for (int64_t r = rows; r < kLanes; ++r) quad[r] = 0.0f;
+      _mm512_storeu_si512(quad, _mm512_xor_si512(_mm512_loadu_si512(quad), _mm512_set1_epi8(-128)));
     }
   }
 }
@@ -257,7 +259,6 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
                        float* maxima) {
   const int64_t quads = screen.keys.stride / kQuad;
   const int8_t* key = screen.keys.bytes + first * screen.keys.stride;
-  const __m512i offset = _mm512_set1_epi8(-128);
   __m512i sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
@@ -268,8 +269,7 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
     __m512i query[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) {
-      query[v] =
-          _mm512_xor_si512(_mm512_loadu_si512(screen.query_quads + d * kPanelQueries + v * kLanes), offset);
+      query[v] = _mm512_loadu_si512(screen.query_quads + d * kPanelQueries + v * kLanes);
     }
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
@@ -294,43 +294,39 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
   }
 }
 
-// The root over every second of some values and over those between, as RootFromLeft.
-inline Floats RootOfPairs(const float* values, ptrdiff_t stride, int64_t count, Floats start, Floats shift,
-                          Floats scale) {
+// As RootFromLeft, of an even number of values, every second of which is one part: where a value lies does
+// not depend on how many there are.
+inline Floats RootOfPairs(const float* values, int64_t count, Floats start) {
   Floats tau = start;
   for (int i = 0; i < kMaxSteps; ++i) {
     NewtonStep step{tau};
-    int64_t t = 0;
-    for (; t + 2 <= count; t += 2) {
-      step.Add(0, (Load(values + t * stride) - shift) * scale);
-      step.Add(1, (Load(values + (t + 1) * stride) - shift) * scale);
+    for (int64_t t = 0; t < count; t += 2) {
+      step.Add(0, Load(values + t * kLanes));
+      step.Add(1, Load(values + (t + 1) * kLanes));
     }
-    if (t < count) step.Add(0, (Load(values + t * stride) - shift) * scale);
     if (!Any(step.Rise())) break;
     tau = step.tau;
   }
   return tau;
 }
 
-// Marks the candidates of kLanes queries from the lane `column` of a panel on; which of them have few.
-inline Mask FewCandidates(const Screen& screen, int64_t column, int64_t keys, const float* scores,
-                          const float* maxima, int64_t classes, float divisor) {
-  Floats maximum = Broadcast(-kInfinity);
-  for (int64_t c = 0; c < classes; ++c) maximum = Max(Load(maxima + c * kPanelQueries + column), maximum);
-  const Floats scale = Broadcast(1.0f / divisor);
-  const Floats root = RootOfPairs(maxima + column, kPanelQueries, classes, Broadcast(-1.0f), maximum, scale);
-  const Floats error = Load(screen.errors + column);
-  const Floats least = maximum + root * Broadcast(divisor) - (error + error);
+// Marks the candidates of kLanes queries from the lane `lane` of a panel on; which of them have few.
+inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, float divisor) {
+  const int64_t keys = column.keys;
+  const Floats shift = Shift(column);
+  const Floats root = RootOfMaxima(column, shift, Broadcast(1.0f / divisor), Broadcast(-1.0f));
+  const Floats error = Load(screen.errors + lane);
+  const Floats least = shift + root * Broadcast(divisor) - (error + error);
   Ints count{};
   for (int64_t begin = 0; begin < keys; begin += 32) {
     Ints word{};
     const int64_t end = Min(keys - begin, 32);
     for (int64_t i = 0; i < end; ++i) {
-      const Mask in = NotAtMost(Load(scores + (begin + i) * kPanelQueries + column), least);
+      const Mask in = NotAtMost(Load(column.scores + (begin + i) * column.stride), least);
       word = SetIf(in, word, static_cast<int>(1u << i));
       count = CountIf(in, count);
     }
-    __builtin_memcpy(screen.candidates + begin / 32 * kPanelQueries + column, &word, sizeof(word));
+    __builtin_memcpy(screen.candidates + begin / 32 * kPanelQueries + lane, &word, sizeof(word));
   }
   return _mm512_cmple_epi32_mask(reinterpret_cast<__m512i>(count),
                                  _mm512_set1_epi32(static_cast<int32_t>(MostCandidates(keys))));
@@ -349,8 +345,9 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
   });
   unsigned few = 0;
   for (int64_t v = 0; v < Vectors; ++v) {
-    const Mask is_few = FewCandidates(screen, v * kLanes, keys, scores, maxima, classes, divisor);
-    few |= Bits(is_few) << (v * kLanes);
+    const int64_t lane = v * kLanes;
+    const ScoreColumn column{scores + lane, kPanelQueries, keys, maxima + lane, kPanelQueries, classes};
+    few |= Bits(FewCandidates(screen, lane, column, divisor)) << lane;
   }
   return few;
 }
@@ -404,8 +401,7 @@ inline void SolveSlots(float divisor, unsigned wanted, Survivors* survivors) {
     Store(value, (Load(value) - maximum) * scale);
   }
   const Floats start = Select(MaskOf(wanted), Broadcast(-1.0f), Broadcast(kInfinity));
-  WeighSurvivors(RootOfPairs(survivors->weights, kLanes, survivors->count, start, Floats{}, Broadcast(1.0f)),
-                 survivors);
+  WeighSurvivors(RootOfPairs(survivors->weights, survivors->count, start), survivors);
 }
 
 template <class Element, class Held>

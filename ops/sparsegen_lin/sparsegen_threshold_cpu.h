@@ -103,6 +103,24 @@ inline void QuarterScores(const ScoreColumn& column) {
   }
 }
 
+// What v is counted from: the largest score, 0 where all are -inf.
+inline Floats Shift(const ScoreColumn& column) {
+  Floats maximum = Broadcast(-kInfinity);
+  for (int64_t c = 0; c < column.classes; ++c) {
+    maximum = Max(Load(column.maxima + c * column.maxima_stride), maximum);
+  }
+  return Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
+}
+
+// The root over the class maxima, from the left.
+inline Floats RootOfMaxima(const ScoreColumn& column, Floats shift, Floats scale, Floats start) {
+  alignas(64) float values[kMaxClasses * kLanes];
+  for (int64_t c = 0; c < column.classes; ++c) {
+    Store(values + c * kLanes, (Load(column.maxima + c * column.maxima_stride) - shift) * scale);
+  }
+  return RootFromLeft(values, column.classes / 2, column.classes, start);
+}
+
 // From v to weights: max(0, v - tau).
 inline void WeighSurvivors(Floats tau, Survivors* survivors) {
   const int64_t count = survivors->count;
@@ -131,21 +149,11 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
     QuarterScores(column);
     divisor *= 0.25f;
   }
-  Floats maximum = Broadcast(-kInfinity);
-  for (int64_t c = 0; c < column.classes; ++c) {
-    maximum = Max(Load(column.maxima + c * column.maxima_stride), maximum);
-  }
-  const Floats shift = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
+  const Floats shift = Shift(column);
   const Floats scale = Broadcast(1.0f / divisor);
-
-  alignas(64) float bound_values[kMaxClasses * kLanes];
-  for (int64_t c = 0; c < column.classes; ++c) {
-    Store(bound_values + c * kLanes, (Load(column.maxima + c * column.maxima_stride) - shift) * scale);
-  }
   alignas(64) float start_lanes[kLanes];
   for (int64_t lane = 0; lane < kLanes; ++lane) start_lanes[lane] = lane < rows ? -1.0f : kInfinity;
-  const Floats bound = RootFromLeft(bound_values, column.classes / 2, column.classes, Load(start_lanes)) -
-                       Broadcast(kBoundSlack);
+  const Floats bound = RootOfMaxima(column, shift, scale, Load(start_lanes)) - Broadcast(kBoundSlack);
 
   // Without a branch: whether a key is kept is close to random. Even keys first, then odd ones: the parts
   // must not depend on what the neighbours keep. The first step is taken meanwhile.

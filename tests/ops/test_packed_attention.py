@@ -21,7 +21,7 @@ from one_op import (
 )
 from reference import packed_attention, sparsegen_lin
 
-from cases import ATTENTION_CASES, AttentionCase
+from cases import ATTENTION_CASES, AttentionCase, Scores
 from sparse_export.graph import packed_attention as torch_reference
 from sparse_export.graph.nodes import HeadSettings
 
@@ -54,39 +54,39 @@ def test_case_table(library: Path, case: AttentionCase, op: str) -> None:
     assert_same_bits(run_attention(library, op, case, threads=2), alone)
 
 
-@settings(deadline=None, max_examples=80)
-@given(
-    case=st.builds(
+def random_cases(
+    lengths: st.SearchStrategy[tuple[int, ...]], *scores: Scores
+) -> st.SearchStrategy[AttentionCase]:
+    return st.builds(
         AttentionCase,
         name=st.just("random"),
-        lengths=st.lists(st.integers(0, 90), min_size=0, max_size=6).map(tuple),
+        lengths=lengths,
         num_heads=st.integers(1, 4),
         head_size=st.integers(8, 128),
         lambd=st.floats(-50, 0.9).map(lambda x: float(np.float32(x))),
         scale=st.sampled_from([0.0, 0.5]),
-        scores=st.sampled_from(["normal", "equal", "peaked", "trained"]),
+        scores=st.sampled_from(scores),
         seed=st.integers(0, 2**32 - 1),
+    )
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    random_cases(
+        st.lists(st.integers(0, 90), min_size=0, max_size=6).map(tuple),
+        "normal",
+        "equal",
+        "peaked",
+        "trained",
     ),
-    op=st.sampled_from(list(OPS)),
+    st.sampled_from(list(OPS)),
 )
 def test_random_problems(case: AttentionCase, op: str) -> None:
     check(library_under_test(), op, case, threads=2)
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    case=st.builds(
-        AttentionCase,
-        name=st.just("screened"),
-        lengths=st.tuples(st.integers(256, 400)),
-        num_heads=st.integers(1, 2),
-        head_size=st.integers(8, 128),
-        lambd=st.floats(-50, 0.9).map(lambda x: float(np.float32(x))),
-        scale=st.sampled_from([0.0, 0.5]),
-        scores=st.sampled_from(["normal", "peaked", "trained", "uneven"]),
-        seed=st.integers(0, 2**32 - 1),
-    )
-)
+@given(random_cases(st.tuples(st.integers(256, 400)), "normal", "peaked", "trained", "uneven"))
 def test_random_problems_with_many_keys(case: AttentionCase) -> None:
     check(library_under_test(), "SparsegenAttention", case, threads=2)
 
