@@ -328,8 +328,10 @@ inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn&
     }
     __builtin_memcpy(screen.candidates + begin / 32 * kPanelQueries + lane, &word, sizeof(word));
   }
-  return _mm512_cmple_epi32_mask(reinterpret_cast<__m512i>(count),
-                                 _mm512_set1_epi32(static_cast<int32_t>(MostCandidates(keys))));
+  const __m512i most = _mm512_set1_epi32(static_cast<int32_t>(MostCandidates(keys)));
+  // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
+  return _mm512_mask_cmple_epi32_mask(Above(Broadcast(kInfinity), error), reinterpret_cast<__m512i>(count),
+                                      most);
 }
 
 // As ScorePanel, by bytes. Returns the queries, a bit each, of which few keys are left, their candidates

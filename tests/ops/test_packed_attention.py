@@ -141,6 +141,24 @@ def test_a_query_that_is_not_finite_changes_no_other(library: Path) -> None:
     assert np.isnan(found[0][[3, 100, 500]]).all()
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_an_infinite_query_whose_scores_are_all_of_one_sign(library: Path, sign: int) -> None:
+    """NaN where they are infinite, nothing where they are minus infinity, and as before for the others."""
+    case = AttentionCase("one_sign", (300,), 1, 32, scores="trained")
+    inputs = attention_inputs(case)
+    inputs["key"] = sign * np.abs(inputs["key"])
+    attributes = attention_attributes("SparsegenAttention", case)
+    expected = run_op(library, "SparsegenAttention", inputs, **attributes)
+    inputs["query"][5] = 0
+    inputs["query"][5, 3] = np.inf
+    inputs["query"][6] = np.inf
+    output, support = run_op(library, "SparsegenAttention", inputs, **attributes)
+    assert np.isnan(output[6]).all() if sign > 0 else not output[6].any()
+    assert support[6, 0] == (300 if sign > 0 else 0)
+    others = np.delete(np.arange(300), [5, 6])
+    assert_same_bits([output[others], support[others]], [tensor[others] for tensor in expected])
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("case", [MIXED, SCREENED], ids=lambda case: case.name)
 @pytest.mark.parametrize("threads", [1, 2])
