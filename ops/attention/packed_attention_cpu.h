@@ -203,27 +203,31 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
   }
 }
 
-// Sums of up to kLanes queries over all weights, zero or not. keys: which value row each weight belongs to
-// (Indexed).
+// With 4 queries 8 sums of 2 vectors hide no more than the latency of an addition; 4 vectors are better as
+// twice two.
+constexpr int64_t kTileVectors = kLanes == 8 ? 3 : 2;
+
+// Sums of up to kPanelQueries queries over all weights, zero or not. keys: which value row each weight
+// belongs to (Indexed).
 template <bool Indexed, class Element>
 inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t count,
                      const Element* value, ptrdiff_t value_stride, int64_t head_size, int64_t queries,
                      float* sums, ptrdiff_t sums_stride) {
   constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
-  constexpr int64_t kKeyBlock = 128;  // of values and weights, so that they stay in the first cache
+  constexpr int64_t kKeyBlock = kLanes == 8 ? 64 : 128;  // whose values and weights stay in the first cache
   for (int64_t begin = 0; begin < count; begin += kKeyBlock) {
     const int64_t end = Min(count, begin + kKeyBlock);
-    for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
-      const int64_t columns = Min(head_size - d, 2 * kLanes);
+    int64_t vectors = 0;
+    for (int64_t d = 0; d < head_size; d += vectors * kLanes) {
+      const int64_t left = RoundUp(head_size - d, kLanes) / kLanes;
+      vectors = left == 4 ? 2 : Min(left, kTileVectors);
+      const auto add = vectors == 1   ? AddDenseTile<kQueries, 1, Indexed, Element>
+                       : vectors == 2 ? AddDenseTile<kQueries, 2, Indexed, Element>
+                                      : AddDenseTile<kQueries, kTileVectors, Indexed, Element>;
+      const int64_t columns = Min(head_size - d - (vectors - 1) * kLanes, kLanes);
       for (int64_t q = 0; q < queries; q += kQueries) {
-        float* tile = sums + q * sums_stride + d;
-        if (columns > kLanes) {
-          AddDenseTile<kQueries, 2, Indexed>(weights + q, weight_stride, keys, begin, end, value + d,
-                                             value_stride, columns - kLanes, tile, sums_stride);
-        } else {
-          AddDenseTile<kQueries, 1, Indexed>(weights + q, weight_stride, keys, begin, end, value + d,
-                                             value_stride, columns, tile, sums_stride);
-        }
+        add(weights + q, weight_stride, keys, begin, end, value + d, value_stride, columns,
+            sums + q * sums_stride + d, sums_stride);
       }
     }
   }

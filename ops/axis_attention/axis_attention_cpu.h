@@ -31,7 +31,7 @@ struct AxisScratch {
     room = layout.Take(RowsRoom(kRoomRows, extent.head_size));
     scores = layout.Take((extent.slots + kKeyRows) * kPanelQueries);  // columns are scored kKeyRows at a time
     maxima = layout.Take(kMaxClasses * kPanelQueries);
-    sums = layout.Take(padded * kLanes);
+    sums = layout.Take(padded * kPanelQueries);
     const int64_t solved = extent.sparsegen ? extent.slots : 0;
     weights = layout.Take(solved * kLanes);
     survivors = reinterpret_cast<int32_t*>(layout.Take(solved));
@@ -59,22 +59,27 @@ struct AxisHead {
   float scale;     // of the scores
 };
 
-// Keys or values of a band that are worked through at a time.
-constexpr int64_t kBandKeys = 128;
+// Keys or values of a band that are worked through at a time: all where they lie row on row.
+template <class Element, class Held>
+inline int64_t BandPart(const AxisHead<Element, Held>& head, int64_t keys) {
+  constexpr int64_t kBandKeys = 128;
+  return head.keys.stride == head.padded ? keys : Min(keys, kBandKeys);
+}
 
-// Calls visit(first, count) for every kBandKeys rows of one head's band. The next ones are asked for
-// meanwhile: they lie too far apart for the processor to guess.
+// Calls visit(first, count) for every part of one head's band. The keys of the next are asked for meanwhile:
+// they lie too far apart for the processor to guess.
 template <class Element, class Held, class Visit>
 inline void ForEachBandPart(const AxisHead<Element, Held>& head, const Held* band, int64_t keys,
                             const Visit& visit) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Held));
-  for (int64_t j = 0; j < keys; j += kBandKeys) {
-    const int64_t next = Min(kBandKeys, keys - j - kBandKeys);
+  const int64_t part = BandPart(head, keys);
+  for (int64_t j = 0; j < keys; j += part) {
+    const int64_t next = Min(part, keys - j - part);
     for (int64_t t = 0; t < next; ++t) {
-      const Held* row = band + (j + kBandKeys + t) * head.keys.stride;
+      const Held* row = band + (j + part + t) * head.keys.stride;
       for (int64_t d = 0; d < head.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
     }
-    visit(j, Min(kBandKeys, keys - j));
+    visit(j, Min(part, keys - j));
   }
 }
 
@@ -176,18 +181,20 @@ inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& bl
   }
 }
 
-// The panel of a block: (slots, kPanelQueries).
+// The panel of a block: (slots, kPanelQueries). Returns the number of classes whose maxima are known, or 0.
 template <int64_t Vectors, class Element, class Held>
-inline void ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
+inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
+                          const AxisScratch& at) {
   if (block.columns + block.band_keys > 0) {
     Transpose(at.queries, head.padded, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
   }
   if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
   float* band = at.scores + block.columns * kPanelQueries;
   const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
+  int64_t classes = 0;
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
-    ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
-                        head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima);
+    classes = ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
+                                  head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -196,15 +203,27 @@ inline void ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& blo
     }
   }
   ScorePairs(head, block, at, band + block.band_keys * kPanelQueries);
+  const bool is_one_part = block.columns == 0 && block.pairs == 0 && block.band_words == nullptr &&
+                           block.band_keys == BandPart(head, block.band_keys);
+  return is_one_part ? classes : 0;
 }
 
 // Maxima of classes of slots, (classes, kPanelQueries); returns how many there are.
+template <int64_t Vectors>
 inline int64_t ClassMaxima(const float* scores, int64_t slots, float* maxima) {
   const int64_t classes = Min(slots, kMaxClasses);
   for (int64_t c = 0; c < classes; ++c) {
-    Floats maximum = Broadcast(-kInfinity);
-    for (int64_t s = c; s < slots; s += kMaxClasses) maximum = Max(Load(scores + s * kPanelQueries), maximum);
-    Store(maxima + c * kPanelQueries, maximum);
+    Floats maximum[Vectors];
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) maximum[v] = Broadcast(-kInfinity);
+    for (int64_t s = c; s < slots; s += kMaxClasses) {
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) {
+        maximum[v] = Max(Load(scores + s * kPanelQueries + v * kLanes), maximum[v]);
+      }
+    }
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) Store(maxima + c * kPanelQueries + v * kLanes, maximum[v]);
   }
   return classes;
 }
@@ -222,11 +241,14 @@ inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
   return count + static_cast<int>(by_all);
 }
 
-// Replaces kLanes rows of scores by weights, all of a row still to be multiplied by what is returned for it.
-inline Floats SparsegenColumn(const AxisScratch& at, float* scores, int64_t slots, int64_t classes,
+// Replaces the scores of `rows` lanes from `first` on by weights, all of a row still to be multiplied by what
+// is returned for it.
+inline Floats SparsegenColumn(const AxisScratch& at, int64_t first, int64_t slots, int64_t classes,
                               float divisor, int64_t rows, Survivors* survivors) {
+  float* scores = at.scores + first;
   *survivors = {at.weights, at.survivors, at.positive, 0, Ints{}, Mask{}};
-  SolveSparsegen({scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes}, divisor, rows, survivors);
+  SolveSparsegen({scores, kPanelQueries, slots, at.maxima + first, kPanelQueries, classes}, divisor, rows,
+                 survivors);
   for (int64_t s = 0; s < slots; ++s) Store(scores + s * kPanelQueries, Floats{});
   for (int64_t t = 0; t < survivors->count; ++t) {
     Store(scores + survivors->keys[t] * kPanelQueries, Load(survivors->weights + t * kLanes));
@@ -297,12 +319,12 @@ inline void FinishRow(const Keys& keys, const AxisHead<Element, Held>& head, con
   StorePartial(output + d, rest, sum * normalizer);
 }
 
-// The outputs of `rows` lanes from `first` on, whose weights stand in the panel.
+// The outputs of the first `rows` lanes, whose weights stand in the panel.
 template <class Element, class Held>
-inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t first, int64_t rows,
-                     Floats normalizer, const AxisScratch& at) {
-  for (int64_t i = 0; i < head.padded * kLanes; i += kLanes) Store(at.sums + i, Floats{});
-  const float* weights = at.scores + first;
+inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
+                     const Floats (&normalizer)[kPanelVectors], const AxisScratch& at) {
+  for (int64_t i = 0; i < head.padded * kPanelQueries; i += kLanes) Store(at.sums + i, Floats{});
+  const float* weights = at.scores;
   AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
                   head.head_size, rows, at.sums, head.padded);
   weights += block.columns * kPanelQueries;
@@ -314,46 +336,44 @@ inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block
   });
   weights += block.band_keys * kPanelQueries;
   for (int64_t r = 0; r < rows; ++r) {
-    if (block.queries[first + r] < 0) continue;
-    FinishRow(RowPairs{weights + r, block.pair_keys + first + r, block.pairs}, head,
-              at.sums + r * head.padded, Broadcast(normalizer[r]),
-              head.output + block.queries[first + r] * head.stride);
+    if (block.queries[r] < 0) continue;
+    FinishRow(RowPairs{weights + r, block.pair_keys + r, block.pairs}, head, at.sums + r * head.padded,
+              Broadcast(normalizer[r / kLanes][r % kLanes]), head.output + block.queries[r] * head.stride);
   }
 }
 
-// How many of kLanes lanes from `first` on there are up to the last that is asked for.
-inline int64_t AskedLanes(const AxisBlock& block, int64_t first) {
-  int64_t lanes = Min(kLanes, block.count - first);
-  while (lanes > 0 && block.queries[first + lanes - 1] < 0) --lanes;
-  return lanes;
+// How many of a block's lanes from `first` to `end` there are up to the last that is asked for.
+inline int64_t AskedLanes(const AxisBlock& block, int64_t first, int64_t end) {
+  while (end > first && block.queries[end - 1] < 0) --end;
+  return end - first;
 }
 
-template <class Element, class Held>
+template <int64_t Vectors, class Element, class Held>
 inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
                         const AxisPattern& pattern, float divisor, const AxisScratch& at) {
-  const auto score = block.count > kLanes ? ScoreBlock<2, Element, Held> : ScoreBlock<1, Element, Held>;
-  score(head, block, at);
   const int64_t slots = block.slots();
-  for (int64_t first = 0; first < block.count; first += kLanes) {
-    const int64_t rows = AskedLanes(block, first);
+  int64_t classes = ScoreBlock<Vectors>(head, block, at);
+  if (classes == 0) classes = ClassMaxima<Vectors>(at.scores, slots, at.maxima);
+  Floats normalizer[kPanelVectors] = {};
+  const bool sparsegen = pattern.extent.sparsegen;
+  if (!sparsegen) ExponentiatePanel<Vectors>(at.scores, slots, at.maxima, classes, normalizer);
+  for (int64_t v = 0; v < Vectors; ++v) {
+    const int64_t first = v * kLanes;
+    const int64_t rows = AskedLanes(block, first, Min(first + kLanes, block.count));
     if (rows == 0) continue;
-    float* scores = at.scores + first;
-    const int64_t classes = ClassMaxima(scores, slots, at.maxima);
     Survivors survivors{};
-    const Floats normalizer = pattern.extent.sparsegen
-                                  ? SparsegenColumn(at, scores, slots, classes, divisor, rows, &survivors)
-                                  : ExponentiateColumn(scores, slots, at.maxima, classes);
-    SumBlock(head, block, first, rows, normalizer, at);
+    if (sparsegen) normalizer[v] = SparsegenColumn(at, first, slots, classes, divisor, rows, &survivors);
     if (head.support == nullptr) continue;
     const Ints allowed = CountAllowed(block, first);
     for (int64_t r = 0; r < rows; ++r) {
       const int32_t query = block.queries[first + r];
       if (query < 0) continue;
       // NaN weights are not zero: all of them count.
-      const bool solved = pattern.extent.sparsegen && !(Bits(survivors.nan) >> r & 1);
+      const bool solved = sparsegen && !(Bits(survivors.nan) >> r & 1);
       head.support[query * head.support_stride] = solved ? survivors.support[r] : allowed[r];
     }
   }
+  SumBlock(head, block, AskedLanes(block, 0, block.count), normalizer, at);
 }
 
 // Up to this many full rows are cheaper one by one than in a panel.
@@ -482,6 +502,10 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
   for (int64_t first = range.first; first < range.first + range.count; first += kPanelQueries) {
     const int64_t count = Min(kPanelQueries, range.first + range.count - first);
     const AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
+    const auto attend_block = [&](const auto& head, const AxisScratch& own) {
+      if (count > kLanes) return AttendBlock<2>(head, block, pattern, tensors.divisor, own);
+      AttendBlock<1>(head, block, pattern, tensors.divisor, own);
+    };
     for (int64_t h = 0; h < range.heads; ++h) {
       const AxisHead<Element, Element> head = HeadOf(tensors, range, range.head + h);
       PrefetchBlock(head, rows, queries, first + kPanelQueries,
@@ -491,9 +515,9 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
         AttendRows(head, block, at);
       } else if (is_held) {
         const auto keys_of_head = Hold(tensors, range, at.held);
-        AttendBlock(HeadOf(tensors, range, range.head, keys_of_head), block, pattern, tensors.divisor, at);
+        attend_block(HeadOf(tensors, range, range.head, keys_of_head), at);
       } else {
-        AttendBlock(head, block, pattern, tensors.divisor, of_head(h));
+        attend_block(head, of_head(h));
       }
     }
   }

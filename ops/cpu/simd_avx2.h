@@ -30,7 +30,7 @@ inline Mask IsNan(Floats a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 inline Floats Select(Mask mask, Floats a, Floats b) { return _mm256_blendv_ps(b, a, mask); }
 inline Floats AddIf(Mask mask, Floats sum, Floats a) { return sum + _mm256_and_ps(mask, a); }
 inline Ints CountIf(Mask mask, Ints count) { return count - reinterpret_cast<Ints>(mask); }
-inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
+inline Ints SetIf(Mask mask, Ints word, Ints bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
 inline Mask Or(Mask a, Mask b) { return _mm256_or_ps(a, b); }
 inline unsigned Bits(Mask mask) { return static_cast<unsigned>(_mm256_movemask_ps(mask)); }
 inline Mask MaskOf(unsigned bits) {
@@ -39,15 +39,21 @@ inline Mask MaskOf(unsigned bits) {
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, lane));
 }
 
-// rows[i] + ... of four rows, each lane of 128 bits apart: its element i is of row i.
-inline Floats SumFour(const Floats* rows) {
-  const Floats ab = _mm256_unpacklo_ps(rows[0], rows[1]) + _mm256_unpackhi_ps(rows[0], rows[1]);
-  const Floats cd = _mm256_unpacklo_ps(rows[2], rows[3]) + _mm256_unpackhi_ps(rows[2], rows[3]);
-  return _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+// Lanes of four rows combined, each lane of 128 bits apart: its element i is of row i.
+template <class Combine>
+inline Floats CombineFour(const Floats* rows, const Combine& combine) {
+  const Floats ab = combine(_mm256_unpacklo_ps(rows[0], rows[1]), _mm256_unpackhi_ps(rows[0], rows[1]));
+  const Floats cd = combine(_mm256_unpacklo_ps(rows[2], rows[3]), _mm256_unpackhi_ps(rows[2], rows[3]));
+  return combine(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
 }
+template <class Combine>
+inline Floats CombineEach(const Floats (&rows)[kLanes], const Combine& combine) {
+  const Floats a = CombineFour(rows, combine), b = CombineFour(rows + 4, combine);
+  return combine(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
 inline Floats SumEach(const Floats (&rows)[kLanes]) {
-  const Floats a = SumFour(rows), b = SumFour(rows + 4);
-  return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+  return CombineEach(rows, [](Floats a, Floats b) { return a + b; });
 }
 
 inline Floats LoadQuads(const float* from, ptrdiff_t stride) {

@@ -32,25 +32,32 @@ inline Ints CountIf(Mask mask, Ints count) {
   const __m512i old = reinterpret_cast<__m512i>(count);
   return reinterpret_cast<Ints>(_mm512_mask_add_epi32(old, mask, old, _mm512_set1_epi32(1)));
 }
-inline Ints SetIf(Mask mask, Ints word, int bits) {
+inline Ints SetIf(Mask mask, Ints word, Ints bits) {
   const __m512i old = reinterpret_cast<__m512i>(word);
-  return reinterpret_cast<Ints>(_mm512_mask_or_epi32(old, mask, old, _mm512_set1_epi32(bits)));
+  return reinterpret_cast<Ints>(_mm512_mask_or_epi32(old, mask, old, reinterpret_cast<__m512i>(bits)));
 }
 inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 inline unsigned Bits(Mask mask) { return mask; }
 inline Mask MaskOf(unsigned bits) { return static_cast<Mask>(bits); }
 
-// rows[i] + ... of four rows, each lane of 128 bits apart: its element i is of row i.
-inline Floats SumFour(const Floats* rows) {
-  const Floats ab = _mm512_unpacklo_ps(rows[0], rows[1]) + _mm512_unpackhi_ps(rows[0], rows[1]);
-  const Floats cd = _mm512_unpacklo_ps(rows[2], rows[3]) + _mm512_unpackhi_ps(rows[2], rows[3]);
-  return _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+// Lanes of four rows combined, each lane of 128 bits apart: its element i is of row i.
+template <class Combine>
+inline Floats CombineFour(const Floats* rows, const Combine& combine) {
+  const Floats ab = combine(_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
+  const Floats cd = combine(_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
+  return combine(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
 }
+template <class Combine>
+inline Floats CombineEach(const Floats (&rows)[kLanes], const Combine& combine) {
+  const Floats a = CombineFour(rows, combine), b = CombineFour(rows + 4, combine);
+  const Floats c = CombineFour(rows + 8, combine), d = CombineFour(rows + 12, combine);
+  const Floats ab = combine(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  const Floats cd = combine(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+  return combine(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
 inline Floats SumEach(const Floats (&rows)[kLanes]) {
-  const Floats a = SumFour(rows), b = SumFour(rows + 4), c = SumFour(rows + 8), d = SumFour(rows + 12);
-  const Floats ab = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
-  const Floats cd = _mm512_shuffle_f32x4(c, d, 0x88) + _mm512_shuffle_f32x4(c, d, 0xdd);
-  return _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  return CombineEach(rows, [](Floats a, Floats b) { return a + b; });
 }
 
 inline Floats LoadQuads(const float* from, ptrdiff_t stride) {

@@ -33,7 +33,7 @@ inline Mask IsNan(Floats a) { return a != a; }
 inline Floats Select(Mask mask, Floats a, Floats b) { return mask ? a : b; }
 inline Floats AddIf(Mask mask, Floats sum, Floats a) { return sum + (mask ? a : Floats{}); }
 inline Ints CountIf(Mask mask, Ints count) { return count - mask; }
-inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (mask & bits); }
+inline Ints SetIf(Mask mask, Ints word, Ints bits) { return word | (mask & bits); }
 inline Mask Or(Mask a, Mask b) { return a | b; }
 inline unsigned Bits(Mask mask) {
   const Ints bit = mask & Ints{1, 2, 4, 8};

@@ -35,7 +35,7 @@ inline Floats AddIf(Mask mask, Floats sum, Floats a) {
   return sum + reinterpret_cast<Floats>(mask & reinterpret_cast<Words>(a));
 }
 inline Ints CountIf(Mask mask, Ints count) { return count - reinterpret_cast<Ints>(mask); }
-inline Ints SetIf(Mask mask, Ints word, int bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
+inline Ints SetIf(Mask mask, Ints word, Ints bits) { return word | (reinterpret_cast<Ints>(mask) & bits); }
 inline Mask Or(Mask a, Mask b) { return a | b; }
 inline unsigned Bits(Mask mask) { return vaddvq_u32(mask & Words{1, 2, 4, 8}); }
 inline Mask MaskOf(unsigned bits) { return vtstq_u32(vdupq_n_u32(bits), Words{1, 2, 4, 8}); }

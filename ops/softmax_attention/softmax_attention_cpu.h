@@ -16,7 +16,7 @@ struct SoftmaxAttentionScratch {
     room = layout.Take(RowsRoom(kRoomRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
-    sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
+    sums = layout.Take(RoundUp(head_size, kLanes) * kPanelQueries);
     return layout.used();
   }
 };
@@ -25,20 +25,33 @@ inline size_t SoftmaxAttentionScratchFloats(int64_t longest_sequence, int64_t he
   return static_cast<size_t>(SoftmaxAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
 }
 
-// Replaces kLanes rows of scores by exp(score - maximum) and returns 1 / their sums: 0 for a row of only
+// Replaces the scores of a panel by exp(score - maximum); normalizer: 1 / their sums, 0 for a row of only
 // -inf, NaN for a row with NaN or +inf.
-inline Floats ExponentiateColumn(float* scores, int64_t keys, const float* maxima, int64_t classes) {
-  Floats maximum = Broadcast(-kInfinity);
-  for (int64_t c = 0; c < classes; ++c) maximum = Max(Load(maxima + c * kPanelQueries), maximum);
-  const Floats shift = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
-  Floats sum[2] = {};
-  for (int64_t j = 0; j < keys; ++j) {
-    const Floats weight = ExpNonPositive(Load(scores + j * kPanelQueries) - shift);
-    Store(scores + j * kPanelQueries, weight);
-    sum[j % 2] = sum[j % 2] + weight;
+template <int64_t Vectors>
+inline void ExponentiatePanel(float* scores, int64_t keys, const float* maxima, int64_t classes,
+                              Floats* normalizer) {
+  Floats shift[Vectors], sum[Vectors] = {};
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) {
+    Floats maximum = Broadcast(-kInfinity);
+    for (int64_t c = 0; c < classes; ++c) {
+      maximum = Max(Load(maxima + c * kPanelQueries + v * kLanes), maximum);
+    }
+    shift[v] = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
   }
-  const Floats total = sum[0] + sum[1];
-  return Select(NotAtMost(total, Floats{}), Broadcast(1.0f) / total, Floats{});
+  for (int64_t j = 0; j < keys; ++j) {
+    float* own = scores + j * kPanelQueries;
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) {
+      const Floats weight = ExpNonPositive(Load(own + v * kLanes) - shift[v]);
+      Store(own + v * kLanes, weight);
+      sum[v] = sum[v] + weight;
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < Vectors; ++v) {
+    normalizer[v] = Select(NotAtMost(sum[v], Floats{}), Broadcast(1.0f) / sum[v], Floats{});
+  }
 }
 
 // The queries of a range, of whose head keys and values are given.
@@ -57,17 +70,15 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
     const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
                                   tensors.scale, at.room, at.scores, at.maxima);
 
-    for (int64_t column = 0; column < queries; column += kLanes) {
-      const int64_t rows = Min(kLanes, queries - column);
-      const Floats normalizer =
-          ExponentiateColumn(at.scores + column, range.sequence_length, at.maxima + column, classes);
-      for (int64_t i = 0; i < sums_stride * kLanes; i += kLanes) Store(at.sums + i, Floats{});
-      AddDense<false>(at.scores + column, kPanelQueries, nullptr, range.sequence_length, head.value,
-                      head.stride, head_size, rows, at.sums, sums_stride);
-      for (int64_t r = 0; r < rows; ++r) {
-        WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r]),
-                 tensors.output + own + (begin + column + r) * stride);
-      }
+    Floats normalizer[kPanelVectors];
+    const auto exponentiate = queries > kLanes ? ExponentiatePanel<2> : ExponentiatePanel<1>;
+    exponentiate(at.scores, range.sequence_length, at.maxima, classes, normalizer);
+    for (int64_t i = 0; i < sums_stride * kPanelQueries; i += kLanes) Store(at.sums + i, Floats{});
+    AddDense<false>(at.scores, kPanelQueries, nullptr, range.sequence_length, head.value, head.stride,
+                    head_size, queries, at.sums, sums_stride);
+    for (int64_t r = 0; r < queries; ++r) {
+      WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r / kLanes][r % kLanes]),
+               tensors.output + own + (begin + r) * stride);
     }
   }
 }

@@ -1,9 +1,7 @@
 #pragma once
 
 #include "sparsegen_attention/query_rows_cpu.h"
-#if defined(SPARSE_OPS_USE_VNNI)
 #include "sparsegen_attention/sparsegen_screen_cpu.h"
-#endif
 
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
@@ -12,7 +10,7 @@ struct SparsegenAttentionScratch {
   HeldHead held;
   float *query_panel, *room, *scores, *maxima, *weights, *sums;
   int32_t *keys, *positive;
-#if defined(SPARSE_OPS_USE_VNNI)
+#if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
   Screen screen;
 #endif
 
@@ -27,7 +25,7 @@ struct SparsegenAttentionScratch {
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
     keys = reinterpret_cast<int32_t*>(layout.Take(longest_sequence));
     positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(longest_sequence, 32) / 32 * kLanes));
-#if defined(SPARSE_OPS_USE_VNNI)
+#if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
     if (longest_sequence >= kScreenedKeys) screen.Lay(&layout, longest_sequence, head_size);
 #endif
     return layout.used();
@@ -103,7 +101,7 @@ inline void AttendToPacked(const QueryRows<Element>& panel, const KeysAndValues<
   AttendToScored(panel, head, classes, at);
 }
 
-#if defined(SPARSE_OPS_USE_VNNI)
+#if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
 // Some of up to kLanes queries, a bit each, whose candidates are marked from the lane `lane` of a panel on.
 template <class Element, class Held>
 [[gnu::noinline]] void AttendToCandidates(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
@@ -222,7 +220,7 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
 template <class Element, class Held>
 inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
                            const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
-#if defined(SPARSE_OPS_USE_VNNI)
+#if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
   if (IsScreened(range.sequence_length, tensors.divisor)) {
     return AttendScreened(tensors, range, head, at);
   }

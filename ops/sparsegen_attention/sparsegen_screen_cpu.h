@@ -1,5 +1,6 @@
-// Which keys a query can attend to at all, by products of 8-bit integers: a quarter of the instructions that
-// products in float32 take. The products of the few keys that are left are then computed in float32.
+// Which keys a query can attend to at all, by products of integers: of 8 bits, a quarter of the instructions
+// that products in float32 take, or of 16, half of them. The products of the few keys that are left are then
+// computed in float32.
 //
 // The screen is exact. Keys k and queries q are rounded to k' and q', each by a scale of its own, so that by
 // Cauchy and Schwarz no score is further from that of k' and q' than
@@ -9,25 +10,27 @@
 // The root over any scores is moved by no more than they are. With the root over the scores of k' and q', or
 // over the maxima of classes of those, no key weighs anything whose score is below root - 2 error(q).
 //
-// For AVX-512 with products of bytes (VNNI) alone.
-//
 // All of it is by a query's own numbers and those of its keys. A query that leaves many keys, or has a number
 // that is not finite, is computed as if there were no screen.
 #pragma once
 
+#include "cpu/integer_products.h"
 #include "sparsegen_attention/query_rows_cpu.h"
+
+#if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
 
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 // So many keys and more of a sequence are screened.
 constexpr int64_t kScreenedKeys = 256;
-constexpr int64_t kQuad = 4;
 // Longer rows could have scores that are not finite.
-constexpr float kLargestSquare = 0x1p120f;
+constexpr float kLongest = 0x1p60f;
 constexpr float kLargestProduct = 0x1p120f;
 // The length that a row may have though its squares are too small for float32.
 constexpr float kVanished = 0x1p-57f;
+// Whether what a row loses is measured, or taken for the most that it can be, which of 16 bits is little.
+constexpr bool kMeasuresLoss = sizeof(Whole) == 1;
 
 // The first keys of so many parts of a sequence tell whether the screen is worth it.
 constexpr int64_t kProbes = 4;
@@ -38,19 +41,19 @@ constexpr float kDenseSpread = 32.0f;
 // How many keys of a query are computed one by one.
 constexpr int64_t MostCandidates(int64_t keys) { return keys / 4; }
 
-// Rows of bytes with a scale each.
-struct ByteRows {
-  int8_t* bytes;  // (rows, stride)
+// Rows of integers with a scale each.
+struct WholeRows {
+  Whole* wholes;  // (rows, stride)
   int64_t stride;
-  float* scale;  // (rows)
+  float* scale;  // (rows), and further up to a multiple of kLanes
 };
 
 struct Screen {
-  ByteRows keys;
-  int32_t* shift;  // (keys) -128 times the sum of a key's bytes, as those of a query are 128 too large
+  WholeRows keys;
+  int32_t* shift;  // (keys, likewise) where sums of products begin: kWholeOffset is in those of a query
   float* norms;    // max |k - k'| and max |k'|
-  ByteRows queries;
-  float* query_quads;       // (quads, kPanelQueries) four bytes each, 128 larger: unsigned
+  WholeRows queries;
+  int32_t* query_panel;     // (stride / kPacked, kPanelQueries) packed numbers, shifted
   float* errors;            // (kPanelQueries)
   int32_t* candidates;      // (ceil(keys / 32), kPanelQueries): bit i of word w is key 32 * w + i
   int32_t* candidate_keys;  // (kLanes, room): those of each query, rising
@@ -59,12 +62,12 @@ struct Screen {
   int64_t room;
 
   void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
-    const int64_t stride = RoundUp(head_size, kQuad);
+    const int64_t stride = RoundUp(head_size, kPacked);
     keys = LayRows(layout, longest_sequence, stride);
-    shift = reinterpret_cast<int32_t*>(layout->Take(longest_sequence));
+    shift = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, kLanes)));
     norms = layout->Take(2);
     queries = LayRows(layout, kPanelQueries, stride);
-    query_quads = layout->Take(stride / kQuad * kPanelQueries);
+    query_panel = reinterpret_cast<int32_t*>(layout->Take(stride / kPacked * kPanelQueries));
     errors = layout->Take(kPanelQueries);
     candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, 32) / 32 * kPanelQueries));
     room = RoundUp(MostCandidates(longest_sequence), kLanes);
@@ -73,9 +76,9 @@ struct Screen {
     slots = layout->Take(kLanes * room);
   }
 
-  static ByteRows LayRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
-    auto* bytes = reinterpret_cast<int8_t*>(layout->Take(rows * stride / kQuad));
-    return {bytes, stride, layout->Take(rows)};
+  static WholeRows LayRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
+    auto* wholes = reinterpret_cast<Whole*>(layout->Take(rows * stride / kPacked));
+    return {wholes, stride, layout->Take(RoundUp(rows, kLanes))};
   }
 };
 
@@ -142,9 +145,10 @@ inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Element>&
   return Min(groups, kMaxClasses);
 }
 
-// What is lost by rounding a row, and how long what it is rounded to is.
+// Of up to kLanes rows, one in each lane: how long the row is and what it loses by rounding, and the sum of
+// what it is rounded to.
 struct Rounded {
-  Floats lost, kept, norm, sum;
+  Floats length, lost, sum;
 };
 
 template <class Element>
@@ -152,132 +156,120 @@ inline Floats LoadSome(const Element* from, int64_t count) {
   return count >= kLanes ? Load(from) : LoadPartial(from, count);
 }
 
-// Rounds a row to bytes of -127 to 127, zeros up to `stride`. The lanes of what it returns are to be added
-// up.
-template <class Element>
-inline Rounded RoundRow(const Element* from, int64_t columns, int8_t* bytes, float* scale) {
-  Floats largest{};
-  for (int64_t d = 0; d < columns; d += kLanes) {
-    largest = Max(_mm512_abs_ps(LoadSome(from + d, columns - d)), largest);
-  }
-  const float magnitude = _mm512_reduce_max_ps(largest);
-  const bool is_small = !(magnitude >= 0x1p-100f);
-  const Floats factor = Broadcast(is_small ? 0.0f : 127.0f / magnitude);
-  *scale = is_small ? 0.0f : magnitude / 127.0f;
-  const Floats step = Broadcast(*scale);
-  Rounded rounded{};
-  for (int64_t d = 0; d < columns; d += kLanes) {
-    const Floats x = LoadSome(from + d, columns - d);
-    const __m512i whole = _mm512_cvtps_epi32(x * factor);
-    const int64_t count = Min(RoundUp(columns - d, kQuad), kLanes);
-    _mm512_mask_cvtsepi32_storeu_epi8(bytes + d, static_cast<Mask>((1u << count) - 1), whole);
-    const Floats as_float = _mm512_cvtepi32_ps(whole);
-    const Floats y = as_float * step;
-    rounded.lost = MulAdd(x - y, x - y, rounded.lost);
-    rounded.kept = MulAdd(y, y, rounded.kept);
-    rounded.norm = MulAdd(x, x, rounded.norm);
-    rounded.sum = rounded.sum + as_float;
-  }
-  return rounded;
-}
+inline Floats Length(Floats squares) { return Sqrt(squares) + Broadcast(kVanished); }
 
-// Lengths of rows, of which each has squares to be added up.
-inline Floats Length(const Floats (&squares)[kLanes]) {
-  return _mm512_sqrt_ps(SumEach(squares)) + Broadcast(kVanished);
+// Rounds rows `first` to first + count, zeros up to their stride; from(r) is where the r-th of them lies.
+template <class RowAt>
+inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, const WholeRows& rows,
+                         int64_t first) {
+  Floats largest[kLanes] = {}, norm[kLanes] = {};
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t d = 0; d < columns; d += kLanes) {
+      const Floats x = LoadSome(from(r) + d, columns - d);
+      largest[r] = Max(Max(x, Floats{} - x), largest[r]);
+      norm[r] = MulAdd(x, x, norm[r]);
+    }
+  }
+  const Floats magnitude = LargestEach(largest);
+  const Floats most = Broadcast(static_cast<float>(LargestWhole(rows.stride)));
+  const Mask vanishes = Above(Broadcast(0x1p-100f), magnitude);
+  const Floats step = Select(vanishes, Floats{}, magnitude / most);
+  alignas(64) float factor[kLanes];
+  Store(factor, Select(vanishes, Floats{}, most / magnitude));
+  Store(rows.scale + first, step);
+  Floats lost[kLanes] = {}, sum[kLanes] = {};
+  for (int64_t r = 0; r < count; ++r) {
+    Whole* to = rows.wholes + (first + r) * rows.stride;
+    for (int64_t d = 0; d < columns; d += kLanes) {
+      const Floats x = LoadSome(from(r) + d, columns - d);
+      const Ints whole = ToWholes(x * Broadcast(factor[r]));
+      StoreWholes(to + d, Min(RoundUp(columns - d, kPacked), kLanes), whole);
+      if constexpr (kMeasuresLoss) {
+        const Floats y = x - ToFloats(whole) * Broadcast(rows.scale[first + r]);
+        lost[r] = MulAdd(y, y, lost[r]);
+        sum[r] = sum[r] + ToFloats(whole);
+      }
+    }
+  }
+  // Half a step of each column at most, and how far the division itself is rounded.
+  const Floats half = Broadcast(0.26f * static_cast<float>(columns)) * step * step;
+  return {Length(SumEach(norm)), Length(kMeasuresLoss ? SumEach(lost) : half), SumEach(sum)};
 }
 
 // The keys of a head. A row that is not finite makes the norms so.
 template <class Element>
 inline void RoundKeys(const KeysAndValues<Element>& head, int64_t keys, int64_t head_size,
                       const Screen& screen) {
-  Floats lost_most{}, kept_most{};
+  Floats longest{}, lost_most{};
   Mask odd{};
   for (int64_t begin = 0; begin < keys; begin += kLanes) {
-    const int64_t rows = Min(kLanes, keys - begin);
-    Floats lost[kLanes] = {}, kept[kLanes] = {}, sum[kLanes] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t j = begin + r;
-      const Rounded rounded = RoundRow(head.key + j * head.stride, head_size,
-                                       screen.keys.bytes + j * screen.keys.stride, screen.keys.scale + j);
-      lost[r] = rounded.lost;
-      kept[r] = rounded.kept;
-      sum[r] = rounded.sum;
-    }
-    const Floats all_lost = SumEach(lost), all_kept = SumEach(kept);
-    odd = Or(odd, Or(NotAtMost(all_lost, Broadcast(kLargestSquare)),
-                     NotAtMost(all_kept, Broadcast(kLargestSquare))));
-    lost_most = Max(lost_most, all_lost);
-    kept_most = Max(kept_most, all_kept);
-    const __m512i shift = _mm512_cvtps_epi32(SumEach(sum) * Broadcast(-128.0f));
-    _mm512_mask_storeu_epi32(screen.shift + begin, static_cast<Mask>((1u << rows) - 1), shift);
+    const auto row = [&](int64_t r) { return head.key + (begin + r) * head.stride; };
+    const Rounded rounded = RoundRows(row, Min(kLanes, keys - begin), head_size, screen.keys, begin);
+    odd = Or(odd, NotAtMost(rounded.length, Broadcast(kLongest)));
+    longest = Max(longest, rounded.length);
+    lost_most = Max(lost_most, rounded.lost);
+    StoreInts(screen.shift + begin, ToWholes(rounded.sum * Broadcast(-static_cast<float>(kWholeOffset))));
   }
-  screen.norms[0] = Any(odd) ? kInfinity : __builtin_sqrtf(_mm512_reduce_max_ps(lost_most)) + kVanished;
-  screen.norms[1] = Any(odd) ? kInfinity : __builtin_sqrtf(_mm512_reduce_max_ps(kept_most)) + kVanished;
+  const float lost = LargestLane(lost_most);
+  screen.norms[0] = Any(odd) ? kInfinity : lost;
+  screen.norms[1] = Any(odd) ? kInfinity : LargestLane(longest) + lost;
 }
 
 // Up to kPanelQueries queries. errors: infinite where the screen cannot be trusted.
 template <class Element>
 inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) {
   const int64_t head_size = panel.tensors.head_size;
-  const int64_t quads = screen.queries.stride / kQuad;
+  const int64_t packs = screen.queries.stride / kPacked;
   for (int64_t begin = 0; begin < panel.count; begin += kLanes) {
     const int64_t rows = Min(kLanes, panel.count - begin);
-    Floats lost[kLanes] = {}, norm[kLanes] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t q = begin + r;
-      const Rounded rounded =
-          RoundRow(panel.query(q), head_size, screen.queries.bytes + q * screen.queries.stride,
-                   screen.queries.scale + q);
-      lost[r] = rounded.lost;
-      norm[r] = rounded.norm;
-    }
+    const auto row = [&](int64_t r) { return panel.query(begin + r); };
+    const Rounded rounded = RoundRows(row, rows, head_size, screen.queries, begin);
     const PackedAttention<Element>& tensors = panel.tensors;
-    const Floats length = Length(norm);
     // Beside what is lost, how far the products themselves are rounded.
     const float per_length = screen.norms[0] + screen.norms[1] * 6e-8f * static_cast<float>(head_size + 64);
-    const Floats error = length * Broadcast(per_length) + Length(lost) * Broadcast(screen.norms[1]);
+    const Floats error = rounded.length * Broadcast(per_length) + rounded.lost * Broadcast(screen.norms[1]);
     const Floats padded =
         error * Broadcast(1.001f * tensors.scale) + Broadcast(kBoundSlack * tensors.divisor);
     const float largest = kLargestProduct / (tensors.scale > 1.0f ? tensors.scale : 1.0f);
-    const Mask trusted =
-        _mm512_cmp_ps_mask(length * Broadcast(screen.norms[1]), Broadcast(largest), _CMP_LE_OQ);
+    const Mask trusted = Above(Broadcast(largest), rounded.length * Broadcast(screen.norms[1]));
     Store(screen.errors + begin, Select(trusted, padded, Broadcast(kInfinity)));
-    for (int64_t r = rows; r < kLanes; ++r) screen.queries.scale[begin + r] = 0.0f;
-    Transpose(reinterpret_cast<const float*>(screen.queries.bytes + begin * screen.queries.stride), quads,
-              rows, quads, screen.query_quads + begin, kPanelQueries);
-    for (int64_t d = 0; d < quads; ++d) {
-      float* quad = screen.query_quads + d * kPanelQueries + begin;
-      for (int64_t r = rows; r < kLanes; ++r) quad[r] = 0.0f;
-      _mm512_storeu_si512(quad, _mm512_xor_si512(_mm512_loadu_si512(quad), _mm512_set1_epi8(-128)));
+    const int64_t stride = screen.queries.stride;
+    Transpose(reinterpret_cast<const float*>(screen.queries.wholes + begin * stride), packs, rows, packs,
+              reinterpret_cast<float*>(screen.query_panel) + begin, kPanelQueries);
+    if (kWholeOffset == 0 && rows == kLanes) continue;
+    for (int64_t d = 0; d < packs; ++d) {
+      int32_t* pack = screen.query_panel + d * kPanelQueries + begin;
+      for (int64_t r = rows; r < kLanes; ++r) pack[r] = 0;
+      StoreInts(pack, ShiftPacked(LoadInts(pack)));
     }
   }
 }
 
-// As ScoreKeys, by bytes.
+// As ScoreKeys, by integers.
 template <int64_t Rows, int64_t Vectors>
 inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&factor)[Vectors], float* scores,
                        float* maxima) {
-  const int64_t quads = screen.keys.stride / kQuad;
-  const int8_t* key = screen.keys.bytes + first * screen.keys.stride;
-  __m512i sum[Rows][Vectors];
+  const int64_t packs = screen.keys.stride / kPacked;
+  const Whole* key = screen.keys.wholes + first * screen.keys.stride;
+  Ints sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
     SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = _mm512_set1_epi32(screen.shift[first + r]);
+    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Ints{} + screen.shift[first + r];
   }
-  for (int64_t d = 0; d < quads; ++d) {
-    __m512i query[Vectors];
+  for (int64_t d = 0; d < packs; ++d) {
+    Ints query[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) {
-      query[v] = _mm512_loadu_si512(screen.query_quads + d * kPanelQueries + v * kLanes);
+      query[v] = LoadInts(screen.query_panel + d * kPanelQueries + v * kLanes);
     }
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
-      int32_t quad;
-      __builtin_memcpy(&quad, key + r * screen.keys.stride + d * kQuad, sizeof(quad));
-      const __m512i k = _mm512_set1_epi32(quad);
+      int32_t pack;
+      __builtin_memcpy(&pack, key + r * screen.keys.stride + d * kPacked, sizeof(pack));
+      const Ints k = Ints{} + pack;
       SPARSE_OPS_UNROLL
-      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], query[v], k);
+      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = AddProducts(sum[r][v], query[v], k);
     }
   }
   SPARSE_OPS_UNROLL
@@ -285,8 +277,7 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
     Floats maximum = Load(maxima + v * kLanes);
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
-      const Floats score =
-          _mm512_cvtepi32_ps(sum[r][v]) * (factor[v] * Broadcast(screen.keys.scale[first + r]));
+      const Floats score = ToFloats(sum[r][v]) * (factor[v] * Broadcast(screen.keys.scale[first + r]));
       Store(scores + r * kPanelQueries + v * kLanes, score);
       maximum = Max(score, maximum);
     }
@@ -319,22 +310,22 @@ inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn&
   const Floats least = shift + root * Broadcast(divisor) - (error + error);
   Ints count{};
   for (int64_t begin = 0; begin < keys; begin += 32) {
-    Ints word{};
+    Ints word{}, bit = Ints{} + 1;
     const int64_t end = Min(keys - begin, 32);
     for (int64_t i = 0; i < end; ++i) {
       const Mask in = NotAtMost(Load(column.scores + (begin + i) * column.stride), least);
-      word = SetIf(in, word, static_cast<int>(1u << i));
+      word = SetIf(in, word, bit);
+      bit = bit << 1;
       count = CountIf(in, count);
     }
     __builtin_memcpy(screen.candidates + begin / 32 * kPanelQueries + lane, &word, sizeof(word));
   }
-  const __m512i most = _mm512_set1_epi32(static_cast<int32_t>(MostCandidates(keys)));
   // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
-  return _mm512_mask_cmple_epi32_mask(Above(Broadcast(kInfinity), error), reinterpret_cast<__m512i>(count),
-                                      most);
+  const Floats counted = Select(Above(Broadcast(kInfinity), error), ToFloats(count), Broadcast(kInfinity));
+  return Above(Broadcast(static_cast<float>(MostCandidates(keys)) + 0.5f), counted);
 }
 
-// As ScorePanel, by bytes. Returns the queries, a bit each, of which few keys are left, their candidates
+// As ScorePanel, by integers. Returns the queries, a bit each, of which few keys are left, their candidates
 // marked.
 template <int64_t Vectors>
 inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, float divisor, float* scores,
@@ -409,7 +400,8 @@ inline void SolveSlots(float divisor, unsigned wanted, Survivors* survivors) {
 template <class Element, class Held>
 inline void ScoreCandidatesOf(const Element* query, const KeysAndValues<Held>& head, int64_t head_size,
                               float scale, const int32_t* keys, int64_t count, float* scores) {
-  const auto score = head_size == 4 * kLanes   ? ScoreCandidates<4, Element, Held>
+  const auto score = head_size == 8 * kLanes   ? ScoreCandidates<8, Element, Held>
+                     : head_size == 4 * kLanes ? ScoreCandidates<4, Element, Held>
                      : head_size == 2 * kLanes ? ScoreCandidates<2, Element, Held>
                                                : ScoreCandidates<0, Element, Held>;
   score(query, head, head_size, scale, keys, count, scores);
@@ -417,3 +409,5 @@ inline void ScoreCandidatesOf(const Element* query, const KeysAndValues<Held>& h
 
 }  // namespace SPARSE_OPS_TARGET
 }  // namespace sparse_ops
+
+#endif

@@ -124,17 +124,20 @@ inline Floats RootOfMaxima(const ScoreColumn& column, Floats shift, Floats scale
 // From v to weights: max(0, v - tau).
 inline void WeighSurvivors(Floats tau, Survivors* survivors) {
   const int64_t count = survivors->count;
+  float* const weights = survivors->weights;
   Ints support = Ints{};
   Mask nan = Mask{};
   for (int64_t begin = 0; begin < count; begin += 32) {
     Ints positive = Ints{};
+    Ints bit = Ints{} + 1;
     for (int64_t t = begin; t < Min(count, begin + 32); ++t) {
-      const Floats v = Load(survivors->weights + t * kLanes);
+      const Floats v = Load(weights + t * kLanes);
       const Mask in = Above(v, tau);
       nan = Or(nan, IsNan(v));
       support = CountIf(in, support);
-      positive = SetIf(in, positive, static_cast<int>(1u << (t - begin)));
-      Store(survivors->weights + t * kLanes, Select(in, v - tau, Floats{}));
+      positive = SetIf(in, positive, bit);
+      bit = bit << 1;
+      Store(weights + t * kLanes, Select(in, v - tau, Floats{}));
     }
     __builtin_memcpy(survivors->positive + begin / 32 * kLanes, &positive, sizeof(positive));
   }
@@ -161,26 +164,32 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   int64_t even = 0;
   int64_t odd = 0;
   NewtonStep step{bound};
-  const auto keep = [&](int part, int64_t kept, int64_t j) {
-    const Floats v = (Load(column.scores + j * column.stride) - shift) * scale;
+  // Pointers of their own: what is stored could be those that are read again for each key.
+  float* const weights = survivors->weights;
+  int32_t* const kept_keys = survivors->keys;
+  const ptrdiff_t stride = column.stride;
+  const int64_t keys = column.keys;
+  const auto keep = [=, &step](int part, int64_t kept, const float* score, int64_t j) {
+    const Floats v = (Load(score) - shift) * scale;
     step.Add(part, v);
-    const int64_t begin = part * odd_begin;
-    Store(survivors->weights + (begin + kept) * kLanes, v);
-    survivors->keys[begin + kept] = static_cast<int32_t>(j);
+    const int64_t t = part * odd_begin + kept;
+    Store(weights + t * kLanes, v);
+    kept_keys[t] = static_cast<int32_t>(j);
     return kept + (Any(NotAtMost(v, bound)) ? 1 : 0);
   };
-  for (int64_t j = 0; j + 2 <= column.keys; j += 2) {
-    even = keep(0, even, j);
-    odd = keep(1, odd, j + 1);
+  const float* score = column.scores;
+  for (int64_t j = 0; j + 2 <= keys; j += 2, score += 2 * stride) {
+    even = keep(0, even, score, j);
+    odd = keep(1, odd, score + stride, j + 1);
   }
-  if (column.keys % 2 != 0) even = keep(0, even, column.keys - 1);
+  if (keys % 2 != 0) even = keep(0, even, score, keys - 1);
   for (int64_t t = 0; t < odd; ++t) {
-    Store(survivors->weights + (even + t) * kLanes, Load(survivors->weights + (odd_begin + t) * kLanes));
-    survivors->keys[even + t] = survivors->keys[odd_begin + t];
+    Store(weights + (even + t) * kLanes, Load(weights + (odd_begin + t) * kLanes));
+    kept_keys[even + t] = kept_keys[odd_begin + t];
   }
   const int64_t count = even + odd;
   step.Rise();
-  const Floats tau = RootFromLeft(survivors->weights, even, count, step.tau);
+  const Floats tau = RootFromLeft(weights, even, count, step.tau);
 
   survivors->count = count;
   WeighSurvivors(tau, survivors);
