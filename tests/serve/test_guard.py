@@ -106,4 +106,4 @@ def test_environments_older_than_every_server_are_removed(tmp_path: Path, tempor
         guard.end(guard.mark_of(0, TOKEN), temporary / "absent")
         assert (old.exists(), of_a_model.exists(), young.exists()) == (False, True, True)
         started = psutil.Process(server.pid).create_time()
-        assert guard._oldest_server() < started + 0.1
+        assert guard._oldest_server() < started + 1.1  # psutil takes the start of the system in whole seconds
