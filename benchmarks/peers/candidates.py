@@ -19,7 +19,7 @@ import psutil
 from servers import served
 from texts import parts
 
-from sparse_serve.profiling.measure import ServerTimes, Stretch, Timing, Window, measure_window
+from sparse_serve.profiling.windows import ServerTimes, Stretch, Timing, Window, measure_window
 from sparse_serve.triton.preflight import claim_ports
 
 START_S, END_S, REQUEST_S = 180.0, 20.0, 300.0

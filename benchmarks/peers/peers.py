@@ -59,7 +59,7 @@ from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 
 from sparse_serve import Classifier
 from sparse_serve.errors import SparseServeError
-from sparse_serve.profiling.estimates import least_samples
+from sparse_serve.report.estimates import least_samples
 
 APART = 1e-3
 CHECKED = 8

@@ -29,7 +29,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_data
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.measure import PERCENTILE_METHOD, measure_window
+from sparse_serve.profiling.measure import PERCENTILE_METHOD
+from sparse_serve.profiling.windows import measure_window
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import TEXT_BACKEND, graph_name
 from sparse_serve.repository.entries import read_entry

@@ -28,9 +28,10 @@ from entries import COMMAND, export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, write_lines
 
-from sparse_serve.profiling.comparison import compare
-from sparse_serve.profiling.report import QUANTITIES, Report, read_report
-from sparse_serve.profiling.titles import change_of
+from sparse_serve.report.comparison import compare
+from sparse_serve.report.concluded import QUANTITIES
+from sparse_serve.report.document import Report, read_report
+from sparse_serve.report.titles import change_of
 
 NAME = "reviews_dense"
 TWIN = "packed_dense"

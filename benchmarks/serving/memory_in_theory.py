@@ -20,7 +20,7 @@ from entries import COMMAND, export_random
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, environment, write_lines
 
-from sparse_serve.profiling.report import Report, read_report
+from sparse_serve.report.document import Report, read_report
 
 NAME = "long_reviews"
 POSITIONS = 2048

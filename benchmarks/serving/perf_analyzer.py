@@ -45,9 +45,9 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_texts
-from sparse_serve.profiling.report_csv import PERF_ANALYZER_COLUMNS
 from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.profiling.workload import Tokens, make_workload
+from sparse_serve.report.table import PERF_ANALYZER_COLUMNS
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.signature import TEXT_INPUT
 from sparse_serve.triton.installation import find_triton

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from sparse_serve.profiling.figures import length_figure
-from sparse_serve.profiling.report import Quantity, read_report
+from sparse_serve.report.concluded import Quantity
+from sparse_serve.report.document import read_report
+from sparse_serve.report.figures import length_figure
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES: dict[str, Quantity] = {"memory.svg": "memory_bytes", "latency.svg": "latency_ms"}

@@ -49,7 +49,7 @@ from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.measure import Load, ServerTimes, Timing, Window, measure_window
+from sparse_serve.profiling.windows import Load, ServerTimes, Timing, Window, measure_window
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.replies import Prediction
 from sparse_serve.repository.config import GRAPH_NAME, graph_name

@@ -9,9 +9,9 @@ import pytest
 
 from sparse_export.entry import Exported
 from sparse_serve.op_library import library_path
-from sparse_serve.profiling.report import Variant
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, graph_shape
 from sparse_serve.profiling.theory import live_bytes
+from sparse_serve.report.measured import Variant
 from sparse_serve.repository.entries import read_entry
 from tiny_models import POSITIONS
 

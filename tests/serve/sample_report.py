@@ -5,33 +5,29 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sparse_serve.environment import Cpu, OpLibrary
-from sparse_serve.profiling.estimates import Estimate, estimate
-from sparse_serve.profiling.report import (
+from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.profiling.theory import expected, growth
+from sparse_serve.report.concluded import Growth
+from sparse_serve.report.document import Environment, Inputs, Report, Served, Settings
+from sparse_serve.report.estimates import Estimate, estimate
+from sparse_serve.report.measured import (
     VARIANTS,
     Absent,
     Axes,
     Breakdown,
     Cost,
-    Environment,
     Failure,
-    Growth,
-    Inputs,
     Latency,
     Measurement,
     Memory,
     ProcessMemory,
     Quality,
-    Report,
-    Served,
-    Settings,
     Sparsity,
     Steady,
     Variant,
 )
-from sparse_serve.profiling.savings import limits, noise, savings, splits
-from sparse_serve.profiling.subjects import GraphShape
-from sparse_serve.profiling.theory import expected, growth
-from sparse_serve.profiling.trade import trade, trade_points
+from sparse_serve.report.savings import limits, noise, savings, splits
+from sparse_serve.report.trade import trade, trade_points
 
 HEADS = 12
 SHAPE = GraphShape(HEADS, 384, 1536)

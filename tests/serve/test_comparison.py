@@ -8,8 +8,9 @@ import pytest
 from sample_report import JITTER, MIB, full_report, measurement, report_of, servers
 
 from sparse_serve.cli import app, run
-from sparse_serve.profiling.comparison import compare
-from sparse_serve.profiling.report import Measurement, Quality, Report, Variant
+from sparse_serve.report.comparison import compare
+from sparse_serve.report.document import Report
+from sparse_serve.report.measured import Measurement, Quality, Variant
 
 
 def judged(before: Report, after: Report, tolerance: float = 0.0) -> dict[str, str]:

@@ -27,8 +27,8 @@ from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
 from sparse_serve.profiling import memory, subjects
 from sparse_serve.profiling.energy import PowerMeter
-from sparse_serve.profiling.report import read_report
 from sparse_serve.profiling.subjects import Place
+from sparse_serve.report.document import read_report
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import container as container_module

@@ -19,7 +19,7 @@ from tiny_entry import take_out_of_service
 from sparse_serve import __version__
 from sparse_serve.cli import app, run
 from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
-from sparse_serve.profiling.report import Variant
+from sparse_serve.report.measured import Variant
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.writing import EntrySpec, write_entry
 

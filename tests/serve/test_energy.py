@@ -9,7 +9,7 @@ from fake_nvml import no_driver, one_h200
 
 from sparse_serve.profiling import energy
 from sparse_serve.profiling.energy import PowerMeter
-from sparse_serve.profiling.measure import GpuSample
+from sparse_serve.profiling.windows import GpuSample
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparse_serve.profiling.estimates import (
+from sparse_serve.report.estimates import (
     Estimate,
     estimate,
     estimate_change,

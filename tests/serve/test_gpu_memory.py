@@ -20,11 +20,11 @@ from sparse_serve.profiling import subjects
 from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.gpu_memory import ARENA_LOG, GpuReading, GpuWatch, arena_bytes
 from sparse_serve.profiling.memory import measure_memory
-from sparse_serve.profiling.reading import clocks, findings
-from sparse_serve.profiling.report import GpuMemory, GpuUse
-from sparse_serve.profiling.report_csv import to_csv
-from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.subjects import Place, find_subjects, serving
+from sparse_serve.report.measured import GpuMemory, GpuUse
+from sparse_serve.report.page import to_html
+from sparse_serve.report.sentences import clocks, findings
+from sparse_serve.report.table import to_csv
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.repository.entries import read_entry

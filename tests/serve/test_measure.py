@@ -24,19 +24,21 @@ from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.measure import (
     Arrivals,
     LatencyReading,
-    ServerTimes,
     StabilityRule,
-    Stretch,
-    Timing,
-    Window,
     WindowRule,
-    arrival_times_ns,
     measure_latencies,
-    measure_open_window,
-    measure_window,
 )
 from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, ServerGauges
+from sparse_serve.profiling.windows import (
+    ServerTimes,
+    Stretch,
+    Timing,
+    Window,
+    arrival_times_ns,
+    measure_open_window,
+    measure_window,
+)
 
 MS = 1_000_000
 ONE = Arrivals(concurrency=1)

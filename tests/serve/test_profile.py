@@ -28,18 +28,12 @@ from sparse_serve.cli import profile as profile_command
 from sparse_serve.data import read_texts
 from sparse_serve.profiling import summary
 from sparse_serve.profiling.load import Answer, TritonLoad
-from sparse_serve.profiling.measure import Timing
 from sparse_serve.profiling.plan import tokens_of
-from sparse_serve.profiling.report import (
-    Axes,
-    Measurement,
-    Report,
-    Variant,
-    read_report,
-    report_schema,
-)
 from sparse_serve.profiling.subjects import find_subjects, graph_shape, weight_bytes
+from sparse_serve.profiling.windows import Timing
 from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
+from sparse_serve.report.document import Report, read_report, report_schema
+from sparse_serve.report.measured import Axes, Measurement, Variant
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import Attention

@@ -21,21 +21,13 @@ from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
 from sparse_serve.profiling import run as run_module
-from sparse_serve.profiling.doubts import read_doubts
 from sparse_serve.profiling.load import Answer
-from sparse_serve.profiling.measure import (
-    GpuSample,
-    LatencyReading,
-    ServerTimes,
-    Timing,
-    measure_latencies,
-)
+from sparse_serve.profiling.measure import LatencyReading, measure_latencies
 from sparse_serve.profiling.memory import MemoryReading, ProcessReading
 from sparse_serve.profiling.options import ProfileOptions
 from sparse_serve.profiling.profile import profile
-from sparse_serve.profiling.reading import findings
-from sparse_serve.profiling.report import Report, Variant, read_report
 from sparse_serve.profiling.subjects import SteadyReading, Subject
+from sparse_serve.profiling.windows import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.workload import (
     MOST_OWN_REQUESTS,
     Batch,
@@ -43,6 +35,10 @@ from sparse_serve.profiling.workload import (
     read_token_counts,
     recorded_workload,
 )
+from sparse_serve.report.document import Report, read_report
+from sparse_serve.report.doubts import read_doubts
+from sparse_serve.report.measured import Variant
+from sparse_serve.report.sentences import findings
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 

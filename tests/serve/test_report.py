@@ -18,28 +18,19 @@ from rich.console import Console
 from sample_report import AAA, SSAF, estimated_anew, full_report, measurement, report_of, with_axes
 
 from sparse_serve.errors import DataError, SparseServeError
-from sparse_serve.profiling.doubts import read_doubts
-from sparse_serve.profiling.figures import axes_figure, throughput_figure
-from sparse_serve.profiling.headline import headline
-from sparse_serve.profiling.reading import details, findings
-from sparse_serve.profiling.report import (
-    SCHEMA_VERSION,
-    Absent,
-    Failure,
-    Measurement,
-    Report,
-    Variant,
-    generate_schema,
-    read_report,
-    report_schema,
-)
-from sparse_serve.profiling.report_csv import to_csv
-from sparse_serve.profiling.report_files import write_report
-from sparse_serve.profiling.report_page import to_html
-from sparse_serve.profiling.savings import noise, savings, splits
-from sparse_serve.profiling.terminal import show_report
 from sparse_serve.profiling.theory import growth
-from sparse_serve.profiling.titles import STEP_TITLES, TITLES, attention_title, step_of, value
+from sparse_serve.report.document import SCHEMA_VERSION, Report, generate_schema, read_report, report_schema
+from sparse_serve.report.doubts import read_doubts
+from sparse_serve.report.figures import axes_figure, throughput_figure
+from sparse_serve.report.files import write_report
+from sparse_serve.report.headline import headline
+from sparse_serve.report.measured import Absent, Failure, Measurement, Variant
+from sparse_serve.report.page import to_html
+from sparse_serve.report.savings import noise, savings, splits
+from sparse_serve.report.sentences import details, findings
+from sparse_serve.report.table import to_csv
+from sparse_serve.report.terminal import show_report
+from sparse_serve.report.titles import STEP_TITLES, TITLES, attention_title, step_of, value
 
 MIB = 2**20
 

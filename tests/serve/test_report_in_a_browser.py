@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sample_report import full_report, measurement, report_of
 
-from sparse_serve.profiling.report_page import to_html
+from sparse_serve.report.page import to_html
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None

@@ -124,7 +124,7 @@ def test_an_entry_answers_in_a_process_with_onnx_runtime_alone() -> None:
     ("extras", "modules"),
     [
         (("serve",), ("triton.launcher", "triton.container", "deploy.compose", "deploy.gateway")),
-        (("serve", "report"), ("profiling.profile", "profiling.report_page", "cli.profile")),
+        (("serve", "report"), ("profiling.profile", "report.page", "cli.profile")),
         (("batch", "cpu"), ("scoring.job", "scoring.engine")),
     ],
     ids=" ".join,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sample_report import measurement, report_of
 
-from sparse_serve.profiling.measure import Timing
 from sparse_serve.profiling.record import CLIENT_TIME
+from sparse_serve.profiling.windows import Timing
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -9,12 +9,14 @@ import pytest
 from sample_report import MIB, SHAPE, SSAF, estimated_anew, measurement, report_of
 
 from sparse_serve.profiling.capacity import _greatest
-from sparse_serve.profiling.figures import trade_figure
-from sparse_serve.profiling.report import Quality, Report, TradePoint
-from sparse_serve.profiling.report_page import to_html
 from sparse_serve.profiling.subjects import GraphShape
 from sparse_serve.profiling.theory import expected, live_bytes, runs_of
-from sparse_serve.profiling.trade import Budget, pick
+from sparse_serve.report.concluded import TradePoint
+from sparse_serve.report.document import Report
+from sparse_serve.report.figures import trade_figure
+from sparse_serve.report.measured import Quality
+from sparse_serve.report.page import to_html
+from sparse_serve.report.trade import Budget, pick
 
 REPOSITORY = Path("model_repository")
 

@@ -30,14 +30,16 @@ from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.extras import needing
-from sparse_serve.profiling.measure import STABLE_WINDOWS, Distribution, StabilityRule
+from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
 from sparse_serve.profiling.options import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions
 from sparse_serve.profiling.profile import profile
-from sparse_serve.profiling.report import VARIANTS, Report, Variant
-from sparse_serve.profiling.report_files import write_report
-from sparse_serve.profiling.terminal import show_report
-from sparse_serve.profiling.trade import Budget
+from sparse_serve.profiling.windows import Distribution
 from sparse_serve.profiling.workload import TOKEN_COUNT
+from sparse_serve.report.document import Report
+from sparse_serve.report.files import write_report
+from sparse_serve.report.measured import VARIANTS, Variant
+from sparse_serve.report.terminal import show_report
+from sparse_serve.report.trade import Budget
 
 _MOST_RATES = 64
 

@@ -11,10 +11,10 @@ import typer
 from sparse_serve.cli.options import Verbose, make_output_folder, table_console
 from sparse_serve.cli.profile import variants_named
 from sparse_serve.errors import GateError
-from sparse_serve.profiling.comparison import compare
-from sparse_serve.profiling.report import read_report
-from sparse_serve.profiling.report_files import write_report
-from sparse_serve.profiling.terminal import show_comparison, show_report
+from sparse_serve.report.comparison import compare
+from sparse_serve.report.document import read_report
+from sparse_serve.report.files import write_report
+from sparse_serve.report.terminal import show_comparison, show_report
 
 
 def diff(

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from sparse_serve.deploy.limits import Limits, full_batches, instances
 from sparse_serve.errors import OptionError, SparseServeError, first_fault
-from sparse_serve.profiling.report import Measurement, Report
+from sparse_serve.report.document import Report
+from sparse_serve.report.measured import Measurement
 from sparse_serve.repository.check import served_on
 from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
 from sparse_serve.repository.entries import Entry

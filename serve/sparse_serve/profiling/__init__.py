@@ -1,1 +1,1 @@
-"""What `profile` does: the requests, the measurements, and the report they end in."""
+"""What `profile` does: the requests that it sends and what it measures, for `sparse_serve.report`."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from sparse_serve.profiling.memory import peak_bytes, reset_peaks
-from sparse_serve.profiling.report import Capacity
 from sparse_serve.profiling.subjects import ServedSubject
 from sparse_serve.profiling.workload import Batch
+from sparse_serve.report.measured import Capacity
 
 
 @dataclass(frozen=True)

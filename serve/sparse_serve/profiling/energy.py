@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from sparse_serve.nvml import open_gpus
-from sparse_serve.profiling.measure import GpuSample
+from sparse_serve.profiling.windows import GpuSample
 
 _ZONES = Path("/sys/class/powercap")
 # What keeps a GPU's clocks below the highest, by NVML's bits; that nothing is to be done is no limit.

@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from sparse_serve.errors import ServerError
-from sparse_serve.profiling.measure import GpuSample, ServerTimes, Timing
+from sparse_serve.profiling.windows import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparse_serve.environment import available_cores
-from sparse_serve.profiling.measure import Arrivals, Distribution, StabilityRule
-from sparse_serve.profiling.report import VARIANTS, Variant
-from sparse_serve.profiling.trade import Budget
+from sparse_serve.profiling.measure import Arrivals, StabilityRule
+from sparse_serve.profiling.windows import Distribution
+from sparse_serve.report.measured import VARIANTS, Variant
+from sparse_serve.report.trade import Budget
 
 LENGTHS = (64, 128, 256, 512)
 ROUNDS = 3

@@ -8,7 +8,6 @@ from sparse_serve.data import read_data, read_texts
 from sparse_serve.errors import OptionError
 from sparse_serve.profiling.evaluation import Evaluation, read_evaluation
 from sparse_serve.profiling.options import ProfileOptions
-from sparse_serve.profiling.report import Absent
 from sparse_serve.profiling.subjects import Subject, find_subjects
 from sparse_serve.profiling.workload import (
     BUILT_IN,
@@ -21,6 +20,7 @@ from sparse_serve.profiling.workload import (
     read_token_counts,
     recorded_workload,
 )
+from sparse_serve.report.measured import Absent
 from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
 

@@ -9,8 +9,8 @@ from sparse_serve.errors import SparseServeError
 from sparse_serve.profiling.options import ProfileOptions
 from sparse_serve.profiling.plan import make_plan, steps
 from sparse_serve.profiling.record import report_of
-from sparse_serve.profiling.report import Report
 from sparse_serve.profiling.run import Findings, Progress, Run
+from sparse_serve.report.document import Report
 
 
 def profile(

@@ -8,7 +8,7 @@ from sparse_serve import __version__
 from sparse_serve.environment import OpLibrary, onnxruntime_version, read_cpu, read_gpus, read_op_library
 from sparse_serve.errors import OpLibraryError
 from sparse_serve.op_library import library_path
-from sparse_serve.profiling.report import Environment
+from sparse_serve.report.document import Environment
 from sparse_serve.triton.installation import TritonInstallation
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -4,28 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from sparse_serve.profiling import summary
-from sparse_serve.profiling.estimates import estimate
 from sparse_serve.profiling.measure import STABLE_WINDOWS
 from sparse_serve.profiling.memory import MEMORY_REPEATS
 from sparse_serve.profiling.options import FromCheckpoint, ProfileOptions
 from sparse_serve.profiling.plan import Plan
 from sparse_serve.profiling.provenance import read_environment
-from sparse_serve.profiling.report import (
-    VARIANTS,
-    Environment,
-    Expected,
-    Measurement,
-    Report,
-    Served,
-    Settings,
-    Steady,
-)
 from sparse_serve.profiling.run import Findings, Run
-from sparse_serve.profiling.savings import limits, noise, savings, splits
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, SteadyReading, graph_shape, weight_bytes
 from sparse_serve.profiling.theory import expected, growth, runs_of
-from sparse_serve.profiling.trade import pick, trade, trade_points
 from sparse_serve.profiling.workload import Batch
+from sparse_serve.report.concluded import Expected
+from sparse_serve.report.document import Environment, Report, Served, Settings
+from sparse_serve.report.estimates import estimate
+from sparse_serve.report.measured import VARIANTS, Measurement, Steady
+from sparse_serve.report.savings import limits, noise, savings, splits
+from sparse_serve.report.trade import pick, trade, trade_points
 from sparse_serve.repository.entries import Entry
 from sparse_serve.stub.runs import TOKEN_BYTES
 from sparse_serve.triton.installation import find_triton

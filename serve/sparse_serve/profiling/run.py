@@ -25,7 +25,6 @@ from sparse_serve.profiling.measure import Arrivals, LatencyReading, WindowRule,
 from sparse_serve.profiling.memory import MemoryReading, measure_memory
 from sparse_serve.profiling.options import OPEN_SENDERS, ProfileOptions
 from sparse_serve.profiling.plan import Plan, tokens_of
-from sparse_serve.profiling.report import Capacity, Failure, Quality, Sparsity, Stage
 from sparse_serve.profiling.subjects import (
     Place,
     ServedSubject,
@@ -36,6 +35,7 @@ from sparse_serve.profiling.subjects import (
     serving,
 )
 from sparse_serve.profiling.workload import Batch, Workload, make_workload
+from sparse_serve.report.measured import Capacity, Failure, Quality, Sparsity, Stage
 from sparse_serve.repository.config import CONFIG_NAME, read_config
 from sparse_serve.triton.container import find_image
 

@@ -15,7 +15,6 @@ from sparse_serve.errors import ServerError
 from sparse_serve.profiling.energy import PowerMeter
 from sparse_serve.profiling.gpu_memory import ARENA_LOG, GpuWatch
 from sparse_serve.profiling.load import TritonLoad
-from sparse_serve.profiling.measure import GpuSample
 from sparse_serve.profiling.memory import (
     ProcessReading,
     container_group,
@@ -24,8 +23,9 @@ from sparse_serve.profiling.memory import (
     read_processes,
     resident_bytes,
 )
-from sparse_serve.profiling.report import Absent, Variant
+from sparse_serve.profiling.windows import GpuSample
 from sparse_serve.profiling.workload import Batch
+from sparse_serve.report.measured import Absent, Variant
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_name
 from sparse_serve.repository.entries import BASELINES_NAME, Entry
 from sparse_serve.repository.measures import RHO

@@ -7,35 +7,30 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.profiling.estimates import Estimate, estimate, least_samples
 from sparse_serve.profiling.evaluation import Evaluation, measure_quality
 from sparse_serve.profiling.gpu_memory import GpuReading
 from sparse_serve.profiling.load import Answer
-from sparse_serve.profiling.measure import (
-    PERCENTILE_METHOD,
-    Arrivals,
-    LatencyReading,
-    ServerTimes,
-)
+from sparse_serve.profiling.measure import PERCENTILE_METHOD, Arrivals, LatencyReading
 from sparse_serve.profiling.memory import MemoryReading
-from sparse_serve.profiling.report import (
+from sparse_serve.profiling.subjects import ServedSubject, SteadyReading, Subject
+from sparse_serve.profiling.windows import ServerTimes
+from sparse_serve.profiling.workload import Batch, Workload
+from sparse_serve.report.document import Inputs, Served
+from sparse_serve.report.estimates import Estimate, estimate, least_samples
+from sparse_serve.report.measured import (
     Axes,
     Breakdown,
     Cost,
     GpuMemory,
     GpuUse,
-    Inputs,
     Latency,
     Measurement,
     Memory,
     ProcessMemory,
     Quality,
-    Served,
     Sparsity,
     Steady,
 )
-from sparse_serve.profiling.subjects import ServedSubject, SteadyReading, Subject
-from sparse_serve.profiling.workload import Batch, Workload
 from sparse_serve.repository.entries import Entry
 from sparse_serve.repository.measures import AXES, RHO
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from sparse_serve.profiling.report import Expected, Growth, Measurement, Variant
 from sparse_serve.profiling.subjects import GraphShape
+from sparse_serve.report.concluded import Expected, Growth
+from sparse_serve.report.measured import Measurement, Variant
 from sparse_serve.stub.runs import RUN_TOKENS, run_borders
 
 # ONNX Runtime cannot prove that QKᵀ and its sum with the broadcast mask have the same shape while lengths are

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from sparse_serve.profiling.report import Measurement, Report
-from sparse_serve.profiling.titles import TITLES, load_title
+from sparse_serve.report.document import Report
+from sparse_serve.report.measured import Measurement
+from sparse_serve.report.titles import TITLES, load_title
 
 _MOST_NAMED = 4
 

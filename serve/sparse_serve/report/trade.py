@@ -5,18 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparse_serve.profiling.estimates import NORMAL
-from sparse_serve.profiling.report import (
-    Load,
-    Measurement,
-    Noise,
-    Pick,
-    Quality,
-    Quantity,
-    Served,
-    TradePoint,
-)
-from sparse_serve.profiling.savings import limits
+from sparse_serve.report.concluded import Noise, Pick, Quantity, TradePoint
+from sparse_serve.report.document import Served
+from sparse_serve.report.estimates import NORMAL
+from sparse_serve.report.measured import Load, Measurement, Quality
+from sparse_serve.report.savings import limits
 
 _NEARLY_1 = 1 - 1e-9
 # Metrics that are correlations; others are shares of rows, or much like one.

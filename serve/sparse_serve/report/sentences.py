@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.report import GpuMemory, Quantity, Report, Split, Step
-from sparse_serve.profiling.titles import (
+from sparse_serve.report.concluded import Quantity, Split, Step
+from sparse_serve.report.document import Report
+from sparse_serve.report.estimates import Estimate
+from sparse_serve.report.measured import GpuMemory
+from sparse_serve.report.titles import (
     PART_TITLES,
     QUANTITY_TITLES,
     STEP_TITLES,

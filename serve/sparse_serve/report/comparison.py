@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparse_serve.profiling.estimates import Estimate, estimate_change, estimate_ratio
-from sparse_serve.profiling.report import Measurement, Memory, Quality, Quantity, Report, Variant
-from sparse_serve.profiling.titles import TITLES, load_title
+from sparse_serve.report.concluded import Quantity
+from sparse_serve.report.document import Report
+from sparse_serve.report.estimates import Estimate, estimate_change, estimate_ratio
+from sparse_serve.report.measured import Measurement, Memory, Quality, Variant
+from sparse_serve.report.titles import TITLES, load_title
 
 Verdict = Literal["better", "worse", "noise", "gone", "new"]
 Figure = tuple[str, Estimate, Estimate, list[float | None], int]

@@ -5,15 +5,16 @@ from importlib.resources import files
 from jinja2 import Environment
 from markupsafe import Markup
 
-from sparse_serve.profiling import figures
-from sparse_serve.profiling.doubts import read_doubts
-from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.headline import headline
-from sparse_serve.profiling.reading import clocks, details, findings
-from sparse_serve.profiling.report import Change, Report
-from sparse_serve.profiling.titles import MIB, TITLES, attention_title, load_title
+from sparse_serve.report import figures
+from sparse_serve.report.concluded import Change
+from sparse_serve.report.document import Report
+from sparse_serve.report.doubts import read_doubts
+from sparse_serve.report.estimates import Estimate
+from sparse_serve.report.headline import headline
+from sparse_serve.report.sentences import clocks, details, findings
+from sparse_serve.report.titles import MIB, TITLES, attention_title, load_title
 
-_FOLDER = files("sparse_serve") / "profiling" / "templates"
+_FOLDER = files("sparse_serve") / "report" / "templates"
 
 
 def to_html(report: Report) -> str:

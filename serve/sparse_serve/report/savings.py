@@ -3,21 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from sparse_serve.profiling.estimates import Estimate, estimate_difference, estimate_ratio
-from sparse_serve.profiling.report import (
-    BASELINES,
-    QUANTITIES,
-    Change,
-    Load,
-    Measurement,
-    Noise,
-    Quantity,
-    Saving,
-    Served,
-    Split,
-    Step,
-    Variant,
-)
+from sparse_serve.report.concluded import BASELINES, QUANTITIES, Change, Noise, Quantity, Saving, Split, Step
+from sparse_serve.report.document import Served
+from sparse_serve.report.estimates import Estimate, estimate_difference, estimate_ratio
+from sparse_serve.report.measured import Load, Measurement, Variant
 
 _SPLIT_QUANTITIES: tuple[Quantity, ...] = ("memory_bytes", "latency_ms")
 

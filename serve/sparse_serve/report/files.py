@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparse_serve.errors import SparseServeError
-from sparse_serve.profiling.report import Report
-from sparse_serve.profiling.report_csv import to_csv
+from sparse_serve.report.document import Report
+from sparse_serve.report.table import to_csv
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
@@ -17,7 +17,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     Raises:
         SparseServeError: one could not be written; the message names what was.
     """
-    from sparse_serve.profiling.report_page import to_html  # noqa: PLC0415  matplotlib takes its time
+    from sparse_serve.report.page import to_html  # noqa: PLC0415  matplotlib takes its time
 
     made: list[Path] = []
     for name, make in (("report.json", Report.to_json), ("report.csv", to_csv), ("report.html", to_html)):

@@ -7,18 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.report import (
-    BASELINES,
-    VARIANTS,
-    Measurement,
-    Quantity,
-    Report,
-    Saving,
-    Variant,
-)
-from sparse_serve.profiling.svg import INK, MUTED, PAPER, Drawing, draw
-from sparse_serve.profiling.titles import (
+from sparse_serve.report.concluded import BASELINES, Quantity, Saving
+from sparse_serve.report.document import Report
+from sparse_serve.report.estimates import Estimate
+from sparse_serve.report.measured import VARIANTS, Measurement, Variant
+from sparse_serve.report.svg import INK, MUTED, PAPER, Drawing, draw
+from sparse_serve.report.titles import (
     MIB,
     PART_TITLES,
     QUANTITY_TITLES,

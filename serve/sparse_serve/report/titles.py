@@ -2,19 +2,9 @@
 
 from collections.abc import Sequence
 
-from sparse_serve.profiling.report import (
-    Breakdown,
-    Change,
-    Load,
-    Measurement,
-    Quantity,
-    Report,
-    Saving,
-    Served,
-    Split,
-    Step,
-    Variant,
-)
+from sparse_serve.report.concluded import Change, Quantity, Saving, Split, Step
+from sparse_serve.report.document import Report, Served
+from sparse_serve.report.measured import Breakdown, Load, Measurement, Variant
 
 TITLES: dict[Variant, str] = {
     "model": "this model",

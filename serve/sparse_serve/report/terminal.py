@@ -6,10 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparse_serve.profiling.comparison import Comparison, Difference
-from sparse_serve.profiling.headline import headline
-from sparse_serve.profiling.report import Change, Measurement, Report
-from sparse_serve.profiling.titles import MIB, TITLES, load_title
+from sparse_serve.report.comparison import Comparison, Difference
+from sparse_serve.report.concluded import Change
+from sparse_serve.report.document import Report
+from sparse_serve.report.headline import headline
+from sparse_serve.report.measured import Measurement
+from sparse_serve.report.titles import MIB, TITLES, load_title
 
 _GREY = "grey50"
 _VERDICTS = {"better": "green", "worse": "bold red", "gone": "bold red", "new": "cyan", "noise": _GREY}

@@ -4,8 +4,9 @@ import csv
 import io
 from collections.abc import Iterator
 
-from sparse_serve.profiling.estimates import Estimate
-from sparse_serve.profiling.report import GpuMemory, GpuUse, Measurement, Report
+from sparse_serve.report.document import Report
+from sparse_serve.report.estimates import Estimate
+from sparse_serve.report.measured import GpuMemory, GpuUse, Measurement
 
 # The header of perf_analyzer's CSV; times in µs.
 PERF_ANALYZER_COLUMNS = (

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparse_serve.profiling.report import Baseline, Change, Quantity, Report
-from sparse_serve.profiling.savings import change, limits, reference_of
-from sparse_serve.profiling.titles import change_of, listed, load_title, percent, value
+from sparse_serve.report.concluded import Baseline, Change, Quantity
+from sparse_serve.report.document import Report
+from sparse_serve.report.savings import change, limits, reference_of
+from sparse_serve.report.titles import change_of, listed, load_title, percent, value
 
 DENSE_FUSED: tuple[Baseline, ...] = ("packed_dense", "padded_fused")
 
