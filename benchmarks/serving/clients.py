@@ -22,26 +22,36 @@ Answer = npt.NDArray[np.float32]
 Request = Mapping[str, npt.NDArray[Any]]
 
 
-class Asker:
-    """A client of one model, by stock tritonclient."""
+class StockClient:
+    """Stock tritonclient of one protocol, which waits so long and no longer; for one thread."""
 
-    def __init__(self, url: str, protocol: Protocol, model: str) -> None:
-        self._api: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
-        self._model = model
+    def __init__(self, url: str, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.api: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
         self._options: dict[str, float] = {}
         if protocol == "http":
-            self._client = self._api.InferenceServerClient(
+            self._client = self.api.InferenceServerClient(
                 url, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S
             )
         else:
-            self._client = self._api.InferenceServerClient(url)
+            self._client = self.api.InferenceServerClient(url)
             self._options = {"client_timeout": TIMEOUT_S}
 
+    def infer(self, model: str, inputs: Sequence[Any], output: str = OUTPUT) -> Any:
+        """Return what is answered for one output, as numbers."""
+        wanted = [self.api.InferRequestedOutput(output)]
+        return self._client.infer(model, inputs, outputs=wanted, **self._options).as_numpy(output)
+
+
+class Asker(StockClient):
+    """A client of one model."""
+
+    def __init__(self, url: str, protocol: Protocol, model: str) -> None:
+        super().__init__(url, protocol)
+        self._model = model
+
     def ask(self, request: Request) -> Answer:
-        wanted = [self._api.InferRequestedOutput(OUTPUT)]
-        inputs = tensors_of(self._api, request)
-        result = self._client.infer(self._model, inputs, outputs=wanted, **self._options)
-        answer: Answer = result.as_numpy(OUTPUT)
+        answer: Answer = self.infer(self._model, tensors_of(self.api, request))
         return answer
 
 

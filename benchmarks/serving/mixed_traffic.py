@@ -26,9 +26,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import tritonclient.grpc
-import tritonclient.http
 import typer
-from clients import TIMEOUT_S, one_line, percentile_ms
+from clients import TIMEOUT_S, StockClient, one_line, percentile_ms
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
@@ -101,31 +100,17 @@ class Seen:
         ]
 
 
-class Client:
-    """A client of one protocol, by stock tritonclient; for one thread."""
-
-    def __init__(self, protocol: Protocol, url: str) -> None:
-        self.protocol = protocol
-        self._api: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
-        self._options: dict[str, float] = {}
-        if protocol == "http":
-            self._client = self._api.InferenceServerClient(
-                url, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S
-            )
-        else:
-            self._client = self._api.InferenceServerClient(url)
-            self._options = {"client_timeout": TIMEOUT_S}
+class Client(StockClient):
+    """A client that asks for texts, or for something odd."""
 
     def ask(self, rows: Sequence[bytes], **odd: Any) -> Logits:
         """Return the logits of texts; `odd` replaces the model, the output, the shape, or the array sent."""
         array = odd.get("array", np.array([[row] for row in rows], object))
         kind = "BYTES" if array.dtype == object else "INT64"
-        tensor = self._api.InferInput(odd.get("input", "TEXT"), list(array.shape), kind)
+        tensor = self.api.InferInput(odd.get("input", "TEXT"), list(array.shape), kind)
         tensor.set_data_from_numpy(array)
         tensor.set_shape(odd.get("shape", list(array.shape)))
-        outputs = [self._api.InferRequestedOutput(odd.get("output", OUTPUT))]
-        result = self._client.infer(odd.get("model", NAME), [tensor], outputs=outputs, **self._options)
-        logits: Logits = result.as_numpy(OUTPUT)
+        logits: Logits = self.infer(odd.get("model", NAME), [tensor], odd.get("output", OUTPUT))
         return logits
 
 
@@ -218,7 +203,7 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
 
     def good(number: int) -> None:
         rng = random.Random(f"{traffic.seed} {number} {end}")
-        client = Client(CLIENTS[number], traffic.urls[CLIENTS[number]])
+        client = Client(traffic.urls[CLIENTS[number]], CLIENTS[number])
         while time.monotonic() < end:
             if with_bad and rng.random() < BAD_SHARE:
                 traffic.bad(client, rng, seen)
@@ -234,7 +219,7 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
     with ThreadPoolExecutor(len(CLIENTS) + 2) as pool:
         sending = [pool.submit(good, number) for number in range(len(CLIENTS))]
         if with_bad:
-            clients = [Client(protocol, traffic.urls[protocol]) for protocol in ("http", "grpc")]
+            clients = [Client(traffic.urls[protocol], protocol) for protocol in ("http", "grpc")]
             sending.append(
                 pool.submit(now_and_then, lambda rng: traffic.large(rng.choice(clients), seen), LARGE_PAUSE_S)
             )
