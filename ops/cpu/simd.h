@@ -52,6 +52,7 @@ namespace SPARSE_OPS_TARGET {
 constexpr float kInfinity = __builtin_inff();
 
 constexpr int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }

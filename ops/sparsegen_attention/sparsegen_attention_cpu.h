@@ -21,10 +21,13 @@ struct SparsegenAttentionScratch {
     room = layout.Take(RowsRoom(kRoomRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
-    weights = layout.Take(longest_sequence * kLanes);
+    // Vectors of what is solved at once: one column of a panel, or all of few keys.
+    const int64_t words = RoundUp(longest_sequence, 32) / 32;
+    weights = layout.Take(Max(longest_sequence, kPanelVectors * Min(longest_sequence, kWholeKeys)) * kLanes);
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
     keys = reinterpret_cast<int32_t*>(layout.Take(longest_sequence));
-    positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(longest_sequence, 32) / 32 * kLanes));
+    positive = reinterpret_cast<int32_t*>(
+        layout.Take(Max(words, kPanelVectors * Min(words, kWholeKeys / 32)) * kLanes));
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
     if (longest_sequence >= kScreenedKeys) screen.Lay(&layout, longest_sequence, head_size);
 #endif
@@ -62,22 +65,30 @@ inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& he
   }
 }
 
-// Up to kLanes queries, whose scores are those of a panel from the lane `lane` on. Not inlined, as AddDense
-// then keeps its sums in registers wherever this is called.
+// Up to kLanes queries whose weights are known. Not inlined, as AddDense then keeps its sums in registers
+// wherever this is called.
 template <class Element, class Held>
-[[gnu::noinline]] void AttendToAll(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
-                                   int64_t lane, int64_t classes, const SparsegenAttentionScratch& at) {
-  const int64_t keys = queries.range.sequence_length;
+[[gnu::noinline]] void WriteSolved(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
+                                   const Survivors& survivors, const SparsegenAttentionScratch& at) {
   const int64_t head_size = queries.tensors.head_size;
-  Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
-  SolveSparsegen({at.scores + lane, kPanelQueries, keys, at.maxima + lane, kPanelQueries, classes},
-                 queries.tensors.divisor, queries.count, &survivors);
   SumValues(survivors, head, at.sums, queries);
   const unsigned nan = Bits(survivors.nan);
   for (int64_t r = 0; r < queries.count; ++r) {
     const bool is_nan = nan >> r & 1;  // NaN weights are not zero: all of them count
-    *queries.support(r) = is_nan ? static_cast<int32_t>(keys) : survivors.support[r];
+    *queries.support(r) = is_nan ? static_cast<int32_t>(queries.range.sequence_length) : survivors.support[r];
     for (int64_t d = 0; is_nan && d < head_size; ++d) WriteOne(queries.output(r) + d, __builtin_nanf(""));
+  }
+}
+
+// A panel of queries of few keys, whose scores are computed.
+template <int64_t Columns, class Element, class Held>
+inline void AttendToWhole(const QueryRows<Element>& panel, const KeysAndValues<Held>& head,
+                          const ScoreColumn& first, const SparsegenAttentionScratch& at) {
+  Survivors survivors[Columns] = {{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}}};
+  SolveWhole(first, panel.tensors.divisor, panel.count, survivors);
+  for (int64_t c = 0; c < Columns; ++c) {
+    const int64_t lane = c * kLanes;
+    WriteSolved(panel.Part(lane, Min(kLanes, panel.count - lane)), head, survivors[c], at);
   }
 }
 
@@ -85,8 +96,18 @@ template <class Element, class Held>
 template <class Element, class Held>
 inline void AttendToScored(const QueryRows<Element>& panel, const KeysAndValues<Held>& head, int64_t classes,
                            const SparsegenAttentionScratch& at) {
+  const int64_t keys = panel.range.sequence_length;
+  const float divisor = panel.tensors.divisor;
+  const ScoreColumn first{at.scores, kPanelQueries, keys, at.maxima, kPanelQueries, classes};
+  if (keys <= kWholeKeys && divisor <= kLargestDivisor) {
+    return panel.count > kLanes ? AttendToWhole<2>(panel, head, first, at)
+                                : AttendToWhole<1>(panel, head, first, at);
+  }
   for (int64_t lane = 0; lane < panel.count; lane += kLanes) {
-    AttendToAll(panel.Part(lane, Min(kLanes, panel.count - lane)), head, lane, classes, at);
+    const QueryRows<Element> queries = panel.Part(lane, Min(kLanes, panel.count - lane));
+    Survivors survivors{at.weights, at.keys, at.positive, 0, Ints{}, Mask{}};
+    SolveSparsegen(first.Beside(lane / kLanes), divisor, queries.count, &survivors);
+    WriteSolved(queries, head, survivors, at);
   }
 }
 

@@ -285,22 +285,6 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
   }
 }
 
-// As RootFromLeft, of an even number of values, every second of which is one part: where a value lies does
-// not depend on how many there are.
-inline Floats RootOfPairs(const float* values, int64_t count, Floats start) {
-  Floats tau = start;
-  for (int i = 0; i < kMaxSteps; ++i) {
-    NewtonStep step{tau};
-    for (int64_t t = 0; t < count; t += 2) {
-      step.Add(0, Load(values + t * kLanes));
-      step.Add(1, Load(values + (t + 1) * kLanes));
-    }
-    if (!Any(step.Rise())) break;
-    tau = step.tau;
-  }
-  return tau;
-}
-
 // Marks the candidates of kLanes queries from the lane `lane` of a panel on; which of them have few.
 inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, float divisor) {
   const int64_t keys = column.keys;
@@ -393,8 +377,9 @@ inline void SolveSlots(float divisor, unsigned wanted, Survivors* survivors) {
     float* value = survivors->weights + t * kLanes;
     Store(value, (Load(value) - maximum) * scale);
   }
-  const Floats start = Select(MaskOf(wanted), Broadcast(-1.0f), Broadcast(kInfinity));
-  WeighSurvivors(RootOfPairs(survivors->weights, survivors->count, start), survivors);
+  Floats tau[1] = {Select(MaskOf(wanted), Broadcast(-1.0f), Broadcast(kInfinity))};
+  RootsFromLeft(survivors->weights, 0, survivors->count, tau);
+  WeighSurvivors(tau[0], survivors);
 }
 
 template <class Element, class Held>

@@ -65,6 +65,32 @@ inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Fl
   return tau;
 }
 
+// As RootFromLeft for several columns of kLanes rows at once, which hides more of the latency: column c is at
+// values + c * column, and every second of its values is one part.
+template <int64_t Columns>
+inline void RootsFromLeft(const float* values, ptrdiff_t column, int64_t count, Floats (&tau)[Columns]) {
+  for (int i = 0; i < kMaxSteps; ++i) {
+    NewtonStep step[Columns];
+    SPARSE_OPS_UNROLL
+    for (int64_t c = 0; c < Columns; ++c) step[c].tau = tau[c];
+    for (int64_t t = 0; t + 2 <= count; t += 2) {
+      SPARSE_OPS_UNROLL
+      for (int64_t c = 0; c < Columns; ++c) {
+        step[c].Add(0, Load(values + c * column + t * kLanes));
+        step[c].Add(1, Load(values + c * column + (t + 1) * kLanes));
+      }
+    }
+    unsigned rises = 0;
+    SPARSE_OPS_UNROLL
+    for (int64_t c = 0; c < Columns; ++c) {
+      if (count % 2 != 0) step[c].Add(0, Load(values + c * column + (count - 1) * kLanes));
+      rises |= Bits(step[c].Rise());
+      tau[c] = step[c].tau;
+    }
+    if (rises == 0) break;
+  }
+}
+
 // Scores of kLanes rows: vector j, at scores + j * stride, belongs to key j. Class maxima likewise.
 struct ScoreColumn {
   float* scores;
@@ -73,6 +99,11 @@ struct ScoreColumn {
   float* maxima;
   ptrdiff_t maxima_stride;
   int64_t classes;
+
+  // The c-th of columns that lie beside each other, of which this is the first.
+  ScoreColumn Beside(int64_t c) const {
+    return {scores + c * kLanes, stride, keys, maxima + c * kLanes, maxima_stride, classes};
+  }
 };
 
 // The keys that at least one of the rows attends to: the even ones in rising order, then the odd ones. Each
@@ -112,12 +143,17 @@ inline Floats Shift(const ScoreColumn& column) {
   return Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
 }
 
-// The root over the class maxima, from the left.
-inline Floats RootOfMaxima(const ScoreColumn& column, Floats shift, Floats scale, Floats start) {
-  alignas(64) float values[kMaxClasses * kLanes];
+// v of the class maxima.
+inline void ScaleMaxima(const ScoreColumn& column, Floats shift, Floats scale, float* values) {
   for (int64_t c = 0; c < column.classes; ++c) {
     Store(values + c * kLanes, (Load(column.maxima + c * column.maxima_stride) - shift) * scale);
   }
+}
+
+// The root over the class maxima, from the left.
+inline Floats RootOfMaxima(const ScoreColumn& column, Floats shift, Floats scale, Floats start) {
+  alignas(64) float values[kMaxClasses * kLanes];
+  ScaleMaxima(column, shift, scale, values);
   return RootFromLeft(values, column.classes / 2, column.classes, start);
 }
 
@@ -193,6 +229,63 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
 
   survivors->count = count;
   WeighSurvivors(tau, survivors);
+}
+
+// So few keys of a row are solved as they are: most of them are kept for one of kLanes rows or another.
+constexpr int64_t kWholeKeys = 96;
+
+// As SolveSparsegen for several columns beside each other, `rows` rows in all, of at most kWholeKeys keys and
+// divisors up to kLargestDivisor: every key is a survivor, in rising order. Their weights lie column after
+// column.
+template <int64_t Columns>
+inline void SolveWhole(const ScoreColumn& first, float divisor, int64_t rows,
+                       Survivors (&survivors)[Columns]) {
+  const Floats scale = Broadcast(1.0f / divisor);
+  alignas(64) float maxima[Columns * kMaxClasses * kLanes], start[Columns * kLanes];
+  for (int64_t i = 0; i < Columns * kLanes; ++i) start[i] = i < rows ? -1.0f : kInfinity;
+  Floats shift[Columns], tau[Columns];
+  SPARSE_OPS_UNROLL
+  for (int64_t c = 0; c < Columns; ++c) {
+    shift[c] = Shift(first.Beside(c));
+    ScaleMaxima(first.Beside(c), shift[c], scale, maxima + c * kMaxClasses * kLanes);
+    tau[c] = Load(start + c * kLanes);
+  }
+  RootsFromLeft(maxima, kMaxClasses * kLanes, first.classes, tau);
+
+  NewtonStep step[Columns];
+  SPARSE_OPS_UNROLL
+  for (int64_t c = 0; c < Columns; ++c) step[c].tau = tau[c] - Broadcast(kBoundSlack);
+  float* const weights = survivors[0].weights;
+  const int64_t keys = first.keys;
+  const float* scores = first.scores;
+  const ptrdiff_t stride = first.stride;
+  const auto scaled = [=, &shift, &step](int64_t c, int64_t j, int part) {
+    const Floats v = (Load(scores + j * stride + c * kLanes) - shift[c]) * scale;
+    step[c].Add(part, v);
+    Store(weights + (c * keys + j) * kLanes, v);
+  };
+  for (int64_t j = 0; j + 2 <= keys; j += 2) {
+    SPARSE_OPS_UNROLL
+    for (int64_t c = 0; c < Columns; ++c) {
+      scaled(c, j, 0);
+      scaled(c, j + 1, 1);
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t c = 0; c < Columns; ++c) {
+    if (keys % 2 != 0) scaled(c, keys - 1, 0);
+    step[c].Rise();
+    tau[c] = step[c].tau;
+  }
+  RootsFromLeft(weights, keys * kLanes, keys, tau);
+  for (int64_t j = 0; j < keys; ++j) survivors[0].keys[j] = static_cast<int32_t>(j);
+  for (int64_t c = 0; c < Columns; ++c) {
+    survivors[c].weights = weights + c * keys * kLanes;
+    survivors[c].keys = survivors[0].keys;
+    survivors[c].positive = survivors[0].positive + c * RoundUp(keys, 32) / 32 * kLanes;
+    survivors[c].count = keys;
+    WeighSurvivors(tau[c], &survivors[c]);
+  }
 }
 
 // Calls visit(t) for every weight t of a row that is above 0, in rising order of t.
