@@ -241,17 +241,14 @@ inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
   return count + static_cast<int>(by_all);
 }
 
-// Replaces the scores of `rows` lanes from `first` on by weights, all of a row still to be multiplied by what
-// is returned for it.
-inline Floats SparsegenColumn(const AxisScratch& at, int64_t first, int64_t slots, int64_t classes,
-                              float divisor, int64_t rows, Survivors* survivors) {
-  float* scores = at.scores + first;
+// Replaces the scores of a column by weights, all of a row still to be multiplied by what is returned for it.
+inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, float divisor, int64_t rows,
+                              Survivors* survivors) {
   *survivors = {at.weights, at.survivors, at.positive, 0, Ints{}, Mask{}};
-  SolveSparsegen({scores, kPanelQueries, slots, at.maxima + first, kPanelQueries, classes}, divisor, rows,
-                 survivors);
-  for (int64_t s = 0; s < slots; ++s) Store(scores + s * kPanelQueries, Floats{});
+  SolveSparsegen(column, divisor, rows, survivors);
+  for (int64_t s = 0; s < column.keys; ++s) Store(column.scores + s * column.stride, Floats{});
   for (int64_t t = 0; t < survivors->count; ++t) {
-    Store(scores + survivors->keys[t] * kPanelQueries, Load(survivors->weights + t * kLanes));
+    Store(column.scores + survivors->keys[t] * column.stride, Load(survivors->weights + t * kLanes));
   }
   return Select(survivors->nan, Broadcast(__builtin_nanf("")), Broadcast(1.0f));
 }
@@ -354,15 +351,16 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
   const int64_t slots = block.slots();
   int64_t classes = ScoreBlock<Vectors>(head, block, at);
   if (classes == 0) classes = ClassMaxima<Vectors>(at.scores, slots, at.maxima);
+  const ScoreColumn panel{at.scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes};
   Floats normalizer[kPanelVectors] = {};
   const bool sparsegen = pattern.extent.sparsegen;
-  if (!sparsegen) ExponentiatePanel<Vectors>(at.scores, slots, at.maxima, classes, normalizer);
+  if (!sparsegen) ExponentiatePanel<Vectors>(panel, normalizer);
   for (int64_t v = 0; v < Vectors; ++v) {
     const int64_t first = v * kLanes;
     const int64_t rows = AskedLanes(block, first, Min(first + kLanes, block.count));
     if (rows == 0) continue;
     Survivors survivors{};
-    if (sparsegen) normalizer[v] = SparsegenColumn(at, first, slots, classes, divisor, rows, &survivors);
+    if (sparsegen) normalizer[v] = SparsegenColumn(at, panel.Beside(v), divisor, rows, &survivors);
     if (head.support == nullptr) continue;
     const Ints allowed = CountAllowed(block, first);
     for (int64_t r = 0; r < rows; ++r) {

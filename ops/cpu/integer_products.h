@@ -7,9 +7,9 @@
 //   ToWholes, ToFloats    to the nearest and back
 //   StoreWholes(p, n, a)  p[0..n) = a[0..n), n a multiple of kPacked
 //   ShiftPacked           adds kWholeOffset to each number of packed ones
-//   AddProducts           adds to each lane the products of its packed numbers, of which the first are
-//   shifted LargestLane           of numbers that are not NaN LargestEach           lane i is the largest of
-//   the lanes of rows[i], not NaN either
+//   AddProducts           adds to each lane its packed numbers' products, of which the first are shifted
+//   LargestLane           of numbers that are not NaN
+//   LargestEach           lane i is the largest of the lanes of rows[i], not NaN either
 #pragma once
 
 #include "cpu/simd.h"
@@ -76,12 +76,6 @@ inline Floats ToFloats(Ints wholes) { return __builtin_convertvector(wholes, Flo
 inline Floats LargestEach(const Floats (&rows)[kLanes]) {
   return CombineEach(rows, [](Floats a, Floats b) { return Max(a, b); });
 }
-inline Ints LoadInts(const int32_t* from) {
-  Ints a;
-  __builtin_memcpy(&a, from, sizeof(a));
-  return a;
-}
-inline void StoreInts(int32_t* to, Ints a) { __builtin_memcpy(to, &a, sizeof(a)); }
 
 }  // namespace SPARSE_OPS_TARGET
 }  // namespace sparse_ops

@@ -55,6 +55,16 @@ constexpr int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+inline Ints LoadInts(const int32_t* from) {
+  Ints a;
+  __builtin_memcpy(&a, from, sizeof(a));
+  return a;
+}
+inline void StoreInts(int32_t* to, Ints a) { __builtin_memcpy(to, &a, sizeof(a)); }
+
+// The first bits.
+inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
+
 inline bool Any(Mask mask) { return Bits(mask) != 0; }
 
 // to[j * to_stride + i] = from[i * from_stride + j] for i < rows, j < columns.

@@ -25,22 +25,18 @@ inline size_t SoftmaxAttentionScratchFloats(int64_t longest_sequence, int64_t he
   return static_cast<size_t>(SoftmaxAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
 }
 
-// Replaces the scores of a panel by exp(score - maximum); normalizer: 1 / their sums, 0 for a row of only
-// -inf, NaN for a row with NaN or +inf.
+// Replaces the scores of a panel, whose first column is given, by exp(score - maximum); normalizer: 1 / their
+// sums, 0 for a row of only -inf, NaN for a row with NaN or +inf.
 template <int64_t Vectors>
-inline void ExponentiatePanel(float* scores, int64_t keys, const float* maxima, int64_t classes,
-                              Floats* normalizer) {
+inline void ExponentiatePanel(const ScoreColumn& first, Floats* normalizer) {
   Floats shift[Vectors], sum[Vectors] = {};
   SPARSE_OPS_UNROLL
-  for (int64_t v = 0; v < Vectors; ++v) {
-    Floats maximum = Broadcast(-kInfinity);
-    for (int64_t c = 0; c < classes; ++c) {
-      maximum = Max(Load(maxima + c * kPanelQueries + v * kLanes), maximum);
-    }
-    shift[v] = Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
-  }
+  for (int64_t v = 0; v < Vectors; ++v) shift[v] = Shift(first.Beside(v));
+  float* const scores = first.scores;
+  const ptrdiff_t stride = first.stride;
+  const int64_t keys = first.keys;
   for (int64_t j = 0; j < keys; ++j) {
-    float* own = scores + j * kPanelQueries;
+    float* own = scores + j * stride;
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) {
       const Floats weight = ExpNonPositive(Load(own + v * kLanes) - shift[v]);
@@ -72,7 +68,8 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
 
     Floats normalizer[kPanelVectors];
     const auto exponentiate = queries > kLanes ? ExponentiatePanel<2> : ExponentiatePanel<1>;
-    exponentiate(at.scores, range.sequence_length, at.maxima, classes, normalizer);
+    exponentiate({at.scores, kPanelQueries, range.sequence_length, at.maxima, kPanelQueries, classes},
+                 normalizer);
     for (int64_t i = 0; i < sums_stride * kPanelQueries; i += kLanes) Store(at.sums + i, Floats{});
     AddDense<false>(at.scores, kPanelQueries, nullptr, range.sequence_length, head.value, head.stride,
                     head_size, queries, at.sums, sums_stride);

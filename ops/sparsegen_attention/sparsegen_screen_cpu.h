@@ -82,9 +82,6 @@ struct Screen {
   }
 };
 
-// The first bits.
-inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
-
 inline bool IsScreened(int64_t keys, float divisor) {
   return keys >= kScreenedKeys && divisor <= kLargestDivisor;
 }
@@ -302,7 +299,7 @@ inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn&
       bit = bit << 1;
       count = CountIf(in, count);
     }
-    __builtin_memcpy(screen.candidates + begin / 32 * kPanelQueries + lane, &word, sizeof(word));
+    StoreInts(screen.candidates + begin / 32 * kPanelQueries + lane, word);
   }
   // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
   const Floats counted = Select(Above(Broadcast(kInfinity), error), ToFloats(count), Broadcast(kInfinity));
@@ -377,7 +374,7 @@ inline void SolveSlots(float divisor, unsigned wanted, Survivors* survivors) {
     float* value = survivors->weights + t * kLanes;
     Store(value, (Load(value) - maximum) * scale);
   }
-  Floats tau[1] = {Select(MaskOf(wanted), Broadcast(-1.0f), Broadcast(kInfinity))};
+  Floats tau[1] = {Start(wanted)};
   RootsFromLeft(survivors->weights, 0, survivors->count, tau);
   WeighSurvivors(tau[0], survivors);
 }

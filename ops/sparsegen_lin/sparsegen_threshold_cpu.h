@@ -46,6 +46,9 @@ struct NewtonStep {
   }
 };
 
+// What Newton's method starts from in the rows whose bit is set; the others hold none.
+inline Floats Start(unsigned rows) { return Select(MaskOf(rows), Broadcast(-1.0f), Broadcast(kInfinity)); }
+
 // values: count vectors, the first `first` of which are one part; start: at most the root, or +inf in lanes
 // that hold no row.
 inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Floats start) {
@@ -175,7 +178,7 @@ inline void WeighSurvivors(Floats tau, Survivors* survivors) {
       bit = bit << 1;
       Store(weights + t * kLanes, Select(in, v - tau, Floats{}));
     }
-    __builtin_memcpy(survivors->positive + begin / 32 * kLanes, &positive, sizeof(positive));
+    StoreInts(survivors->positive + begin / 32 * kLanes, positive);
   }
   survivors->support = support;
   survivors->nan = nan;
@@ -190,9 +193,7 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   }
   const Floats shift = Shift(column);
   const Floats scale = Broadcast(1.0f / divisor);
-  alignas(64) float start_lanes[kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) start_lanes[lane] = lane < rows ? -1.0f : kInfinity;
-  const Floats bound = RootOfMaxima(column, shift, scale, Load(start_lanes)) - Broadcast(kBoundSlack);
+  const Floats bound = RootOfMaxima(column, shift, scale, Start(OfFirst(rows))) - Broadcast(kBoundSlack);
 
   // Without a branch: whether a key is kept is close to random. Even keys first, then odd ones: the parts
   // must not depend on what the neighbours keep. The first step is taken meanwhile.
@@ -241,14 +242,13 @@ template <int64_t Columns>
 inline void SolveWhole(const ScoreColumn& first, float divisor, int64_t rows,
                        Survivors (&survivors)[Columns]) {
   const Floats scale = Broadcast(1.0f / divisor);
-  alignas(64) float maxima[Columns * kMaxClasses * kLanes], start[Columns * kLanes];
-  for (int64_t i = 0; i < Columns * kLanes; ++i) start[i] = i < rows ? -1.0f : kInfinity;
+  alignas(64) float maxima[Columns * kMaxClasses * kLanes];
   Floats shift[Columns], tau[Columns];
   SPARSE_OPS_UNROLL
   for (int64_t c = 0; c < Columns; ++c) {
     shift[c] = Shift(first.Beside(c));
     ScaleMaxima(first.Beside(c), shift[c], scale, maxima + c * kMaxClasses * kLanes);
-    tau[c] = Load(start + c * kLanes);
+    tau[c] = Start(OfFirst(rows) >> (c * kLanes));
   }
   RootsFromLeft(maxima, kMaxClasses * kLanes, first.classes, tau);
 
