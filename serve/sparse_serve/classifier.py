@@ -25,7 +25,6 @@ from sparse_serve.cuda import (
     session_providers,
     telling_memory,
 )
-from sparse_serve.environment import available_cores
 from sparse_serve.errors import (
     DeviceError,
     OptionError,
@@ -41,6 +40,7 @@ from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
+from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
 
@@ -97,7 +97,7 @@ class Classifier:
         self.version = max(found.versions, default=0) if version is None else version
         self.entry = found.of_version(self.version)
         self.device: Device = device or self.entry.manifest.device
-        self._session = _session(self.entry, self.version, threads or available_cores(), self.device)
+        self._session = _session(self.entry, self.version, threads or physical_cores(), self.device)
         outputs = [output.name for output in self._session.get_outputs()]
         kind = reply_of(outputs)
         if kind is None:

@@ -24,6 +24,7 @@ from sparse_serve.repository.signature import graph_signature
 from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.stub import turns
+from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.stub.turns import CROWD
 from tokenizing import shaped_model, word_piece
@@ -441,7 +442,8 @@ def test_graph_level_means_what_the_cpp_backend_means(
     ("key", "value", "attribute", "expected"),
     [
         ("intra_op_thread_count", "3", "intra_op_num_threads", 3),
-        ("intra_op_thread_count", "-1", "intra_op_num_threads", 0),
+        ("intra_op_thread_count", "0", "intra_op_num_threads", physical_cores()),
+        ("intra_op_thread_count", "-1", "intra_op_num_threads", physical_cores()),
         ("inter_op_thread_count", "2", "inter_op_num_threads", 2),
         ("execution_mode", "1", "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
         ("enable_mem_arena", "0", "enable_cpu_mem_arena", False),

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sparse_serve.stub.asked import Asked, Part, Pending, split, without_frames
 from sparse_serve.stub.clock import no_stale_answer
+from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.later import give_way, send
 from sparse_serve.stub.limits import OversizeError, TextLimits
 from sparse_serve.stub.runs import TOKEN_BYTES, run_borders
@@ -383,7 +384,8 @@ class TritonPythonModel:
         options.execution_mode = (
             onnxruntime.ExecutionMode.ORT_PARALLEL if mode == 1 else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         )
-        options.intra_op_num_threads = max(0, self._integer("intra_op_thread_count"))
+        # Left to choose, ONNX Runtime binds threads to cores, where they wait for whatever else runs there.
+        options.intra_op_num_threads = max(0, self._integer("intra_op_thread_count")) or physical_cores()
         options.inter_op_num_threads = max(0, self._integer("inter_op_thread_count"))
         options.enable_cpu_mem_arena = self._boolean("enable_mem_arena", options.enable_cpu_mem_arena)
         options.enable_mem_pattern = self._boolean("enable_mem_pattern", options.enable_mem_pattern)
