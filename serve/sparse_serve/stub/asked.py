@@ -1,6 +1,7 @@
 """A request of a graph, as a whole and in the parts that it is computed in."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +22,19 @@ class Asked(NamedTuple):
     Attributes:
         feed: the graph's inputs, `(N, …)` each, of the graph's types.
         wanted: the names of the outputs that are asked for.
-        row_tokens: `(N)` int64, about how many tokens each row has.
+        row_tokens: about how many tokens each row has.
         fault: why it is none, `without_frames`.
     """
 
     feed: Arrays
     wanted: Sequence[str]
-    row_tokens: npt.NDArray[np.int64]
+    row_tokens: Sequence[int]
     fault: Exception | None = None
 
     @property
     def tokens(self) -> int:
         """Of all rows."""
-        return int(self.row_tokens.sum())
+        return sum(self.row_tokens)
 
     @property
     def is_short(self) -> bool:
@@ -42,14 +43,14 @@ class Asked(NamedTuple):
 
     def parts(self) -> list["Asked"]:
         """Return it in parts of which each is a run, or fits one."""
-        borders = run_borders(self.row_tokens.tolist())
+        borders = run_borders(self.row_tokens)
         if not borders or self.fault is not None:
             return [self]
         feeds = split(self.feed, borders)
-        row_tokens = np.split(self.row_tokens, borders)
+        ranges = pairwise([0, *borders, len(self.row_tokens)])
         return [
-            self._replace(feed=feed, row_tokens=tokens)
-            for feed, tokens in zip(feeds, row_tokens, strict=True)
+            self._replace(feed=feed, row_tokens=self.row_tokens[begin:end])
+            for feed, (begin, end) in zip(feeds, ranges, strict=True)
         ]
 
 

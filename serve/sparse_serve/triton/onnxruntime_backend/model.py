@@ -17,7 +17,7 @@ import math
 import sys
 import threading
 import time
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +104,15 @@ class TritonPythonModel:
         self._check_tensors("output", config["output"], self.session.get_outputs())
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
-        self.axes = {tensor.name: tensor.shape for tensor in self.session.get_inputs()}
+        shapes = {tensor.name: tensor.shape for tensor in self.session.get_inputs()}
+        self.ranks = {name: len(shape) for name, shape in shapes.items()}
+        self.symbols = [
+            (symbol, name, axis)
+            for name, shape in shapes.items()
+            for axis, symbol in enumerate(shape)
+            if isinstance(symbol, str)
+        ]
+        self.texts = [each["name"] for each in config["input"] if each["data_type"] == "TYPE_STRING"]
         self.max_length = int(self.parameters.get("max_length", np.iinfo(np.int32).max))
         try:
             self.limits = TextLimits.of(self.parameters)
@@ -170,25 +178,25 @@ class TritonPythonModel:
             feed = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
             for name, array in feed.items():
                 # Of a tensor of no rows that holds a text, Triton makes an array of its own shape.
-                if array.ndim != len(self.axes[name]) or not len(array):
+                if array.ndim != self.ranks[name] or not len(array):
                     raise NoRowsError(f"input '{name}' has no rows: give at least one")
             return Asked(feed, wanted, self._row_tokens(feed), self._fault(feed))
         except Exception as error:
-            return Asked({}, wanted, np.zeros(1, int), without_frames(error))
+            return Asked({}, wanted, [0], without_frames(error))
 
     def _row_tokens(self, feed):
         """Return about how many tokens each row has: by its mask, or by the bytes of its texts."""
         if not self.batched:
-            return np.zeros(1, int)
+            return [0]
         if MASK in feed:
-            return np.count_nonzero(feed[MASK].reshape(len(feed[MASK]), -1), axis=1)
+            return np.count_nonzero(feed[MASK].reshape(len(feed[MASK]), -1), axis=1).tolist()
         rows = len(feed[self.inputs[0]])
-        texts = [array for array in feed.values() if array.dtype == np.object_ and len(array) == rows]
         tokens = [0] * rows
-        for array in texts:
-            for row, strings in enumerate(array.reshape(rows, -1).tolist()):
-                tokens[row] += sum(map(len, strings)) // TOKEN_BYTES
-        return np.array([min(each, self.max_length) for each in tokens])
+        for name in self.texts:
+            if len(feed[name]) == rows:
+                for row, strings in enumerate(feed[name].reshape(rows, -1).tolist()):
+                    tokens[row] += sum(map(len, strings)) // TOKEN_BYTES
+        return [min(each, self.max_length) for each in tokens]
 
     def _answer_later(self, asked, sender):
         """Let a request wait for its turn, or for the thread, which starts with the first."""
@@ -282,7 +290,7 @@ class TritonPythonModel:
             feed, row_tokens = asked[0].feed, asked[0].row_tokens
         else:
             feed = {name: np.concatenate([each.feed[name] for each in asked]) for name in self.inputs}
-            row_tokens = np.concatenate([each.row_tokens for each in asked])
+            row_tokens = list(chain.from_iterable(each.row_tokens for each in asked))
         if not self.batched:
             return [dict(zip(names, self._run_rows(names, feed), strict=True))]
         results = self._run_parts(names, feed, row_tokens)
@@ -297,7 +305,7 @@ class TritonPythonModel:
 
     def _run_parts(self, names, feed, row_tokens):
         """Run the graph on so many rows at a time that they have about `RUN_TOKENS` tokens."""
-        borders = run_borders(row_tokens.tolist())
+        borders = run_borders(row_tokens)
         if not borders:
             return self._run_rows(names, feed)
         answers = [self._run_rows(names, part) for part in split(feed, borders)]
@@ -315,17 +323,16 @@ class TritonPythonModel:
 
     def _compute(self, names, feed):
         """Run the graph; bytes that are not UTF-8 take another array."""
-        texts = {name: array for name, array in feed.items() if array.dtype == np.object_}
         try:
-            strings = {name: decoded(array) for name, array in texts.items()}
+            strings = {name: decoded(feed[name]) for name in self.texts}
         except UnicodeDecodeError:
-            return self._run_some_invalid(names, feed, texts)
+            return self._run_some_invalid(names, feed)
         return self.session.run(names, feed | strings, self.run_options)
 
-    def _run_some_invalid(self, names, feed, texts):
+    def _run_some_invalid(self, names, feed):
         """Run the graph on all rows that one array can hold as bytes, and on the others by themselves."""
         rows = [
-            [text for array in texts.values() for text in array[row].reshape(-1)]
+            [text for name in self.texts for text in feed[name][row].reshape(-1)]
             for row in range(len(feed[self.inputs[0]]))
         ]
         is_valid = np.array([all(map(is_utf8, row)) for row in rows])
@@ -339,7 +346,7 @@ class TritonPythonModel:
         answers = [
             self.session.run(
                 names,
-                {name: read(array[of]) if name in texts else array[of] for name, array in feed.items()},
+                {name: read(array[of]) if name in self.texts else array[of] for name, array in feed.items()},
                 self.run_options,
             )
             for of, read in runs
@@ -352,19 +359,15 @@ class TritonPythonModel:
         Shapes are held against each other, because broadcasting would hide some that differ.
         """
         sizes = {}
-        for name, symbols in self.axes.items():
-            array = feed[name]
-            for symbol, size in zip(symbols, array.shape, strict=True):
-                if not isinstance(symbol, str):
-                    continue
-                first, expected = sizes.setdefault(symbol, (name, size))
-                if size != expected:
-                    return UnequalAxesError(
-                        f"input '{name}' has {symbol} {size}, input '{first}' has {expected}: "
-                        "they must be equal"
-                    )
+        for symbol, name, axis in self.symbols:
+            size = feed[name].shape[axis]
+            first, expected = sizes.setdefault(symbol, (name, size))
+            if size != expected:
+                return UnequalAxesError(
+                    f"input '{name}' has {symbol} {size}, input '{first}' has {expected}: they must be equal"
+                )
         try:
-            self.limits.check({name: array for name, array in feed.items() if array.dtype == np.object_})
+            self.limits.check({name: feed[name] for name in self.texts})
         except OversizeError as error:
             return without_frames(error)
         return None
