@@ -1,6 +1,7 @@
 """The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
 
 import gc
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import psutil
 import pytest
 import triton_stub as stub
 from onnx import TensorProto, helper
@@ -456,6 +458,24 @@ def test_parameters_reach_the_session(
 ) -> None:
     options = load(with_parameter(key, value)).session.get_session_options()
     assert getattr(options, attribute) == expected
+
+
+def thread_ids() -> set[int]:
+    return {thread.id for thread in psutil.Process().threads()}
+
+
+def test_threads_compute_wherever_the_process_may(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left to choose, ONNX Runtime binds each to a core, allowed or not."""
+    monkeypatch.setattr("sparse_serve.stub.cores.physical_cores", lambda: 3)
+    allowed = os.sched_getaffinity(0)
+    before = thread_ids()
+    backend = load()
+    assert backend.session.get_session_options().intra_op_num_threads == 3
+    started = thread_ids() - before
+    assert len(started) == 2  # beside the one that asks
+    assert all(os.sched_getaffinity(thread) == allowed for thread in started)
 
 
 def test_arena_shrinkage_reaches_the_run(load: Callable[..., Any]) -> None:
