@@ -112,7 +112,7 @@ class TritonPythonModel:
             for axis, symbol in enumerate(shape)
             if isinstance(symbol, str)
         ]
-        self.texts = [each["name"] for each in config["input"] if each["data_type"] == "TYPE_STRING"]
+        self.text_inputs = [each["name"] for each in config["input"] if each["data_type"] == "TYPE_STRING"]
         self.max_length = int(self.parameters.get("max_length", np.iinfo(np.int32).max))
         try:
             self.limits = TextLimits.of(self.parameters)
@@ -192,7 +192,7 @@ class TritonPythonModel:
             return np.count_nonzero(feed[MASK].reshape(len(feed[MASK]), -1), axis=1).tolist()
         rows = len(feed[self.inputs[0]])
         tokens = [0] * rows
-        for name in self.texts:
+        for name in self.text_inputs:
             if len(feed[name]) == rows:
                 for row, strings in enumerate(feed[name].reshape(rows, -1).tolist()):
                     tokens[row] += sum(map(len, strings)) // TOKEN_BYTES
@@ -324,7 +324,7 @@ class TritonPythonModel:
     def _compute(self, names, feed):
         """Run the graph; bytes that are not UTF-8 take another array."""
         try:
-            strings = {name: decoded(feed[name]) for name in self.texts}
+            strings = {name: decoded(feed[name]) for name in self.text_inputs}
         except UnicodeDecodeError:
             return self._run_some_invalid(names, feed)
         return self.session.run(names, feed | strings, self.run_options)
@@ -332,7 +332,7 @@ class TritonPythonModel:
     def _run_some_invalid(self, names, feed):
         """Run the graph on all rows that one array can hold as bytes, and on the others by themselves."""
         rows = [
-            [text for name in self.texts for text in feed[name][row].reshape(-1)]
+            [text for name in self.text_inputs for text in feed[name][row].reshape(-1)]
             for row in range(len(feed[self.inputs[0]]))
         ]
         is_valid = np.array([all(map(is_utf8, row)) for row in rows])
@@ -346,7 +346,10 @@ class TritonPythonModel:
         answers = [
             self.session.run(
                 names,
-                {name: read(array[of]) if name in self.texts else array[of] for name, array in feed.items()},
+                {
+                    name: read(array[of]) if name in self.text_inputs else array[of]
+                    for name, array in feed.items()
+                },
                 self.run_options,
             )
             for of, read in runs
@@ -367,7 +370,7 @@ class TritonPythonModel:
                     f"input '{name}' has {symbol} {size}, input '{first}' has {expected}: they must be equal"
                 )
         try:
-            self.limits.check({name: feed[name] for name in self.texts})
+            self.limits.check({name: feed[name] for name in self.text_inputs})
         except OversizeError as error:
             return without_frames(error)
         return None
