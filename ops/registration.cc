@@ -10,6 +10,7 @@
 #include "cpu/instruction_set.h"
 #include "quantization/quantization.h"
 #include "runtime/custom_op.h"
+#include "skip_layer_normalization/skip_layer_normalization.h"
 #include "softmax_attention/softmax_attention.h"
 #include "sparsegen_attention/sparsegen_attention.h"
 #include "sparsegen_lin/sparsegen_lin.h"
@@ -83,6 +84,7 @@ struct Registration {
         quantize(api),
         dequantize(api),
         requantize_gelu(api),
+        skip_layer_normalization(api),
         word_piece(api),
         byte_level_bpe(api) {
     Check(api, api.CreateCustomOpDomain(kDomain, &domain));
@@ -93,6 +95,7 @@ struct Registration {
     Check(api, api.CustomOpDomain_Add(domain, &quantize));
     Check(api, api.CustomOpDomain_Add(domain, &dequantize));
     Check(api, api.CustomOpDomain_Add(domain, &requantize_gelu));
+    Check(api, api.CustomOpDomain_Add(domain, &skip_layer_normalization));
     Check(api, api.CustomOpDomain_Add(domain, &word_piece));
     Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
   }
@@ -104,6 +107,7 @@ struct Registration {
   CustomOp<QuantizeRows> quantize;
   CustomOp<DequantizeRows> dequantize;
   CustomOp<RequantizeGelu> requantize_gelu;
+  CustomOp<SkipLayerNormalization> skip_layer_normalization;
   CustomOp<WordPieceTokenize> word_piece;
   CustomOp<ByteLevelBpeTokenize> byte_level_bpe;
   OrtCustomOpDomain* domain = nullptr;

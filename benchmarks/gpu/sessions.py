@@ -52,7 +52,10 @@ ONNX_TYPES: Mapping[torch.dtype, int] = {
 }
 TORCH_TYPES = {kind: dtype for dtype, kind in ONNX_TYPES.items()}
 # The ops that have kernels for GPUs.
-ON_GPU = frozenset(OUTPUTS) - {"QuantizeRows", "DequantizeRows", "RequantizeGelu"}
+ON_GPU = frozenset(OUTPUTS) - {
+    *("QuantizeRows", "DequantizeRows", "RequantizeGelu"),
+    "SkipLayerNormalization",
+}
 
 Run = Callable[[], Any]
 Feeds = Mapping[str, Tensor]

@@ -82,6 +82,17 @@ struct ProductRows {
   int64_t columns;
 };
 
+// Rows of a sum that are normalized, (rows, columns), from one of them on.
+struct SumRows {
+  const float* input;
+  const float* skip;
+  const float* bias;   // (columns)
+  const float* gamma;  // (columns)
+  const float* beta;   // (columns)
+  int64_t columns;
+  float epsilon;
+};
+
 // The kernels for tensors of one element type.
 template <class Element>
 struct ElementKernels {
@@ -111,6 +122,8 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   void (*dequantize_rows)(const ProductRows& product, int64_t count, float* values);
   void (*requantize_gelu)(const ProductRows& product, int64_t count, uint8_t* quantized, float* row_scale,
                           float* scratch);
+
+  void (*skip_layer_normalization)(const SumRows& rows, int64_t count, float* output);
 
   // Scratch of one call in floats.
   size_t (*sparsegen_lin_scratch)(int64_t length);

@@ -556,6 +556,27 @@ void CompareQuantization() {
   }
 }
 
+// ---- Residual sums and their norms
+
+std::vector<float> Normalize(const Kernels& kernels, const SumRows& rows, int64_t count) {
+  std::vector<float> output = Unwritten<float>(count * rows.columns);
+  kernels.skip_layer_normalization(rows, count, output.data());
+  return output;
+}
+
+void CompareSkipLayerNormalization() {
+  constexpr int64_t kRows = 9;
+  for (const int64_t columns : {1, 2, 3, 4, 5, 7, 8, 9, 16, 67, 128}) {
+    std::vector<float> input = Random<float>(kRows * columns, 3.0f);
+    for (size_t i = 0; i < std::size(kSpecial); ++i) input[i * static_cast<size_t>(columns)] = kSpecial[i];
+    const std::vector<float> skip = Random<float>(kRows * columns, 3.0f), bias = Random<float>(columns, 1.0f),
+                             gamma = Random<float>(columns, 1.0f), beta = Random<float>(columns, 1.0f);
+    const SumRows rows{input.data(), skip.data(), bias.data(), gamma.data(), beta.data(), columns, 1e-5f};
+    Expect(AreClose(Normalize(kKernelsNeon, rows, kRows), Normalize(kKernelsGeneric, rows, kRows)),
+           "skip layer normalization, " + std::to_string(columns) + " columns");
+  }
+}
+
 template <class Element>
 void CompareSizes() {
   CompareAttentionSizes<Element>();
@@ -584,6 +605,7 @@ int main() {
     CompareSpecialNumbers<Half>();
     CompareSpecialNumbers<BFloat16>();
     CompareQuantization();
+    CompareSkipLayerNormalization();
   }
   std::printf("%d of %d comparisons failed\n", failed, held);
   return failed == 0 && held > 0 ? 0 : 1;

@@ -383,6 +383,40 @@ def test_quantized_inputs(library: Path, shape: tuple[int, ...], message: str) -
     assert f"QuantizeRows: {message}" in refusal(library, "QuantizeRows", values, {})
 
 
+SUM = {
+    **{name: np.zeros((5, 16), np.float32) for name in ("input", "skip")},
+    **{name: np.zeros(16, np.float32) for name in ("gamma", "beta", "bias")},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"input": np.zeros((), np.float32)}, "input is a scalar; accepted: rank 1 or more"),
+        (
+            {"input": np.zeros((5, 0), np.float32)},
+            "input has shape (5, 0); accepted: rows of 1 or more numbers",
+        ),
+        (
+            {"skip": np.zeros((1, 16), np.float32)},
+            "skip has shape (1, 16); accepted: (5, 16), as input has shape (5, 16)",
+        ),
+        ({"gamma": np.zeros(15, np.float32)}, "gamma has shape (15,); accepted: (16,), as input has shape"),
+        ({"beta": np.zeros((1, 16), np.float32)}, "beta has shape (1, 16); accepted: (16,)"),
+        ({"bias": np.zeros((), np.float32)}, "bias has shape (); accepted: (16,)"),
+    ],
+)
+def test_sum_inputs(library: Path, changed: dict[str, Array], message: str) -> None:
+    found = refusal(library, "SkipLayerNormalization", SUM | changed, {"epsilon": 1e-5})
+    assert f"SkipLayerNormalization: {message}" in found
+
+
+@pytest.mark.parametrize("epsilon", [-1e-12, float("inf"), float("nan")])
+def test_epsilon(library: Path, epsilon: float) -> None:
+    found = refusal(library, "SkipLayerNormalization", SUM, {"epsilon": epsilon})
+    assert f"attribute epsilon is {epsilon:g}; accepted: a finite number >= 0" in found
+
+
 def test_a_session_answers_after_a_refusal(library: Path) -> None:
     inputs = attention_inputs(CASE)
     session = open_session(op_model("SparsegenAttention", inputs, **SPARSEGEN), library)

@@ -210,6 +210,16 @@ def test_rows_keep_their_shape_and_have_a_scale_each(shape: list[int | str]) -> 
     assert found == [(shape, "tensor(uint8)"), ([*shape[:-1], 1], "tensor(float)")]
 
 
+@pytest.mark.parametrize("shape", [[3], [2, 3], ["rows", 3], [1, "rows", 3], ["rows", "columns"]])
+def test_normalized_sums_keep_their_shape(shape: list[int | str]) -> None:
+    values = {"input": np.ones([2] * len(shape), np.float32), "skip": np.ones([2] * len(shape), np.float32)}
+    vectors = {name: np.ones(2, np.float32) for name in ("gamma", "beta", "bias")}
+    shapes = dict.fromkeys(values, shape) | dict.fromkeys(vectors, shape[-1:])
+    model = op_model("SkipLayerNormalization", values | vectors, shapes, epsilon=1e-5)
+    (output,) = open_session(model, library_under_test()).get_outputs()
+    assert (output.shape, output.type) == (shape, "tensor(float)")
+
+
 @pytest.mark.parametrize("shape", [None, [None, 32], [None, None]])
 def test_unknown_shapes_run_without_a_warning(
     shape: list[int | None] | None, capfd: pytest.CaptureFixture[str]

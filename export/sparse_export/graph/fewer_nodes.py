@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from sparse_export.graph.constants import constant
 from sparse_serve.op_library import DOMAIN
 
 
@@ -99,11 +100,7 @@ def _lay_out_before(reshape: ir.Node, graph: ir.Graph, laid_out: dict[ir.Value, 
         axes = layer.source.shape
         count = axes[1] if axes is not None and len(axes) == 3 and axes[0] == 1 else None
         rows = ir.Value(name=name, shape=ir.Shape([count, width]), type=layer.source.type)
-        asked = ir.tensor(np.array([-1, width]), name=f"{name}.shape")
-        shape = ir.Value(
-            name=asked.name, shape=ir.Shape([2]), type=ir.TensorType(asked.dtype), const_value=asked
-        )
-        graph.register_initializer(shape)
+        shape = constant(graph, f"{name}.shape", np.array([-1, width]))
         graph.insert_after(maker, ir.node("Reshape", [layer.source, shape], outputs=[rows]))
         laid_out[layer.source] = rows
     layer.product.replace_input_with(0, laid_out[layer.source])

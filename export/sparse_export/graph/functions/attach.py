@@ -18,6 +18,7 @@ from sparse_export.graph.functions.hidden_first import (
 from sparse_export.graph.functions.padded_tokens import PADDED_TOKENS
 from sparse_export.graph.functions.quantization import QUANTIZATION
 from sparse_export.graph.functions.random_hash import RANDOM_HASH
+from sparse_export.graph.functions.skip_layer_normalization import SKIP_LAYER_NORMALIZATION
 from sparse_export.graph.functions.softmax_attention import SOFTMAX_ATTENTION, SOFTMAX_CROSS_ATTENTION
 from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OR_ZERO
 from sparse_export.graph.functions.sparsegen_attention import SPARSEGEN_ATTENTION, SPARSEGEN_CROSS_ATTENTION
@@ -45,6 +46,7 @@ _FUNCTIONS = {
         SOFTMAX_OR_ZERO,
         PADDED_TOKENS,
         *QUANTIZATION,
+        SKIP_LAYER_NORMALIZATION,
         *TOKEN_IDS,
         *ANSWERS,
     )

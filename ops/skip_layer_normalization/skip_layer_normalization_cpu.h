@@ -1,0 +1,78 @@
+#pragma once
+
+#include "cpu/conversion.h"
+#include "cpu/kernels.h"
+#include "cpu/simd.h"
+
+namespace sparse_ops {
+namespace SPARSE_OPS_TARGET {
+
+// Numbers of a row, 0 in the lanes beyond them.
+inline Floats LoadFirst(const float* from, int64_t count) {
+  return count == kLanes ? Load(from) : LoadPartial(from, count);
+}
+inline void StoreFirst(float* to, int64_t count, Floats a) {
+  if (count == kLanes) return Store(to, a);
+  StorePartial(to, count, a);
+}
+
+// The sum of term(j, count) over a row, a vector each, in the order of its columns for any row. What a term
+// has beyond its count is to be 0.
+template <class Term>
+inline float SumOfTerms(int64_t columns, const Term& term) {
+  constexpr int64_t kChains = 4;
+  Floats sum[kChains] = {};
+  int64_t j = 0;
+  for (; j + kChains * kLanes <= columns; j += kChains * kLanes) {
+    SPARSE_OPS_UNROLL
+    for (int64_t c = 0; c < kChains; ++c) sum[c] = sum[c] + term(j + c * kLanes, kLanes);
+  }
+  for (; j + kLanes <= columns; j += kLanes) sum[0] = sum[0] + term(j, kLanes);
+  if (j < columns) sum[0] = sum[0] + term(j, columns - j);
+  const Floats all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  float total = 0.0f;
+  for (int64_t lane = 0; lane < kLanes; ++lane) total += all[lane];
+  return total;
+}
+
+// The sum of a row lies in its output until it is normalized.
+inline void NormalizeRow(const SumRows& rows, const float* input, const float* skip, float* output) {
+  const float columns = static_cast<float>(rows.columns);
+  const Floats mean = Broadcast(SumOfTerms(rows.columns,
+                                           [&](int64_t j, int64_t count) {
+                                             const Floats biased = LoadFirst(input + j, count) +
+                                                                   LoadFirst(rows.bias + j, count);
+                                             const Floats sum = biased + LoadFirst(skip + j, count);
+                                             StoreFirst(output + j, count, sum);
+                                             return sum;
+                                           }) /
+                                columns);
+  const float variance =
+      SumOfTerms(rows.columns,
+                 [&](int64_t j, int64_t count) {
+                   const Floats apart = LoadFirst(output + j, count) - mean;
+                   const Floats own =
+                       count == kLanes ? apart : Select(MaskOf(OfFirst(count)), apart, Floats{});
+                   return own * own;
+                 }) /
+      columns;
+  const Floats factor = Broadcast(1.0f / __builtin_sqrtf(variance + rows.epsilon));
+  const auto normalize = [&](int64_t j, int64_t count) {
+    const Floats normalized = (LoadFirst(output + j, count) - mean) * factor;
+    StoreFirst(output + j, count,
+               MulAdd(normalized, LoadFirst(rows.gamma + j, count), LoadFirst(rows.beta + j, count)));
+  };
+  int64_t j = 0;
+  for (; j + kLanes <= rows.columns; j += kLanes) normalize(j, kLanes);
+  if (j < rows.columns) normalize(j, rows.columns - j);
+}
+
+inline void SkipLayerNormalization(const SumRows& rows, int64_t count, float* output) {
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t first = row * rows.columns;
+    NormalizeRow(rows, rows.input + first, rows.skip + first, output + first);
+  }
+}
+
+}  // namespace SPARSE_OPS_TARGET
+}  // namespace sparse_ops
