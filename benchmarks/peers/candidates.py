@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,13 +19,12 @@ import psutil
 from servers import served
 from texts import parts
 
-from sparse_serve.profiling.windows import ServerTimes, Stretch, Timing, Window, measure_window
+from sparse_serve.profiling.windows import ServerTimes, Stretch, Timing, Window, measure_open_window
 from sparse_serve.triton.preflight import claim_ports
 
 START_S, END_S, REQUEST_S = 180.0, 20.0, 300.0
 PAUSE_S = 0.2
 HOST = "127.0.0.1"
-SETTLING = 1
 WORKER = Path(__file__).with_name("worker.py")
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Peers' environment variables: nothing is asked or told over the network."""
@@ -63,8 +62,12 @@ class Running(Protocol):
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return the probability of each class, `(N, C)`, of texts asked one by one."""
 
-    def measure(self, texts: Sequence[str], load: Load, seconds: float) -> Window:
-        """Ask texts in a closed loop."""
+    def measure(self, texts: Sequence[str], load: Load, count: int) -> Window:
+        """Ask the first `count` texts, again from the first where there are fewer, each once.
+
+        Of requests in flight whichever is answered makes way for the next. Within a time instead, short texts
+        would be counted that overtake long ones.
+        """
 
 
 Start = Callable[[], AbstractContextManager[Running]]
@@ -132,13 +135,14 @@ class AskInfinity:
 class HttpLoad:
     """A sender of one server's requests over a connection that is kept alive, a `measure.Load`.
 
-    Bodies are made before; an answer is read as far as its JSON. It is the same for every server.
+    Bodies are made before, and may be those of several senders; an answer is read as far as its JSON. It is
+    the same for every server.
     """
 
-    def __init__(self, url: str, path: str, bodies: Sequence[bytes]) -> None:
+    def __init__(self, url: str, path: str, bodies: Iterator[bytes]) -> None:
         self._connection = http.client.HTTPConnection(url, timeout=REQUEST_S)
         self._path = path
-        self._bodies = cycle(bodies)
+        self._bodies = bodies
 
     def __enter__(self) -> "HttpLoad":
         return self
@@ -178,18 +182,23 @@ class Served:
         self.process_ids = process_ids
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        with HttpLoad(self._url, self._ask.path, [self._ask.body([text]) for text in texts]) as load:
+        with HttpLoad(self._url, self._ask.path, iter([self._ask.body([text]) for text in texts])) as load:
             return np.concatenate([self._ask.read(load.exchange()[0]) for _ in texts])
 
-    def measure(self, texts: Sequence[str], load: Load, seconds: float) -> Window:
-        bodies = [self._ask.body(part) for part in parts(texts, load.texts)]
-        starts = [number * len(bodies) // load.in_flight for number in range(load.in_flight)]
+    def measure(self, texts: Sequence[str], load: Load, count: int) -> Window:
+        bodies = cycle([self._ask.body(part) for part in parts(texts, load.texts)])
         with ExitStack() as stack:
             senders = [
-                stack.enter_context(HttpLoad(self._url, self._ask.path, bodies[at:] + bodies[:at]))
-                for at in starts
+                stack.enter_context(HttpLoad(self._url, self._ask.path, bodies))
+                for _ in range(load.in_flight)
             ]
-            return measure_window(senders, seconds * 1000, SETTLING)
+            for sender in senders:  # which connects
+                sender.request()
+            # All are due at once; that one is late is no part of its latency here.
+            window = measure_open_window(senders, [0] * (count // load.texts))
+        (stretch,) = window.stretches
+        prompt = tuple(replace(timing, late_ns=0) for timing in stretch.timings)
+        return replace(window, stretches=(replace(stretch, timings=prompt),))
 
 
 class Worker:
@@ -204,8 +213,9 @@ class Worker:
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         return np.concatenate([self._ask({"texts": [text]})["probabilities"] for text in texts])
 
-    def measure(self, texts: Sequence[str], load: Load, seconds: float) -> Window:
-        took = self._ask({"requests": parts(texts, load.texts), "seconds": seconds})["ns"]
+    def measure(self, texts: Sequence[str], load: Load, count: int) -> Window:
+        requests = list(islice(cycle(parts(texts, load.texts)), count // load.texts))
+        took = self._ask({"requests": requests})["ns"]
         return Window((Stretch(tuple(Timing(0, each, 0) for each in took), sum(took)),))
 
     def _ask(self, asked: Mapping[str, Any]) -> Any:

@@ -13,8 +13,8 @@ to round. Before its first measurement a candidate must answer as our dense fp32
 probability, unless it computes something else. One that fails gets a line that says why.
 
 Writes `peers.csv`, a line for each candidate, texts, load and round with the environment, and prints medians
-over the rounds, with their ratios to the best fp32 peer in the same place and round. About 15 minutes on two
-cores, and five more the first time.
+over the rounds, with their ratios to the best fp32 peer in the same place and round. A round takes about 20
+minutes on two cores, and five more the first time.
 """
 
 import json
@@ -54,7 +54,7 @@ from environments import environment_of, pinned
 from options import Checkpoint, Results, Rows
 from results import Line, environment, write_lines
 from servers import pss_bytes
-from texts import LONG, MIXED, SHORT, longest, text_sets
+from texts import COUNTS, LONG, MIXED, SHORT, longest, text_sets
 from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 
 from sparse_serve import Classifier
@@ -109,8 +109,7 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="Candidates whose names have this in them; again for more.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="Of each measurement.")] = 0.8,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every candidate.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every candidate.")] = 1,
 ) -> None:
     """Make what is missing, measure, and write what came out."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
@@ -132,7 +131,7 @@ def main(
         checked.append(longest(long_rows))
         right = reference(repository / "dense_fp32", checked)
         about = environment("")
-        for line in measure(chosen, texts, checked, right, seconds, rounds):
+        for line in measure(chosen, texts, checked, right, rounds):
             lines.append(about | {"load_average": f"{os.getloadavg()[0]:.1f}"} | line)
             write_lines(results / "peers.csv", lines)  # what there is, should it be ended
     report(chosen, lines)
@@ -207,7 +206,6 @@ def measure(
     texts: Mapping[str, Sequence[str]],
     checked: Sequence[str],
     right: Probabilities,
-    seconds: float,
     rounds: int,
 ) -> Iterator[Line]:
     """Yield the lines of round after round."""
@@ -219,7 +217,7 @@ def measure(
             try:
                 with each.start() as running:
                     answers = check(each, running, checked, right)
-                    for line in asked(each, running, texts, seconds):
+                    for line in asked(each, running, texts):
                         yield told | answers | line
             except Exception as error:  # whatever is wrong with one, the others are measured
                 yield told | fault(str(error) or type(error).__name__)
@@ -241,15 +239,13 @@ def check(each: Candidate, running: Running, texts: Sequence[str], right: Probab
     return {"probabilities_apart": f"{apart:.1e}", "cuts_long_texts": "yes" if each.cuts else "no"}
 
 
-def asked(
-    each: Candidate, running: Running, texts: Mapping[str, Sequence[str]], seconds: float
-) -> Iterator[Line]:
+def asked(each: Candidate, running: Running, texts: Mapping[str, Sequence[str]]) -> Iterator[Line]:
     """Yield a line for each set of texts and load."""
     for name, own in texts.items():
         for load in LOADS[each.place]:
             told = {"texts": name, "load": str(load)}
             try:
-                window = running.measure(own, load, seconds)
+                window = running.measure(own, load, COUNTS[name])
             except (OSError, RuntimeError) as error:
                 yield told | fault(str(error) or type(error).__name__)
                 continue
