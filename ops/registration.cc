@@ -7,6 +7,7 @@
 
 #include "axis_attention/axis_attention.h"
 #include "axis_mask/axis_mask.h"
+#include "bias_gelu/bias_gelu.h"
 #include "cpu/instruction_set.h"
 #include "quantization/quantization.h"
 #include "runtime/custom_op.h"
@@ -84,6 +85,7 @@ struct Registration {
         quantize(api),
         dequantize(api),
         requantize_gelu(api),
+        bias_gelu(api),
         skip_layer_normalization(api),
         word_piece(api),
         byte_level_bpe(api) {
@@ -95,6 +97,7 @@ struct Registration {
     Check(api, api.CustomOpDomain_Add(domain, &quantize));
     Check(api, api.CustomOpDomain_Add(domain, &dequantize));
     Check(api, api.CustomOpDomain_Add(domain, &requantize_gelu));
+    Check(api, api.CustomOpDomain_Add(domain, &bias_gelu));
     Check(api, api.CustomOpDomain_Add(domain, &skip_layer_normalization));
     Check(api, api.CustomOpDomain_Add(domain, &word_piece));
     Check(api, api.CustomOpDomain_Add(domain, &byte_level_bpe));
@@ -107,6 +110,7 @@ struct Registration {
   CustomOp<QuantizeRows> quantize;
   CustomOp<DequantizeRows> dequantize;
   CustomOp<RequantizeGelu> requantize_gelu;
+  CustomOp<BiasGelu> bias_gelu;
   CustomOp<SkipLayerNormalization> skip_layer_normalization;
   CustomOp<WordPieceTokenize> word_piece;
   CustomOp<ByteLevelBpeTokenize> byte_level_bpe;

@@ -54,7 +54,7 @@ TORCH_TYPES = {kind: dtype for dtype, kind in ONNX_TYPES.items()}
 # The ops that have kernels for GPUs.
 ON_GPU = frozenset(OUTPUTS) - {
     *("QuantizeRows", "DequantizeRows", "RequantizeGelu"),
-    "SkipLayerNormalization",
+    *("BiasGelu", "SkipLayerNormalization"),
 }
 
 Run = Callable[[], Any]

@@ -3,6 +3,7 @@
 
 #include "axis_attention/axis_attention_cpu.h"
 #include "axis_mask/axis_mask_cpu.h"
+#include "bias_gelu/bias_gelu_cpu.h"
 #include "quantization/quantization_cpu.h"
 #include "skip_layer_normalization/skip_layer_normalization_cpu.h"
 #include "softmax_attention/softmax_attention_cpu.h"
@@ -38,6 +39,7 @@ constexpr Kernels AllKernels() {
   kernels.quantize_rows = QuantizeRows;
   kernels.dequantize_rows = DequantizeRows;
   kernels.requantize_gelu = RequantizeGelu;
+  kernels.bias_gelu = BiasGelu;
   kernels.skip_layer_normalization = SkipLayerNormalization;
   kernels.sparsegen_lin_scratch = SparsegenLinScratchFloats;
   kernels.sparsegen_attention_scratch = SparsegenAttentionScratchFloats;

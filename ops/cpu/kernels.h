@@ -123,6 +123,7 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   void (*requantize_gelu)(const ProductRows& product, int64_t count, uint8_t* quantized, float* row_scale,
                           float* scratch);
 
+  void (*bias_gelu)(const float* input, int64_t count, int64_t columns, const float* bias, float* output);
   void (*skip_layer_normalization)(const SumRows& rows, int64_t count, float* output);
 
   // Scratch of one call in floats.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/conversion.h"
+#include "cpu/gelu.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch_layout.h"
 
@@ -13,8 +14,6 @@ constexpr float kLargestInt8 = 127.0f;
 // Rows of smaller numbers count as zeros: 127 over their largest would not be finite.
 constexpr float kSmallestMagnitude = 0x1p-100f;
 constexpr uint32_t kInfinityBits = 0x7f800000u;
-
-inline Words MagnitudeBits(Floats a) { return reinterpret_cast<Words>(a) & 0x7fffffffu; }
 
 // The largest magnitude of some numbers as bits, which are ordered as the numbers are, NaN above all.
 class LargestMagnitude {
@@ -91,21 +90,6 @@ inline Floats FromIntsPartial(const int32_t* from, int64_t count) {
   Ints ints{};
   __builtin_memcpy(&ints, from, static_cast<size_t>(count) * sizeof(int32_t));
   return __builtin_convertvector(ints, Floats);
-}
-
-// GELU, x/2 * (1 + erf(x / sqrt(2))), within 2e-7 * |x|. erfc(z) = exp(-z^2) * polynomial(1 / (1 + pz)) is
-// 7.1.26 of Abramowitz and Stegun.
-inline Floats Gelu(Floats x) {
-  const Floats magnitude = reinterpret_cast<Floats>(MagnitudeBits(x));
-  const Floats t = Broadcast(1.0f) / MulAdd(magnitude, Broadcast(0.3275911f * 0.70710678f), Broadcast(1.0f));
-  Floats p = Broadcast(1.061405429f);
-  p = MulAdd(p, t, Broadcast(-1.453152027f));
-  p = MulAdd(p, t, Broadcast(1.421413741f));
-  p = MulAdd(p, t, Broadcast(-0.284496736f));
-  p = MulAdd(p, t, Broadcast(0.254829592f));
-  const Floats half = Broadcast(0.5f);
-  const Floats rest = half * magnitude * (p * t) * ExpNonPositive(-half * x * x);
-  return Select(Above(x, Floats{}), x, Floats{}) - rest;
 }
 
 // Passes the dequantized row on, one vector after another: each(j, values, count).

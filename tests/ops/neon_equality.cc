@@ -556,7 +556,7 @@ void CompareQuantization() {
   }
 }
 
-// ---- Residual sums and their norms
+// ---- Between the products of a layer
 
 std::vector<float> Normalize(const Kernels& kernels, const SumRows& rows, int64_t count) {
   std::vector<float> output = Unwritten<float>(count * rows.columns);
@@ -564,16 +564,27 @@ std::vector<float> Normalize(const Kernels& kernels, const SumRows& rows, int64_
   return output;
 }
 
-void CompareSkipLayerNormalization() {
+std::vector<float> Activate(const Kernels& kernels, const std::vector<float>& input,
+                            const std::vector<float>& bias) {
+  const int64_t columns = static_cast<int64_t>(bias.size()), size = static_cast<int64_t>(input.size());
+  std::vector<float> output = Unwritten<float>(size);
+  kernels.bias_gelu(input.data(), size / columns, columns, bias.data(), output.data());
+  return output;
+}
+
+void CompareFusedRows() {
   constexpr int64_t kRows = 9;
   for (const int64_t columns : {1, 2, 3, 4, 5, 7, 8, 9, 16, 67, 128}) {
+    const std::string name = ", " + std::to_string(columns) + " columns";
     std::vector<float> input = Random<float>(kRows * columns, 3.0f);
-    for (size_t i = 0; i < std::size(kSpecial); ++i) input[i * static_cast<size_t>(columns)] = kSpecial[i];
     const std::vector<float> skip = Random<float>(kRows * columns, 3.0f), bias = Random<float>(columns, 1.0f),
                              gamma = Random<float>(columns, 1.0f), beta = Random<float>(columns, 1.0f);
+    Expect(AreClose(Activate(kKernelsNeon, input, bias), Activate(kKernelsGeneric, input, bias)),
+           "bias gelu" + name);
+    for (size_t i = 0; i < std::size(kSpecial); ++i) input[i * static_cast<size_t>(columns)] = kSpecial[i];
     const SumRows rows{input.data(), skip.data(), bias.data(), gamma.data(), beta.data(), columns, 1e-5f};
     Expect(AreClose(Normalize(kKernelsNeon, rows, kRows), Normalize(kKernelsGeneric, rows, kRows)),
-           "skip layer normalization, " + std::to_string(columns) + " columns");
+           "skip layer normalization" + name);
   }
 }
 
@@ -605,7 +616,7 @@ int main() {
     CompareSpecialNumbers<Half>();
     CompareSpecialNumbers<BFloat16>();
     CompareQuantization();
-    CompareSkipLayerNormalization();
+    CompareFusedRows();
   }
   std::printf("%d of %d comparisons failed\n", failed, held);
   return failed == 0 && held > 0 ? 0 : 1;

@@ -29,6 +29,7 @@ OUTPUTS: dict[str, dict[str, int | None]] = {
     "QuantizeRows": {"quantized": TensorProto.UINT8, "scale": None},
     "DequantizeRows": {"values": TensorProto.FLOAT},
     "RequantizeGelu": {"quantized": TensorProto.UINT8, "row_scale": TensorProto.FLOAT},
+    "BiasGelu": {"output": None},
     "SkipLayerNormalization": {"output": None},
     "SparsegenCrossAttention": {"output": None, "support": TensorProto.INT32},
     "SoftmaxCrossAttention": {"output": None},

@@ -411,6 +411,19 @@ def test_sum_inputs(library: Path, changed: dict[str, Array], message: str) -> N
     assert f"SkipLayerNormalization: {message}" in found
 
 
+@pytest.mark.parametrize(
+    ("shape", "width", "message"),
+    [
+        ((), 4, "input is a scalar; accepted: rank 1 or more"),
+        ((3, 0), 4, "input has shape (3, 0); accepted: rows of 1 or more numbers"),
+        ((3, 5), 4, "bias has shape (4,); accepted: (5,), as input has shape (3, 5)"),
+    ],
+)
+def test_biased_inputs(library: Path, shape: tuple[int, ...], width: int, message: str) -> None:
+    inputs = {"input": np.zeros(shape, np.float32), "bias": np.zeros(width, np.float32)}
+    assert f"BiasGelu: {message}" in refusal(library, "BiasGelu", inputs, {})
+
+
 @pytest.mark.parametrize("epsilon", [-1e-12, float("inf"), float("nan")])
 def test_epsilon(library: Path, epsilon: float) -> None:
     found = refusal(library, "SkipLayerNormalization", SUM, {"epsilon": epsilon})

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -210,13 +211,16 @@ def test_rows_keep_their_shape_and_have_a_scale_each(shape: list[int | str]) -> 
     assert found == [(shape, "tensor(uint8)"), ([*shape[:-1], 1], "tensor(float)")]
 
 
+@pytest.mark.parametrize("op", ["BiasGelu", "SkipLayerNormalization"])
 @pytest.mark.parametrize("shape", [[3], [2, 3], ["rows", 3], [1, "rows", 3], ["rows", "columns"]])
-def test_normalized_sums_keep_their_shape(shape: list[int | str]) -> None:
-    values = {"input": np.ones([2] * len(shape), np.float32), "skip": np.ones([2] * len(shape), np.float32)}
-    vectors = {name: np.ones(2, np.float32) for name in ("gamma", "beta", "bias")}
+def test_fused_rows_keep_their_shape(op: str, shape: list[int | str]) -> None:
+    names = {"BiasGelu": ("input",), "SkipLayerNormalization": ("input", "skip")}[op]
+    values = {name: np.ones([2] * len(shape), np.float32) for name in names}
+    vectors = {"BiasGelu": ("bias",), "SkipLayerNormalization": ("gamma", "beta", "bias")}[op]
     shapes = dict.fromkeys(values, shape) | dict.fromkeys(vectors, shape[-1:])
-    model = op_model("SkipLayerNormalization", values | vectors, shapes, epsilon=1e-5)
-    (output,) = open_session(model, library_under_test()).get_outputs()
+    attributes: dict[str, Any] = {} if op == "BiasGelu" else {"epsilon": 1e-5}
+    inputs = values | {name: np.ones(2, np.float32) for name in vectors}
+    (output,) = open_session(op_model(op, inputs, shapes, **attributes), library_under_test()).get_outputs()
     assert (output.shape, output.type) == (shape, "tensor(float)")
 
 

@@ -23,6 +23,7 @@ FILES = (
     "sparsegen_lin",
     "element_types",
     "quantization",
+    "bias_gelu",
     "skip_layer_normalization",
 )
 # Every op, every way through it and every instruction set, without what takes long. Attention's case table

@@ -16,6 +16,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.spec import store_attention
 from sparse_export.graph.fewer_nodes import rewrite_in_fewer_nodes
 from sparse_export.graph.functions import attach_functions
+from sparse_export.graph.fused_rows import fuse_rows
 from sparse_export.graph.inputs import (
     BATCH,
     BORDERS,
@@ -28,7 +29,6 @@ from sparse_export.graph.inputs import (
 from sparse_export.graph.packed import PackedModel, PackedTokensModel, PaddedTokensModel
 from sparse_export.graph.padded import PaddedModel
 from sparse_export.graph.precision import FP32, Precision
-from sparse_export.graph.residual_norms import fuse_residual_norms
 from sparse_export.tasks import model_head
 from sparse_serve.op_library import Device
 from sparse_serve.stub.runs import RUN_TOKENS_ON
@@ -104,8 +104,8 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         raise RuntimeError("torch.onnx.export returned no program")
     if kind.startswith("tokens"):
         rewrite_in_fewer_nodes(program.model)
-        if target.device == "cpu":
-            fuse_residual_norms(program.model)
+    if kind.startswith(("tokens", "packed")) and target.device == "cpu":
+        fuse_rows(program.model)
     proto = program.model_proto
     _strip_provenance(proto)
     _name_outputs(proto, wrapped.output_names)

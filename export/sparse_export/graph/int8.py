@@ -41,8 +41,8 @@ class _Linear:
         weight: that constant's name.
         is_transposed: whether it lies as `(N, K)`, not `(K, N)`.
         bias: name of the constant that is added; None where there is none.
-        gelu: the node that takes its output alone, if that is GELU.
-        output: name of the sum, before GELU.
+        gelu: the node that takes its output alone, if that is GELU, or adds the bias as well.
+        output: name of what is handed on without GELU.
     """
 
     node: NodeProto
@@ -136,6 +136,9 @@ class _Quantizer:
         else:
             bias, last = self._added(node, outputs)
         gelu = self._only_reader(last, "Gelu")
+        fused = self._only_reader(node, "BiasGelu", DOMAIN)
+        if bias is None and fused is not None:
+            bias, gelu = fused.input[1], fused
         return _Linear(node, weight.name, is_transposed, bias, gelu, last.output[0])
 
     def _added(self, node: NodeProto, outputs: int) -> tuple[str | None, NodeProto]:
@@ -149,11 +152,11 @@ class _Quantizer:
     def _is_vector(self, name: str, size: int) -> bool:
         return name in self.initializers and [*self.initializers[name].dims] == [size]
 
-    def _only_reader(self, node: NodeProto, op: str) -> NodeProto | None:
+    def _only_reader(self, node: NodeProto, op: str, domain: str = "") -> NodeProto | None:
         """Return what reads a node's output, if that is one node, of the type `op`, and nothing else does."""
         (output,) = node.output
         readers = self.readers.get(output, [])
-        is_it = len(readers) == 1 and readers[0].op_type == op and not readers[0].domain
+        is_it = len(readers) == 1 and (readers[0].domain, readers[0].op_type) == (domain, op)
         return readers[0] if is_it and output not in self.outputs else None
 
     def _write(self, linear: _Linear) -> Iterable[NodeProto]:
@@ -164,13 +167,15 @@ class _Quantizer:
         products = f"{output}.products"
         zero_point = self._constant("int8.zero_point", np.array(_ZERO_POINT, np.uint8))
         self.nodes.append(helper.make_node("MatMulInteger", [quantized, weight, zero_point], [products]))
-        read = [products, scale, column_scale, self._bias(linear)]
+        read = [products, scale, column_scale]
         if linear.gelu is not None and self._is_read_by_rows(linear.gelu):
             activated = linear.gelu.output[0]
             self.rows[activated] = f"{activated}.quantized", f"{activated}.scale"
-            self._add("RequantizeGelu", read, self.rows[activated])
+            self._add("RequantizeGelu", [*read, self._bias(linear)], self.rows[activated])
             return [*self._between(linear), linear.gelu]
-        self._add("DequantizeRows", read, [output])
+        is_added_later = linear.gelu is not None and linear.gelu.op_type == "BiasGelu"
+        bias = self._no_bias(linear) if is_added_later else self._bias(linear)
+        self._add("DequantizeRows", [*read, bias], [output])
         return self._between(linear)
 
     def _between(self, linear: _Linear) -> list[NodeProto]:
@@ -202,8 +207,9 @@ class _Quantizer:
         return names
 
     def _bias(self, linear: _Linear) -> str:
-        if linear.bias is not None:
-            return linear.bias
+        return self._no_bias(linear) if linear.bias is None else linear.bias
+
+    def _no_bias(self, linear: _Linear) -> str:
         outputs = len(self.constants[f"{linear.weight}.scale"])
         return self._constant(f"int8.no_bias_{outputs}", np.zeros(outputs, np.float32))
 

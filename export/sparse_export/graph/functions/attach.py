@@ -10,6 +10,7 @@ from sparse_export.graph.functions.axis_attention import AXIS_ATTENTION, AXIS_CR
 from sparse_export.graph.functions.axis_mask import AXIS_MASK
 from sparse_export.graph.functions.axis_pairs import AXIS_PAIRS
 from sparse_export.graph.functions.function import GRAPH_DOMAIN, Normalizer
+from sparse_export.graph.functions.gelu import BIAS_GELU, GELU
 from sparse_export.graph.functions.hidden_first import (
     AXIS_HIDDEN_FIRST,
     SOFTMAX_HIDDEN_FIRST,
@@ -46,6 +47,8 @@ _FUNCTIONS = {
         SOFTMAX_OR_ZERO,
         PADDED_TOKENS,
         *QUANTIZATION,
+        GELU,
+        BIAS_GELU,
         SKIP_LAYER_NORMALIZATION,
         *TOKEN_IDS,
         *ANSWERS,

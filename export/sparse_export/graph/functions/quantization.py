@@ -1,6 +1,6 @@
 """The ops around a product of 8-bit integers whose left side has a scale of its own for each row."""
 
-from sparse_export.graph.functions.function import Function
+from sparse_export.graph.functions.function import GRAPH_DOMAIN, Function
 from sparse_serve.op_library import DOMAIN
 
 # Of a tensor without rows ONNX Runtime's ReduceMax keeps the columns.
@@ -63,14 +63,7 @@ REQUANTIZE_GELU = Function(
 RequantizeGelu (products, scale, column_scale, bias) => (quantized, row_scale)
 {{
     values = {DOMAIN}.DequantizeRows (products, scale, column_scale, bias)
-    half = Constant <value_float: float = 0.5> ()
-    one = Constant <value_float: float = 1.0> ()
-    root = Constant <value_float: float = 0.7071067811865476> ()
-    scaled = Mul (values, root)
-    error = Erf (scaled)
-    share = Add (one, error)
-    halves = Mul (values, half)
-    activated = Mul (halves, share)
+    activated = {GRAPH_DOMAIN}.Gelu (values)
     quantized, row_scale = {DOMAIN}.QuantizeRows (activated)
 }}
 """,

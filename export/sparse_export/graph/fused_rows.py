@@ -1,8 +1,8 @@
-"""A residual sum and the norm behind it as one node, which a processor computes in one go.
+"""What stands between two products of a layer, row by row, as one node of ours.
 
-`LayerNorm(x W + b + residual)` ends each half of a transformer's layer. ONNX Runtime has one kernel for bias,
-sum and norm too, of which a number takes nanoseconds on a processor: a twelfth of a model in float32, an
-eighth of one in 8-bit integers. The product is left as it is, and whatever is no such sum.
+`LayerNorm(x W + b + residual)` ends each half of a transformer's layer, `GELU(x W + b)` is the middle of its
+second. ONNX Runtime has a kernel for either too, but takes nanoseconds a number for it on a processor: an
+eighth of a model's time. Products are left as they are, and so is whatever is known to be neither.
 """
 
 from typing import NamedTuple
@@ -15,11 +15,19 @@ from sparse_export.graph.constants import constant
 from sparse_serve.op_library import DOMAIN
 
 
-def fuse_residual_norms(model: ir.Model) -> None:
-    """Write every norm of a sum of two float32 values of one shape as `SkipLayerNormalization`, in place."""
-    for node in list(model.graph):
-        if node.op_type == "LayerNormalization" and not node.domain:
-            _fuse(node, model.graph)
+def fuse_rows(model: ir.Model) -> None:
+    """Write norms of sums as `SkipLayerNormalization` and GELU of biased values as `BiasGelu`, in place.
+
+    Both in float32 alone, of values whose shapes are known.
+    """
+    graph = model.graph
+    for node in list(graph):
+        if node.domain:
+            continue
+        if node.op_type == "LayerNormalization":
+            _fuse_norm(node, graph)
+        elif node.op_type == "Gelu":
+            _fuse_gelu(node, graph)
     RemoveUnusedNodesPass()(model)
 
 
@@ -31,20 +39,27 @@ class _Sum(NamedTuple):
     skip: ir.Value
 
 
-def _fuse(norm: ir.Node, graph: ir.Graph) -> None:
+def _fuse_norm(norm: ir.Node, graph: ir.Graph) -> None:
     total, *parameters = norm.inputs
     found = _sum(total)
     axis = norm.attributes.get("axis")
     if found is None or len(parameters) != 2 or (axis is not None and axis.as_int() != -1):
         return
     bias = found.bias or _no_bias(found.input, graph)
-    fused = ir.node(
-        "SkipLayerNormalization",
-        [found.input, found.skip, *parameters, bias],
-        {"epsilon": norm.attributes["epsilon"].as_float()},
-        domain=DOMAIN,
-    )
-    ir.convenience.replace_nodes_and_values(graph, norm, [norm], [fused], norm.outputs, fused.outputs)
+    epsilon = norm.attributes["epsilon"].as_float()
+    inputs = [found.input, found.skip, *parameters, bias]
+    _replace(norm, ir.node("SkipLayerNormalization", inputs, {"epsilon": epsilon}, domain=DOMAIN), graph)
+
+
+def _fuse_gelu(gelu: ir.Node, graph: ir.Graph) -> None:
+    found = _biased(gelu.inputs[0])
+    approximate = gelu.attributes.get("approximate")
+    if found is not None and (approximate is None or approximate.as_string() == "none"):
+        _replace(gelu, ir.node("BiasGelu", found, domain=DOMAIN), graph)
+
+
+def _replace(node: ir.Node, fused: ir.Node, graph: ir.Graph) -> None:
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [fused], node.outputs, fused.outputs)
 
 
 def _sum(value: ir.Value | None) -> _Sum | None:
@@ -53,10 +68,9 @@ def _sum(value: ir.Value | None) -> _Sum | None:
     if terms is None or not _are_alike(*terms):
         return None
     for biased, skip in (terms, terms[::-1]):
-        for source, bias in _both_ways(_terms(biased)):
-            is_vector = bias.is_initializer() and [*(bias.shape or ())] == [_width(biased)]
-            if is_vector and _are_alike(source, biased):
-                return _Sum(source, bias, skip)
+        found = _biased(biased)
+        if found is not None:
+            return _Sum(*found, skip)
     return _Sum(terms[0], None, terms[1])
 
 
@@ -74,8 +88,16 @@ def _terms(value: ir.Value | None) -> _Terms | None:
     return None if left is None or right is None else (left, right)
 
 
-def _both_ways(terms: _Terms | None) -> tuple[_Terms, ...]:
-    return () if terms is None else (terms, terms[::-1])
+def _biased(value: ir.Value | None) -> _Terms | None:
+    """Return what a value is the sum of and the bias, if it is that of a constant for its last axis."""
+    terms = _terms(value)
+    if value is None or terms is None or _width(value) is None:
+        return None
+    for source, bias in (terms, terms[::-1]):
+        is_vector = bias.is_initializer() and [*(bias.shape or ())] == [_width(value)]
+        if is_vector and _are_alike(source, value):
+            return source, bias
+    return None
 
 
 def _are_alike(left: ir.Value, right: ir.Value) -> bool:

@@ -1,4 +1,4 @@
-"""A norm of a sum is one node where it is known to be one, and says what it said."""
+"""Norms of sums and GELU of biased values are one node where they are known to be, and say what they said."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,14 +9,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import parser
+from onnx import helper, parser
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.graph.export import GraphTarget
+from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.functions import attach_functions
-from sparse_export.graph.residual_norms import fuse_residual_norms
-from sparse_serve.op_library import DOMAIN, library_path
+from sparse_export.graph.fused_rows import fuse_rows
+from sparse_export.graph.int8 import quantized_graph
+from sparse_serve.op_library import DOMAIN, Device, library_path
 from tiny_models import LAMBD, LAYERS, make_model
 
 NORM = "LayerNormalization <axis = -1, epsilon = 0.001>"
@@ -44,6 +45,14 @@ LEFT = {
     "another axis": "sum = Add (x, z) y = LayerNormalization <axis = 1, epsilon = 0.001> (sum, gamma, beta)",
     "without an offset": f"sum = Add (x, z) y = {NORM} (sum, gamma)",
 }
+GELUS = {
+    "a bias": ("h = Add (x, bias) y = Gelu (h)", True),
+    "the other way round": ('h = Add (bias, x) y = Gelu <approximate = "none"> (h)', True),
+    "an approximation": ('h = Add (x, bias) y = Gelu <approximate = "tanh"> (h)', False),
+    "no vector": ("h = Add (x, z) y = Gelu (h)", False),
+    "a sum that is read beside": ("h = Add (x, bias) g = Gelu (h) y = Mul (g, h)", False),
+    "no sum": ("y = Gelu (x)", False),
+}
 VECTORS = "float[4] bias = {1, 2, 3, 4}, float[4] gamma = {1, -1, 2, 0.5}, float[4] beta = {0, 1, 0, -3}"
 
 
@@ -57,7 +66,7 @@ def graph_of(nodes: str) -> onnx.ModelProto:
 
 def fused(model: onnx.ModelProto) -> onnx.ModelProto:
     rewritten = ir.from_proto(model)
-    fuse_residual_norms(rewritten)
+    fuse_rows(rewritten)
     after = ir.to_proto(rewritten)
     attach_functions(after, 20)
     onnx.checker.check_model(after)
@@ -98,6 +107,18 @@ def test_what_is_no_such_sum_is_left(case: str) -> None:
     assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
 
 
+@pytest.mark.parametrize("case", GELUS)
+def test_gelu_of_a_biased_value_is_fused(case: str) -> None:
+    nodes, is_fused = GELUS[case]
+    before = graph_of(nodes)
+    after = fused(before)
+    counts = Counter(node.op_type for node in after.graph.node)
+    assert (counts["BiasGelu"], counts["Gelu"]) == (is_fused, not is_fused)
+    wanted = answer(before, with_library=False)
+    for with_library in (True, False):
+        np.testing.assert_allclose(answer(after, with_library=with_library), wanted, rtol=0, atol=1e-5)
+
+
 def test_sums_of_unknown_shape_are_left() -> None:
     model = graph_of(FUSED["no bias"][0])
     for value in model.graph.input:
@@ -116,11 +137,34 @@ def test_sums_of_other_types_are_left() -> None:
     assert [node.op_type for node in after.graph.node] == ["Add", "LayerNormalization"]
 
 
-@pytest.mark.parametrize(("device", "norms"), [("cpu", 0), ("cuda", 1 + 2 * LAYERS)])
-def test_a_graph_has_them_for_a_processor_alone(graphs: GraphTable, device: str, norms: int) -> None:
-    """A GPU has ONNX Runtime's own."""
-    target = GraphTarget(device=device)  # type: ignore[arg-type]
-    path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), "tokens", target)
+@pytest.mark.parametrize(
+    ("kind", "device", "ours"),
+    [
+        ("tokens", "cpu", True),
+        ("packed", "cpu", True),
+        ("packed_dense", "cpu", True),
+        ("padded_fused", "cpu", False),
+        ("tokens", "cuda", False),
+    ],
+)
+def test_graphs_have_them_for_a_processor_alone(
+    graphs: GraphTable, kind: GraphKind, device: Device, ours: bool
+) -> None:
+    """A GPU has ONNX Runtime's own, and so does what we are compared with."""
+    path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), kind, GraphTarget(device=device))
     counts = Counter(node.op_type for node in onnx.load(path).graph.node)
-    assert counts["LayerNormalization"] == norms
-    assert counts["SkipLayerNormalization"] == 1 + 2 * LAYERS - norms
+    norms = 1 + 2 * LAYERS
+    assert (counts["SkipLayerNormalization"], counts["BiasGelu"]) == ((norms, LAYERS) if ours else (0, 0))
+    assert (counts["LayerNormalization"], counts["Gelu"]) == ((0, 0) if ours else (norms, LAYERS))
+
+
+def test_integers_take_the_gelu_of_their_layer(graphs: GraphTable) -> None:
+    """And leave one that others read too."""
+    path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), "packed", GraphTarget())
+    traced = onnx.load(path)
+    first = next(node for node in traced.graph.node if node.op_type == "BiasGelu")
+    traced.graph.node.append(helper.make_node("Identity", [first.output[0]], ["beside"]))
+    beside = helper.make_tensor_value_info("beside", onnx.TensorProto.FLOAT, [None] * 3)
+    traced.graph.output.append(beside)
+    counts = Counter(node.op_type for node in quantized_graph(traced, "any").graph.node)
+    assert (counts["BiasGelu"], counts["RequantizeGelu"]) == (1, LAYERS - 1)
