@@ -192,10 +192,8 @@ class Served:
                 stack.enter_context(HttpLoad(self._url, self._ask.path, bodies))
                 for _ in range(load.in_flight)
             ]
-            for sender in senders:  # which connects
-                sender.request()
             # All are due at once; that one is late is no part of its latency here.
-            window = measure_open_window(senders, [0] * (count // load.texts))
+            window = measure_open_window(senders, [0] * (count // load.texts), settling=1)
         (stretch,) = window.stretches
         prompt = tuple(replace(timing, late_ns=0) for timing in stretch.timings)
         return replace(window, stretches=(replace(stretch, timings=prompt),))

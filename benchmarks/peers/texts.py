@@ -12,7 +12,7 @@ MAX_LENGTH = 512
 EVERY = 10
 SHORT, MIXED, LONG = "short", "mixed", "512 tokens"
 BATCH = 32
-COUNTS: Mapping[str, int] = {SHORT: 640, MIXED: 320, LONG: 128}
+COUNTS: Mapping[str, int] = {SHORT: 320, MIXED: 160, LONG: 64}
 """How many texts of a set a measurement asks: of any load the same ones, whole tens and requests of them."""
 
 

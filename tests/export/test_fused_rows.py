@@ -36,6 +36,11 @@ FUSED = {
         "no_bias_4",
         1,
     ),
+    "an epsilon that is not named": (
+        "sum = Add (x, z) y = LayerNormalization <axis = -1> (sum, gamma, beta)",
+        "no_bias_4",
+        0,
+    ),
     "twice the same": (f"sum = Add (x, x) y = {NORM} (sum, gamma, beta)", "no_bias_4", 0),
 }
 LEFT = {
@@ -43,6 +48,7 @@ LEFT = {
     "a sum that is read beside": f"sum = Add (x, z) n = {NORM} (sum, gamma, beta) y = Mul (n, sum)",
     "a sum with a vector": f"sum = Add (x, bias) y = {NORM} (sum, gamma, beta)",
     "another axis": "sum = Add (x, z) y = LayerNormalization <axis = 1, epsilon = 0.001> (sum, gamma, beta)",
+    "one weight for all": f"sum = Add (x, z) y = {NORM} (sum, one, beta)",
     "without an offset": f"sum = Add (x, z) y = {NORM} (sum, gamma)",
 }
 GELUS = {
@@ -53,7 +59,10 @@ GELUS = {
     "a sum that is read beside": ("h = Add (x, bias) g = Gelu (h) y = Mul (g, h)", False),
     "no sum": ("y = Gelu (x)", False),
 }
-VECTORS = "float[4] bias = {1, 2, 3, 4}, float[4] gamma = {1, -1, 2, 0.5}, float[4] beta = {0, 1, 0, -3}"
+VECTORS = (
+    "float[4] bias = {1, 2, 3, 4}, float[4] gamma = {1, -1, 2, 0.5}, float[4] beta = {0, 1, 0, -3}, "
+    "float[1] one = {1}"
+)
 
 
 def graph_of(nodes: str) -> onnx.ModelProto:

@@ -14,6 +14,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from sparse_export.graph.constants import constant
 from sparse_serve.op_library import DOMAIN
 
+# Of a norm that names none.
+_EPSILON = 1e-5
+
 
 def fuse_rows(model: ir.Model) -> None:
     """Write norms of sums as `SkipLayerNormalization` and GELU of biased values as `BiasGelu`, in place.
@@ -42,13 +45,15 @@ class _Sum(NamedTuple):
 def _fuse_norm(norm: ir.Node, graph: ir.Graph) -> None:
     total, *parameters = norm.inputs
     found = _sum(total)
-    axis = norm.attributes.get("axis")
+    axis, epsilon = norm.attributes.get("axis"), norm.attributes.get("epsilon")
     if found is None or len(parameters) != 2 or (axis is not None and axis.as_int() != -1):
         return
-    bias = found.bias or _no_bias(found.input, graph)
-    epsilon = norm.attributes["epsilon"].as_float()
-    inputs = [found.input, found.skip, *parameters, bias]
-    _replace(norm, ir.node("SkipLayerNormalization", inputs, {"epsilon": epsilon}, domain=DOMAIN), graph)
+    width = _width(found.input)
+    if not all(each is not None and [*(each.shape or ())] == [width] for each in parameters):
+        return
+    inputs = [found.input, found.skip, *parameters, found.bias or _no_bias(found.input, graph)]
+    attributes = {"epsilon": _EPSILON if epsilon is None else epsilon.as_float()}
+    _replace(norm, ir.node("SkipLayerNormalization", inputs, attributes, domain=DOMAIN), graph)
 
 
 def _fuse_gelu(gelu: ir.Node, graph: ir.Graph) -> None:
