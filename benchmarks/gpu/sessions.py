@@ -52,10 +52,9 @@ ONNX_TYPES: Mapping[torch.dtype, int] = {
 }
 TORCH_TYPES = {kind: dtype for dtype, kind in ONNX_TYPES.items()}
 # The ops that have kernels for GPUs.
-ON_GPU = frozenset(OUTPUTS) - {
-    *("QuantizeRows", "DequantizeRows", "RequantizeGelu"),
-    *("BiasGelu", "SkipLayerNormalization"),
-}
+ON_GPU = frozenset(OUTPUTS).difference(
+    ("QuantizeRows", "DequantizeRows", "RequantizeGelu", "BiasGelu", "SkipLayerNormalization")
+)
 
 Run = Callable[[], Any]
 Feeds = Mapping[str, Tensor]

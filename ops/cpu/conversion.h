@@ -4,6 +4,8 @@
 //
 //   Load, LoadPartial, Store       those of simd.h, for Half and BFloat16 too
 //   StorePartial(p, n, a)          p[0..n) = a[0..n), 0 < n <= kLanes; writes nothing beyond
+//   LoadFirst(p, n)                as LoadPartial of float32, 0 < n <= kLanes
+//   ForEachVector(n, each)         each(j, count) for a row of n: kLanes from the j-th on, then those left
 //   ReadOne, WriteOne              a single element
 //   CopyRow, ReadRows, WriteRow    rows of any number of columns
 #pragma once
@@ -50,6 +52,17 @@ template <class Element>
 inline void StorePartial(Element* to, int64_t count, Floats a) {
   const HalfWords bits = ToElements(a, Element{});
   __builtin_memcpy(to, &bits, static_cast<size_t>(count) * sizeof(Element));
+}
+
+inline Floats LoadFirst(const float* from, int64_t count) {
+  return count == kLanes ? Load(from) : LoadPartial(from, count);
+}
+
+template <class Each>
+inline void ForEachVector(int64_t columns, const Each& each) {
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) each(j, kLanes);
+  if (j < columns) each(j, columns - j);
 }
 
 inline float ReadOne(const float* from) { return *from; }

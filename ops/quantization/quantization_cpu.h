@@ -80,13 +80,7 @@ inline void QuantizeRows(const float* values, int64_t count, int64_t columns, ui
   }
 }
 
-inline Floats FromInts(const int32_t* from) {
-  Ints ints;
-  __builtin_memcpy(&ints, from, sizeof(ints));
-  return __builtin_convertvector(ints, Floats);
-}
-
-inline Floats FromIntsPartial(const int32_t* from, int64_t count) {
+inline Floats FromInts(const int32_t* from, int64_t count) {
   Ints ints{};
   __builtin_memcpy(&ints, from, static_cast<size_t>(count) * sizeof(int32_t));
   return __builtin_convertvector(ints, Floats);
@@ -97,28 +91,17 @@ template <class Each>
 inline void DequantizeRow(const ProductRows& product, int64_t row, const Each& each) {
   const int32_t* products = product.products + row * product.columns;
   const Floats scale = Broadcast(product.scale[row]);
-  int64_t j = 0;
-  for (; j + kLanes <= product.columns; j += kLanes) {
-    const Floats scaled = FromInts(products + j) * scale;
-    each(j, MulAdd(scaled, Load(product.column_scale + j), Load(product.bias + j)), kLanes);
-  }
-  if (j < product.columns) {
-    const int64_t left = product.columns - j;
-    const Floats scaled = FromIntsPartial(products + j, left) * scale;
-    each(j, MulAdd(scaled, LoadPartial(product.column_scale + j, left), LoadPartial(product.bias + j, left)),
-         left);
-  }
+  ForEachVector(product.columns, [&](int64_t j, int64_t count) {
+    const Floats scaled = FromInts(products + j, count) * scale;
+    const Floats column_scale = LoadFirst(product.column_scale + j, count);
+    each(j, MulAdd(scaled, column_scale, LoadFirst(product.bias + j, count)), count);
+  });
 }
 
 inline void DequantizeRows(const ProductRows& product, int64_t count, float* values) {
   for (int64_t row = 0; row < count; ++row, values += product.columns) {
-    DequantizeRow(product, row, [&](int64_t j, Floats a, int64_t lanes) {
-      if (lanes == kLanes) {
-        Store(values + j, a);
-      } else {
-        StorePartial(values + j, lanes, a);
-      }
-    });
+    DequantizeRow(product, row,
+                  [&](int64_t j, Floats a, int64_t lanes) { StorePartial(values + j, lanes, a); });
   }
 }
 

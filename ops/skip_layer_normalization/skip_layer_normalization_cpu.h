@@ -7,15 +7,6 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Numbers of a row, 0 in the lanes beyond them.
-inline Floats LoadFirst(const float* from, int64_t count) {
-  return count == kLanes ? Load(from) : LoadPartial(from, count);
-}
-inline void StoreFirst(float* to, int64_t count, Floats a) {
-  if (count == kLanes) return Store(to, a);
-  StorePartial(to, count, a);
-}
-
 // The sum of term(j, count) over a row, a vector each, in the order of its columns for any row. What a term
 // has beyond its count is to be 0.
 template <class Term>
@@ -43,7 +34,7 @@ inline void NormalizeRow(const SumRows& rows, const float* input, const float* s
                                              const Floats biased = LoadFirst(input + j, count) +
                                                                    LoadFirst(rows.bias + j, count);
                                              const Floats sum = biased + LoadFirst(skip + j, count);
-                                             StoreFirst(output + j, count, sum);
+                                             StorePartial(output + j, count, sum);
                                              return sum;
                                            }) /
                                 columns);
@@ -57,14 +48,11 @@ inline void NormalizeRow(const SumRows& rows, const float* input, const float* s
                  }) /
       columns;
   const Floats factor = Broadcast(1.0f / __builtin_sqrtf(variance + rows.epsilon));
-  const auto normalize = [&](int64_t j, int64_t count) {
+  ForEachVector(rows.columns, [&](int64_t j, int64_t count) {
     const Floats normalized = (LoadFirst(output + j, count) - mean) * factor;
-    StoreFirst(output + j, count,
-               MulAdd(normalized, LoadFirst(rows.gamma + j, count), LoadFirst(rows.beta + j, count)));
-  };
-  int64_t j = 0;
-  for (; j + kLanes <= rows.columns; j += kLanes) normalize(j, kLanes);
-  if (j < rows.columns) normalize(j, rows.columns - j);
+    StorePartial(output + j, count,
+                 MulAdd(normalized, LoadFirst(rows.gamma + j, count), LoadFirst(rows.beta + j, count)));
+  });
 }
 
 inline void SkipLayerNormalization(const SumRows& rows, int64_t count, float* output) {

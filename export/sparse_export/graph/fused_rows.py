@@ -49,9 +49,10 @@ def _fuse_norm(norm: ir.Node, graph: ir.Graph) -> None:
     if found is None or len(parameters) != 2 or (axis is not None and axis.as_int() != -1):
         return
     width = _width(found.input)
-    if not all(each is not None and [*(each.shape or ())] == [width] for each in parameters):
+    if width is None or not all(each is not None and [*(each.shape or ())] == [width] for each in parameters):
         return
-    inputs = [found.input, found.skip, *parameters, found.bias or _no_bias(found.input, graph)]
+    bias = found.bias or constant(graph, f"no_bias_{width}", np.zeros(width, np.float32))
+    inputs = [found.input, found.skip, *parameters, bias]
     attributes = {"epsilon": _EPSILON if epsilon is None else epsilon.as_float()}
     _replace(norm, ir.node("SkipLayerNormalization", inputs, attributes, domain=DOMAIN), graph)
 
@@ -115,8 +116,3 @@ def _width(value: ir.Value) -> int | None:
     if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.has_unknown_dim():
         return None
     return next((size for size in value.shape[-1:] if isinstance(size, int)), None)
-
-
-def _no_bias(value: ir.Value, graph: ir.Graph) -> ir.Value:
-    width = _width(value)
-    return constant(graph, f"no_bias_{width}", np.zeros(width or 0, np.float32))
