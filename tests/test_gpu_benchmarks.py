@@ -19,7 +19,7 @@ from sparse_serve.errors import DeviceError
 ROOT = Path(__file__).parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
 # All but model_speed, which tests/export/test_gpu_models.py runs beside the graphs that there are.
-STEPS = ("unpack", "build", "correctness", "sanitizer", "op_speed", "profiles")
+STEPS = ("unpack", "build", "correctness", "entries", "sanitizer", "op_speed", "profiles")
 QUALITY = ("ssaf_bert_base_np", "ssaf_bert_base", "aaa_bert_base", "pal_bert_base")
 
 
@@ -55,7 +55,7 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [each for each in listed() if each != "model_speed"]
     ended = {line["step"]: line["result"] for line in lines}
     tools = {"sanitizer": "compute-sanitizer", "profiles": "ncu"}
-    for step in ("unpack", "build", "correctness", "op_speed"):
+    for step in ("unpack", "build", "correctness", "entries", "op_speed"):
         assert ended[step] == "ended well"
     for step, tool in tools.items():
         told = "ended well" if shutil.which(tool) else f"waits: {tool} is not on PATH"
@@ -74,6 +74,7 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     }
     page = (tmp_path / "RESULTS.md").read_text()
     assert "| AxisCrossAttention | bfloat16 | 4 | 4 | – |" in page
+    assert re.search(r"^\| cpu \| fp32 \| \S+ \| 0.0e\+00 \| 0 of 3 \|", page, re.MULTILINE)
     assert "None yet." not in page
     row = rf"^\| `ssaf_bert_base_np` \| \S+ \| 0 \| {re.escape(ended['ssaf_bert_base_np'])} \|$"
     assert re.search(row, page, re.MULTILINE)

@@ -9,8 +9,11 @@ of scores that are within rounding of the threshold. What of borders a CPU refus
 kernel is off, its line says by how much, and the status is 1.
 """
 
+import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +43,7 @@ from axis_cases import AxisCase
 from cases import AttentionCase, Element
 
 Array = npt.NDArray[Any]
+Problem = Callable[[Device], dict[str, Any]]
 
 TOYS = ("two_tokens", "aaa", "hostile_100")
 LIN_LENGTHS = (37, 513, 4096)
@@ -52,6 +56,7 @@ def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it.")] = "cuda",
     short: Annotated[bool, typer.Option("--short", help="Short problems, for compute-sanitizer.")] = False,
     max_tokens: Annotated[int | None, typer.Option(help="No problem of more tokens.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes: float64 is computed on processors.")] = 1,
     toy: Annotated[bool, typer.Option("--toy", help="One problem of each op and type.")] = False,
 ) -> None:
     """Ask every question, write a line for each, and end with 1 where an answer is off."""
@@ -62,7 +67,7 @@ def main(
     if toy:
         asked = [each for each in asked if each.attention.name in TOYS]
         most = 0
-    lines = write_csv(output, (_told(line) | here for line in judged_lines(asked, own, most)))
+    lines = write_csv(output, (_told(line) | here for line in judged_lines(asked, own, most, workers)))
     failed = sum(line["passed"] != "yes" for line in lines)
     print(f"{len(lines) - failed} of {len(lines)} within their budgets")
     sys.exit(1 if failed else 0)
@@ -75,27 +80,43 @@ def _told(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def judged_lines(asked: list[Question], device: Device, most: int | None) -> Iterator[dict[str, Any]]:
-    """Yield a line for each problem: those asked, and of the other ops those up to so many tokens."""
+def judged_lines(
+    asked: list[Question], device: Device, most: int | None, workers: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each problem, in order."""
+    if workers == 1:
+        yield from (problem(device) for problem in problems(asked, most))
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=environment, initargs=(device,)) as pool:
+        yield from pool.map(partial(_judged_on, device), problems(asked, most))
+
+
+def _judged_on(device: Device, problem: Problem) -> dict[str, Any]:
+    return problem(device)
+
+
+def problems(asked: Iterable[Question], most: int | None) -> Iterator[Problem]:
+    """Yield what makes a line of each problem: of those asked, and of the other ops up to so many tokens."""
     for question in asked:
-        line = {"op": question.op, "case": question.name, "dtype": question.element}
-        yield line | judged(question, device)
+        yield partial(judged, question)
     lengths = [each for each in LIN_LENGTHS if most is None or each <= most] or LIN_LENGTHS[:1]
     for element, length in product(ELEMENTS, lengths):
-        yield judged_lin(length, element, device)
-        yield judged_mask(length, element, device)
+        yield partial(judged_lin, length, element)
+        yield partial(judged_mask, length, element)
     for element, op in product(ELEMENTS, (*PACKED, "AxisAttention")):
-        yield judged_empty(op, element, device)
+        yield partial(judged_empty, op, element)
         for borders in BORDERS:
-            yield judged_borders(op, borders, element, device)
+            yield partial(judged_borders, op, borders, element)
 
 
 def judged(question: Question, device: Device) -> dict[str, Any]:
     """Return the error of an answer beside its budget, and whether its support is one that may be."""
+    line = {"op": question.op, "case": question.name, "dtype": question.element}
     try:
         outputs = answered(question, device)
     except Exception as error:
-        return refusal(error)
+        return line | refusal(error)
     expected, least, most, budget = wanted(question)
     if question.op in CROSS:
         expected, least, most, budget = (
@@ -107,7 +128,7 @@ def judged(question: Question, device: Device) -> dict[str, Any]:
     if "support" in outputs:
         support = outputs["support"].cpu().numpy()
         is_support = bool(((support >= least) & (support <= most)).all())
-    return verdict(off, budget, is_support)
+    return line | verdict(off, budget, is_support)
 
 
 def judged_lin(length: int, element: Element, device: Device) -> dict[str, Any]:

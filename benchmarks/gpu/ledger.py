@@ -85,6 +85,15 @@ def models(lines: list[Line]) -> Iterator[list[str]]:
             yield [*key[:1], *key[1:], f"{own:,.0f}", theirs, ratio]
 
 
+def entries(lines: list[Line]) -> Iterator[list[str]]:
+    """Yield how far each entry's answers are from torch's and from those of a processor."""
+    yield ["computed on", "precision", "gate: from torch", "from the processor's", "other labels", "texts/s"]
+    for line in lines:
+        told = [line["gate_apart"], line["logits_apart"], f"{line['other_labels']} of {line['texts']}"]
+        own = [line["error"], "–", "–", "–"] if line["error"] else [*told, line["texts_per_second"]]
+        yield [line["computed_on"], line["dtype"], *own]
+
+
 def correctness(lines: list[Line]) -> Iterator[list[str]]:
     """Yield by op and type how many answers are within their budgets."""
     yield ["op", "dtype", "within budget", "of", "first that is not"]
@@ -100,6 +109,7 @@ def results(out: Path) -> str:
     sections = {
         "Steps": table(steps(read(out / "steps.csv"))),
         "Correctness": table(correctness(read(out / "correctness.csv"))),
+        "Entries": table(entries(read(out / "entries.csv"))),
         "Ops beside their peers: the goals": table(goals(measured)),
         "Device memory of the ops": table(memory(measured)),
         "Models": table(models(read(out / "model_speed.csv"))),

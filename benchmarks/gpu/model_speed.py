@@ -75,18 +75,23 @@ def main(
     work: Annotated[Path, typer.Option(help="Folder of checkpoints and entries.")],
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it.")] = "cuda",
     kind: Annotated[list[str] | None, typer.Option(help="Models: ssaf, aaa, pal.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time of each batch.")] = SECONDS,
     toy: Annotated[bool, typer.Option("--toy", help="Two layers, one short length, no twins.")] = False,
 ) -> None:
     """Export each model, measure it and its twins, and write a line for each."""
     own: Device = "cuda" if device == "cuda" else "cpu"
     here = environment(own)
     kinds = [each for each in KINDS if not kind or each.name in kind]
-    write_csv(output, (line | here for each in kinds for line in model_lines(each, work, own, toy=toy)))
+    timed = 0.01 if toy else seconds
+    found = (line for each in kinds for line in model_lines(each, work, own, timed, toy=toy))
+    write_csv(output, (line | here for line in found))
 
 
-def model_lines(kind: Kind, work: Path, device: Device, *, toy: bool) -> Iterator[dict[str, Any]]:
+def model_lines(
+    kind: Kind, work: Path, device: Device, seconds: float, *, toy: bool
+) -> Iterator[dict[str, Any]]:
     for variant, graph in graphs(exported(kind, work, device, toy=toy)).items():
-        for figures_of in lines(graph, device, toy=toy):
+        for figures_of in lines(graph, device, seconds, toy=toy):
             line = {"model": kind.name, "variant": variant} | figures_of
             print(*list(line.values())[:9], flush=True)
             yield line
@@ -126,7 +131,7 @@ def graphs(entry: Path) -> dict[str, Path]:
     return {variant: folder / "1" / "model.onnx" for variant, folder in folders.items()}
 
 
-def lines(graph: Path, device: Device, *, toy: bool) -> Iterator[dict[str, Any]]:
+def lines(graph: Path, device: Device, seconds: float, *, toy: bool) -> Iterator[dict[str, Any]]:
     model = loaded(graph).graph
     names = [each.name for each in model.input]
     outputs = {each.name: each.type.tensor_type.shape.dim for each in model.output}
@@ -140,7 +145,7 @@ def lines(graph: Path, device: Device, *, toy: bool) -> Iterator[dict[str, Any]]
                     for name, dims in outputs.items()
                 }
                 yield {"length": length, "batch": batch, "lengths": lengths} | figures(
-                    session, feeds, room, device, 0.01 if toy else SECONDS
+                    session, feeds, room, device, seconds
                 )
 
 

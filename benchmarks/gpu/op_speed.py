@@ -247,6 +247,7 @@ def main(
     dtype: Annotated[list[str] | None, typer.Option(help="Element types.")] = None,
     length: Annotated[list[int] | None, typer.Option(help="Lengths.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Variants.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time of each variant.")] = SECONDS,
     toy: Annotated[bool, typer.Option("--toy", help="One short length.")] = False,
 ) -> None:
     """Measure every variant on every problem, and write a line for each."""
@@ -257,7 +258,7 @@ def main(
         for name in (dtype or (["float32"] if toy else ["bfloat16", "float16"]))
         for each in (length or ([16] if toy else LENGTHS))
     ]
-    found = write_csv(output, (line | here for line in lines(problems, only or [], 0.01 if toy else SECONDS)))
+    found = write_csv(output, (line | here for line in lines(problems, only or [], 0.01 if toy else seconds)))
     failed = [line["variant"] for line in found if line["variant"] in OURS and line["error"]]
     if failed:
         raise SystemExit(f"these of ours did not run: {', '.join(sorted(set(failed)))}")

@@ -14,6 +14,9 @@
 #   PARTS     folder of the wheels in parts (wheels.py pack); without it nothing is unpacked or installed
 #   OUT       where results are written (results/ of this folder; of a dry run build/gpu_dry_run)
 #   PYTHON    the interpreter with sparse-serve installed (.venv/bin/python; with PARTS that of a new OUT/venv)
+#   TIMED     seconds that each variant or batch is timed (1)
+#   WORKERS   processes in which the answers of float64 are computed (8)
+#   CHECKPOINT, ROWS                       of entries: a trained classifier of single texts, and texts for it
 #   DATA, ENCODER, ENCODER_CASED           of the paper-size runs: see their scripts
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,7 +25,7 @@ here=benchmarks/gpu
 # Name and minutes of each step, in the order in which they are worth most. Those of the paper-size runs are
 # estimates for an H200 from their steps; DATA and weights must be on the machine.
 steps=(
-    "unpack 3" "build 4" "correctness 8" "sanitizer 30" "op_speed 12" "model_speed 12" "profiles 8"
+    "unpack 3" "build 4" "correctness 8" "entries 3" "sanitizer 30" "op_speed 12" "model_speed 12" "profiles 8"
     "ssaf_bert_base_np 240" "ssaf_bert_base 240" "aaa_bert_base 480" "pal_bert_base 300"
 )
 
@@ -48,9 +51,9 @@ for name in "${chosen[@]}"; do
 done
 
 if $dry_run; then
-    OUT=${OUT:-build/gpu_dry_run} device=cpu size=(--toy)
+    OUT=${OUT:-build/gpu_dry_run} device=cpu size=(--toy) timed=() workers=1
 else
-    OUT=${OUT:-$here/results} device=cuda size=()
+    OUT=${OUT:-$here/results} device=cuda size=() timed=(--seconds "${TIMED:-1}") workers=${WORKERS:-8}
 fi
 mkdir -p "$OUT"
 [[ -z ${PARTS:-} ]] || $dry_run || PYTHON=${PYTHON:-$OUT/venv/bin/python}
@@ -92,7 +95,20 @@ build() {
 require_runtime("the benchmark"); print(verify_library("cuda"))'
 }
 
-correctness() { "$PYTHON" $here/correctness.py --device $device "${size[@]}" --output "$OUT/correctness.csv"; }
+correctness() {
+    "$PYTHON" $here/correctness.py --device $device "${size[@]}" --workers "$workers" --output "$OUT/correctness.csv"
+}
+
+entries() {
+    local asked=()
+    if ! $dry_run; then
+        [[ -n ${CHECKPOINT:-} && -n ${ROWS:-} ]] \
+            || { waits "CHECKPOINT and ROWS are not set: give a trained classifier and a file of texts"; return; }
+        asked=(--checkpoint "$CHECKPOINT" --rows "$ROWS")
+    fi
+    "$PYTHON" $here/entries.py --device $device "${size[@]}" "${asked[@]}" --work "$OUT/entries" \
+        --output "$OUT/entries.csv"
+}
 
 sanitizer() {
     local tool status=0
@@ -109,16 +125,18 @@ sanitizer() {
     return $status
 }
 
-op_speed() { "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --output "$OUT/op_speed.csv"; }
+op_speed() {
+    "$PYTHON" $here/op_speed.py --device $device "${size[@]}" "${timed[@]}" --output "$OUT/op_speed.csv"
+}
 
 model_speed() {
     local kinds=() kind
     for kind in ${MODELS:-}; do kinds+=(--kind "$kind"); done
-    "$PYTHON" $here/model_speed.py --device $device "${size[@]}" "${kinds[@]}" --work "$OUT/models" \
+    "$PYTHON" $here/model_speed.py --device $device "${size[@]}" "${timed[@]}" "${kinds[@]}" --work "$OUT/models" \
         --output "$OUT/model_speed.csv"
 }
 
-# The fourth call of each kernel at each length: the first loads its code. A call of SparsegenAttention launches a
+# The fourth call of each kernel at each length: the first loads its code; clocks are left as they are. A call of SparsegenAttention launches a
 # kernel for each number of keys that a sequence may have, one of AxisAttention plans before.
 profiles() {
     if ! command -v ncu >/dev/null; then
@@ -131,7 +149,7 @@ profiles() {
         launches=3
         [[ $op != SoftmaxAttention ]] || launches=1
         for length in "${lengths[@]}"; do
-            ncu --set full --import-source yes --kernel-name "regex:^(${op}|PlanBorders|PlanSequences)Kernel$" \
+            ncu --set full --import-source yes --clock-control none --kernel-name "regex:^(${op}|PlanBorders|PlanSequences)Kernel$" \
                 --launch-skip $((3 * launches)) --launch-count $launches \
                 --force-overwrite --export "$OUT/${op}_$length" \
                 "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --only $op --length "$length" \
