@@ -74,7 +74,7 @@ def test_the_dry_run_takes_every_step(tmp_path: Path) -> None:
     }
     page = (tmp_path / "RESULTS.md").read_text()
     assert "| AxisCrossAttention | bfloat16 | 4 | 4 | – |" in page
-    assert re.search(r"^\| cpu \| fp32 \| \S+ \| 0.0e\+00 \| 0 of 3 \|", page, re.MULTILINE)
+    assert re.search(r"^\| cpu \| fp32 \| \S+ \| 0.0e\+00 \| 0 of 3 \|$", page, re.MULTILINE)
     assert "None yet." not in page
     row = rf"^\| `ssaf_bert_base_np` \| \S+ \| 0 \| {re.escape(ended['ssaf_bert_base_np'])} \|$"
     assert re.search(row, page, re.MULTILINE)
@@ -182,7 +182,8 @@ def test_a_step_waits_for_what_is_not_in_its_folders(tmp_path: Path) -> None:
 
 
 def test_what_waits_is_in_the_ledger_in_order() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|", (GPU / "RESULTS.md").read_text(), re.MULTILINE)
+    waiting, _ = (GPU / "RESULTS.md").read_text().split("## Results")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|", waiting, re.MULTILINE)
     assert [f"{name} {minutes}" for name, minutes in rows] == run("--list").stdout.splitlines()
 
 
@@ -233,10 +234,11 @@ def test_parts_are_held_against_their_sums(tmp_path: Path, module: Any) -> None:
 
 
 def test_the_pages_roofline_is_what_the_script_computes(module: Any) -> None:
-    """If not: benchmarks/gpu/roofline.py --write."""
+    """If not: benchmarks/gpu/roofline.py --measured benchmarks/gpu/results/op_speed.csv --write."""
     roofline = module("roofline")
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    for name, text in roofline.tables({}).items():
+    measured = roofline.read_measured(GPU / "results" / "op_speed.csv")
+    for name, text in roofline.tables(measured).items():
         assert roofline.replaced(page, name, text) == page
 
 
@@ -251,6 +253,13 @@ def test_the_roofline_counts_full_rows_and_chunks_as_the_kernels_do(module: Any)
     few, many = (roofline.axis(1000, rows=rows, columns=0) for rows in (0.064, 0.065))
     read = roofline.BATCH * roofline.HEADS * 2 * roofline.HEAD_SIZE * roofline.ELEMENT_BYTES
     assert (few.l2 - many.l2) / read == 4 * 1000 - 2 * 1000  # blocks of 16 rows, of 64
+
+
+def test_the_page_has_what_was_measured(tmp_path: Path, module: Any) -> None:
+    """If not: benchmarks/gpu/ledger.py benchmarks/gpu/results."""
+    shutil.copy(GPU / "RESULTS.md", tmp_path)
+    module("ledger").main(GPU / "results", tmp_path / "RESULTS.md")
+    assert (tmp_path / "RESULTS.md").read_text() == (GPU / "RESULTS.md").read_text()
 
 
 def test_the_ledger_tells_goals_that_are_met_from_others(tmp_path: Path, module: Any) -> None:

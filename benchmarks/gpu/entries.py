@@ -8,7 +8,6 @@ the gate on that GPU, and once in float32 for a processor. `Classifier` answers 
 processor's, `other_labels` how many labels are others.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +31,6 @@ from tiny_models import CLASSES, make_model, make_tokenizer
 
 DTYPES = ("fp32", "fp16", "bf16")
 TOY_TEXTS = ("a fine film", "a waste of time", "")
-WARM_TEXTS = 64
 COLUMNS = (
     "computed_on",
     "dtype",
@@ -41,7 +39,6 @@ COLUMNS = (
     "texts",
     "logits_apart",
     "other_labels",
-    "texts_per_second",
     "error",
 )
 
@@ -83,10 +80,7 @@ def lines(checkpoint: Path, texts: list[str], work: Path, device: Device) -> Ite
         line = dict.fromkeys(COLUMNS, "") | {"computed_on": own, "dtype": dtype, "texts": len(texts)}
         try:
             classifier = exported(checkpoint, work, own, dtype)
-            classifier(texts[:WARM_TEXTS])
-            begun = time.perf_counter()
             answers = classifier(texts)
-            seconds = time.perf_counter() - begun
         except SparseServeError as error:
             line["error"] = str(error)
         else:
@@ -97,7 +91,6 @@ def lines(checkpoint: Path, texts: list[str], work: Path, device: Device) -> Ite
                 "gate_apart": f"{parity['library']['max_abs_diff']:.1e}",
                 "logits_apart": f"{np.abs(logits(answers) - logits(expected)).max():.1e}",
                 "other_labels": sum(a.label != b.label for a, b in zip(answers, expected, strict=True)),
-                "texts_per_second": round(len(texts) / seconds, 1),
             }
         print(*list(line.values()), flush=True)
         yield line

@@ -87,11 +87,10 @@ def models(lines: list[Line]) -> Iterator[list[str]]:
 
 def entries(lines: list[Line]) -> Iterator[list[str]]:
     """Yield how far each entry's answers are from torch's and from those of a processor."""
-    yield ["computed on", "precision", "gate: from torch", "from the processor's", "other labels", "texts/s"]
+    yield ["computed on", "precision", "gate: from torch", "from the processor's", "other labels"]
     for line in lines:
         told = [line["gate_apart"], line["logits_apart"], f"{line['other_labels']} of {line['texts']}"]
-        own = [line["error"], "–", "–", "–"] if line["error"] else [*told, line["texts_per_second"]]
-        yield [line["computed_on"], line["dtype"], *own]
+        yield [line["computed_on"], line["dtype"], *([line["error"], "–", "–"] if line["error"] else told)]
 
 
 def correctness(lines: list[Line]) -> Iterator[list[str]]:
