@@ -146,8 +146,8 @@ FIRST_KEYS = 512  # which give a bound before keys are listed
 SLOTS = 22  # of a list of candidates
 # Instructions of a score, all that ptxas makes in bfloat16 with heads of 64, copies and products included.
 # SoftmaxAttention; of SparsegenAttention scores with class maxima, a step of Newton's method, weights and
-# their product with values, scores held against a cut, and what a candidate costs its warp.
-DENSE, SCORE, STEP, WEIGH, LIST, CANDIDATE = 24.0, 8.0, 5.3, 11.0, 9.8, 7.0
+# their product with values, scores held against a cut and listed.
+DENSE, SCORE, STEP, WEIGH, LIST = 24.0, 8.0, 5.3, 11.0, 9.8
 # And of a query: the root over the classes, that over its candidates, one candidate's values.
 CLASSES, CANDIDATES, VALUES = 1900.0, 1300.0, 350.0
 # AxisAttention: queries of a warp and slots of keys that it multiplies them with; up to how many full rows of
@@ -206,15 +206,15 @@ def sparsegen(length: int) -> Work:
             shared_per_block=STAGES + TILE * keys * 4,
         )
     first = FIRST_KEYS / length
-    # How often a warp has a candidate among 32 scores.
-    any_of_warp = 1.0 - (1.0 - 2 * SUPPORT / length) ** 32
+    # At the end, and whenever there are twice as many keys as before.
+    solved = 1 + max(0, math.ceil(math.log2(length / FIRST_KEYS)) - 1)
     return Work(
         memory=tensors(length),
         # Keys by every tile of queries, the first of them twice, and of the values those of the support.
         l2=reread(length, length, LARGE_TILE) / 2 * (1 + first) + rows * SUPPORT * HEAD_SIZE * ELEMENT_BYTES,
         tensor=2.0 * HEAD_SIZE * all_scores * (1 + first),
-        instructions=(LIST + CANDIDATE * any_of_warp + SCORE * first) * all_scores
-        + (CLASSES + CANDIDATES + VALUES * SUPPORT) * rows,
+        instructions=(LIST + SCORE * first) * all_scores
+        + (CLASSES + CANDIDATES * solved + VALUES * SUPPORT) * rows,
         registers=128,
         shared=fragments() / 2 * all_scores * (1 + first),
         shared_per_block=STAGES + 2 * 256 * (4 + 8 * SLOTS),

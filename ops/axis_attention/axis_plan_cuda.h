@@ -17,9 +17,6 @@ constexpr int32_t kGroupRows =
 // sharing the keys. Where there are more each warp has 16 of its own.
 constexpr int32_t kSharedRows = 64;
 
-SPARSE_OPS_BOTH int32_t Lesser(int32_t a, int32_t b) { return a < b ? a : b; }
-SPARSE_OPS_BOTH int32_t Greater(int32_t a, int32_t b) { return a > b ? a : b; }
-
 // Offsets come from the host as an argument of a kernel, so many at a time.
 constexpr int32_t kOffsetsAtOnce = 256;
 struct Offsets {

@@ -38,6 +38,8 @@ constexpr float kLargest = 3.4028234663852886e38f;
 
 SPARSE_OPS_BOTH float NotANumber() { return __builtin_nanf(""); }
 SPARSE_OPS_BOTH int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+SPARSE_OPS_BOTH int32_t Lesser(int32_t a, int32_t b) { return a < b ? a : b; }
+SPARSE_OPS_BOTH int32_t Greater(int32_t a, int32_t b) { return a > b ? a : b; }
 // b where a is NaN.
 SPARSE_OPS_BOTH float Max(float a, float b) { return a > b ? a : b; }
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -348,6 +348,14 @@ class SparsegenTile {
     });
   }
 
+  // Before which tiles of keys all warps solve for a new cut: whenever there are twice as many keys as
+  // before. So hardly a list fills up. A warp whose own does solves alone, while the others of its block
+  // wait.
+  static SPARSE_OPS_BOTH bool RaisesCut(int key_tile) {
+    constexpr int kFirst = Kind::kBoundFirst ? 2 * kBoundTiles : 1;
+    return key_tile >= kFirst && (key_tile & (key_tile - 1)) == 0;
+  }
+
   // Whether all candidates fit their lists, and the block is done.
   SPARSE_OPS_BOTH bool AttendListed() {
     if constexpr (Kind::kBoundFirst) BoundFirst();
@@ -359,6 +367,7 @@ class SparsegenTile {
       block_.Warps([&](const Warp& warp) {
         if (overflow[warp.index()]) return;
         PerLane<SparsegenRows>& rows = rows_[warp.index()];
+        if (RaisesCut(i)) lists.Solve(warp, kBoundSlack, divisor, reciprocal_, &rows);
         Scores scores;
         Score(warp, i, keys, &scores);
         if (lists.Add(warp, i, scores, &rows)) return;

@@ -25,33 +25,37 @@ class CandidateLists {
         candidates_(reinterpret_cast<Candidate*>(counts_ + 2 * AnyBlock::kThreads)),
         slots_(slots) {}
 
-  // Keys above the cut, appended; false where a list has no room for its own, and then none are.
+  // Keys above the cut, appended; false where a list is full, and then none are. A full list takes what comes
+  // in its last slot, so that no score needs a branch.
   SPARSE_OPS_BOTH bool Add(const Warp& warp, int key_tile, const Scores& scores,
                            PerLane<SparsegenRows>* rows) const {
     PerLane<int> counts[2];
-    PerLane<bool> is_over;
+    PerLane<bool> is_full;
     warp.Each([&](int lane) {
       const int32_t first = key_tile * kTileKeys + lane % 4 * 2;
       SPARSE_OPS_LANES
       for (int h = 0; h < 2; ++h) {
         const float cut = (*rows)[lane].cut[h];
-        int count = (*rows)[lane].count[h];
+        const int last = OffsetOf(warp, lane, h, slots_ - 1);
+        int end = OffsetOf(warp, lane, h, (*rows)[lane].count[h]);
         SPARSE_OPS_LANES
         for (int j = 0; j < kSlices; ++j) {
           SPARSE_OPS_LANES
           for (int i = 0; i < 2; ++i) {
             const float score = scores.of[j][lane].of[2 * h + i];
-            if (score <= cut) continue;  // NaN is not
-            if (count < slots_) At(warp, lane, h, count) = {score, first + 8 * j + i};
-            ++count;
+            if (!(score <= cut)) {  // NaN is not
+              AtOffset(end) = {score, first + 8 * j + i};
+              end = Lesser(end + static_cast<int>(kSlotBytes), last);
+            }
           }
         }
         // NaN is above any cut, and asked for no more.
-        counts[h][lane] = cut < kInfinity ? count : (*rows)[lane].count[h];
+        counts[h][lane] = cut < kInfinity ? (end - OffsetOf(warp, lane, h, 0)) / static_cast<int>(kSlotBytes)
+                                          : (*rows)[lane].count[h];
       }
-      is_over[lane] = counts[0][lane] > slots_ || counts[1][lane] > slots_;
+      is_full[lane] = counts[0][lane] == slots_ - 1 || counts[1][lane] == slots_ - 1;
     });
-    if (warp.Any(is_over)) return false;
+    if (warp.Any(is_full)) return false;
     warp.Each([&](int lane) {
       SPARSE_OPS_LANES
       for (int h = 0; h < 2; ++h) (*rows)[lane].count[h] = counts[h][lane];
@@ -188,8 +192,16 @@ class CandidateLists {
   };
 
   static SPARSE_OPS_BOTH int Thread(const Warp& warp, int lane) { return warp.index() * kWarpLanes + lane; }
+
+  // In bytes, so that an address is one addition.
+  static SPARSE_OPS_BOTH int OffsetOf(const Warp& warp, int lane, int h, int i) {
+    return ((i * 2 + h) * AnyBlock::kThreads + Thread(warp, lane)) * static_cast<int>(sizeof(Candidate));
+  }
+  SPARSE_OPS_BOTH Candidate& AtOffset(int offset) const {
+    return *reinterpret_cast<Candidate*>(reinterpret_cast<char*>(candidates_) + offset);
+  }
   SPARSE_OPS_BOTH Candidate& At(const Warp& warp, int lane, int h, int i) const {
-    return candidates_[(i * 2 + h) * AnyBlock::kThreads + Thread(warp, lane)];
+    return AtOffset(OffsetOf(warp, lane, h, i));
   }
 
   // The largest score known, from which values are counted, and a tau to begin with: what the one before has

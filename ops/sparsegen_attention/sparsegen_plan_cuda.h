@@ -23,9 +23,10 @@ struct SparsegenKind {
   static constexpr bool kIsFloat = sizeof(Element) == sizeof(float);
   using AnyBlock = Block<kResident || kIsFloat ? 4 : 8>;
   static constexpr int64_t kMostResidentKeys = kIsFloat ? 512 : 256;
-  // Of a list: with those of 16 bits and heads up to 64, two blocks have room beside each other on 9.0.
+  // Of a list, which keeps two less: with those of 16 bits and heads up to 64, two blocks have room beside
+  // each other on 9.0. In float32 a tile of keys must fit, as the first has no cut.
   static constexpr int kMostSlots = kIsFloat ? 32 : 22;
-  static constexpr int kFewestSlots = kIsFloat ? kTileKeys / 4 : 12;
+  static constexpr int kFewestSlots = kIsFloat ? kTileKeys / 4 + 2 : 12;
   // Whether a cut is found before keys are listed: float32 would compute their scores twice at a high price.
   static constexpr bool kBoundFirst = !kResident && !kIsFloat;
 };
