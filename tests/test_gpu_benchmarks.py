@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from sparse_serve.errors import DeviceError
 
@@ -201,6 +202,14 @@ def test_it_is_refused_in_one_line(tmp_path: Path, arguments: list[str], status:
     done = run(*arguments, OUT=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
     assert message in done.stderr
+
+
+def test_two_runs_do_not_time_each_other(tmp_path: Path) -> None:
+    with FileLock(tmp_path / "lock"):
+        done = run("--dry-run", "unpack", OUT=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: another run.sh is at work in {tmp_path}")
+    assert run("--dry-run", "unpack", OUT=str(tmp_path)).returncode == 0
 
 
 def test_the_wheels_bring_the_compiler_that_is_pinned() -> None:

@@ -56,6 +56,8 @@ else
     OUT=${OUT:-$here/results} device=cuda size=() timed=(--seconds "${TIMED:-1}") workers=${WORKERS:-8}
 fi
 mkdir -p "$OUT"
+exec 9>"$OUT/lock"
+flock --nonblock 9 || { echo "error: another run.sh is at work in $OUT: two at once would time each other" >&2; exit 1; }
 [[ -z ${PARTS:-} ]] || $dry_run || PYTHON=${PYTHON:-$OUT/venv/bin/python}
 export OUT PYTHON=${PYTHON:-.venv/bin/python}
 
@@ -95,8 +97,9 @@ build() {
 require_runtime("the benchmark"); print(verify_library("cuda"))'
 }
 
+# With as many processes as are asked for, and no more threads than those.
 correctness() {
-    "$PYTHON" $here/correctness.py --device $device "${size[@]}" --workers "$workers" --output "$OUT/correctness.csv"
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "$PYTHON" $here/correctness.py --device $device "${size[@]}" --workers "$workers" --output "$OUT/correctness.csv"
 }
 
 entries() {
