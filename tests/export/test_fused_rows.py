@@ -151,7 +151,8 @@ def test_sums_of_other_types_are_left() -> None:
     [
         ("tokens", "cpu", True),
         ("tokens_dense", "cpu", True),
-        ("packed", "cpu", False),
+        ("packed", "cpu", True),
+        ("packed_dense", "cpu", True),
         ("padded_fused", "cpu", False),
         ("tokens", "cuda", False),
     ],
@@ -159,7 +160,7 @@ def test_sums_of_other_types_are_left() -> None:
 def test_graphs_have_them_for_a_processor_alone(
     graphs: GraphTable, kind: GraphKind, device: Device, ours: bool
 ) -> None:
-    """A GPU has ONNX Runtime's own, and so does what we are compared with, and what takes a padded batch."""
+    """A GPU has ONNX Runtime's own, and so does what we are compared with."""
     path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), kind, GraphTarget(device=device))
     counts = Counter(node.op_type for node in onnx.load(path).graph.node)
     norms = 1 + 2 * LAYERS

@@ -104,8 +104,8 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         raise RuntimeError("torch.onnx.export returned no program")
     if kind.startswith("tokens"):
         rewrite_in_fewer_nodes(program.model)
-        if target.device == "cpu":
-            fuse_rows(program.model)
+    if kind.startswith(("tokens", "packed")) and target.device == "cpu":
+        fuse_rows(program.model)
     proto = program.model_proto
     _strip_provenance(proto)
     _name_outputs(proto, wrapped.output_names)

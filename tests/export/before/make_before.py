@@ -4,9 +4,10 @@
 
 Each variant gets one JSON beside this file: the config as `save_pretrained` wrote it, names and shapes of
 its weights, the logits of the batch in `inputs.json` for each of its masks, and the nodes of its graphs in
-order. Those of packed graphs were written anew since their last layer computes first tokens alone: they are
-the same as before up to there. The weights themselves are drawn by name (`seeded_weights`). `stock` are the
-logits of Transformers alone: by them a machine tells whether its arithmetic is the same to the bit.
+order. Those of packed graphs that are read were written anew: their last layer computes first tokens alone,
+and norms of sums and GELU of biased values are one node each. But for that they are the same. The weights
+themselves are drawn by name (`seeded_weights`). `stock` are the logits of Transformers alone: by them a
+machine tells whether its arithmetic is the same to the bit.
 """
 
 import json
