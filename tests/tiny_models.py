@@ -44,6 +44,8 @@ PAIRED_TASKS: dict[str, Task] = {
 }
 ADAPTERS = {"projected_attention": {"size": 34, "heads": 2, "share_projections": False}}
 LAYERS, HEADS, POSITIONS = 2, 4, 160
+# What stands between products in a graph for a processor: norms of the embeddings and twice a layer, GELU.
+ROW_OPS = {"SkipLayerNormalization": 1 + 2 * LAYERS, "BiasGelu": LAYERS}
 LAMBD = -1.0
 ROWS, LENGTH = 7, 14
 

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import product
+from itertools import product, repeat
+from operator import call
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,15 +86,11 @@ def judged_lines(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each problem, in order."""
     if workers == 1:
-        yield from (problem(device) for problem in problems(asked, most))
+        yield from map(call, problems(asked, most), repeat(device))
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, initializer=environment, initargs=(device,)) as pool:
-        yield from pool.map(partial(_judged_on, device), problems(asked, most))
-
-
-def _judged_on(device: Device, problem: Problem) -> dict[str, Any]:
-    return problem(device)
+        yield from pool.map(call, problems(asked, most), repeat(device))
 
 
 def problems(asked: Iterable[Question], most: int | None) -> Iterator[Problem]:

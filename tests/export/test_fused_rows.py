@@ -18,7 +18,7 @@ from sparse_export.graph.functions import attach_functions
 from sparse_export.graph.fused_rows import fuse_rows
 from sparse_export.graph.int8 import quantized_graph
 from sparse_serve.op_library import DOMAIN, Device, library_path
-from tiny_models import LAMBD, LAYERS, make_model
+from tiny_models import LAMBD, LAYERS, ROW_OPS, make_model
 
 NORM = "LayerNormalization <axis = -1, epsilon = 0.001>"
 # Name: nodes before, from x and z (1, T, 4) to y; what is added as the bias, and how many additions are left.
@@ -163,9 +163,9 @@ def test_graphs_have_them_for_a_processor_alone(
     """A GPU has ONNX Runtime's own, and so does what we are compared with."""
     path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), kind, GraphTarget(device=device))
     counts = Counter(node.op_type for node in onnx.load(path).graph.node)
-    norms = 1 + 2 * LAYERS
-    assert (counts["SkipLayerNormalization"], counts["BiasGelu"]) == ((norms, LAYERS) if ours else (0, 0))
-    assert (counts["LayerNormalization"], counts["Gelu"]) == ((0, 0) if ours else (norms, LAYERS))
+    norms_and_gelus = tuple(ROW_OPS.values())
+    assert tuple(counts[name] for name in ROW_OPS) == (norms_and_gelus if ours else (0, 0))
+    assert (counts["LayerNormalization"], counts["Gelu"]) == ((0, 0) if ours else norms_and_gelus)
 
 
 def test_integers_take_the_gelu_of_their_layer(graphs: GraphTable) -> None:
