@@ -99,7 +99,8 @@ require_runtime("the benchmark"); print(verify_library("cuda"))'
 
 # With as many processes as are asked for, and no more threads than those.
 correctness() {
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "$PYTHON" $here/correctness.py --device $device "${size[@]}" --workers "$workers" --output "$OUT/correctness.csv"
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "$PYTHON" $here/correctness.py --device $device "${size[@]}" \
+        --workers "$workers" --output "$OUT/correctness.csv"
 }
 
 entries() {
@@ -139,7 +140,7 @@ model_speed() {
         --output "$OUT/model_speed.csv"
 }
 
-# The fourth call of each kernel at each length: the first loads its code; clocks are left as they are. A call of SparsegenAttention launches a
+# The fourth call of each kernel at each length: the first loads its code. A call of SparsegenAttention launches a
 # kernel for each number of keys that a sequence may have, one of AxisAttention plans before.
 profiles() {
     if ! command -v ncu >/dev/null; then
@@ -152,7 +153,8 @@ profiles() {
         launches=3
         [[ $op != SoftmaxAttention ]] || launches=1
         for length in "${lengths[@]}"; do
-            ncu --set full --import-source yes --clock-control none --kernel-name "regex:^(${op}|PlanBorders|PlanSequences)Kernel$" \
+            ncu --set full --import-source yes --clock-control none \
+                --kernel-name "regex:^(${op}|PlanBorders|PlanSequences)Kernel$" \
                 --launch-skip $((3 * launches)) --launch-count $launches \
                 --force-overwrite --export "$OUT/${op}_$length" \
                 "$PYTHON" $here/op_speed.py --device $device "${size[@]}" --only $op --length "$length" \
