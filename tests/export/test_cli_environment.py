@@ -12,21 +12,23 @@ import typer
 from sparse_export.cli import app
 from sparse_serve.cli import run
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PROGRAM: Any = typer.main.get_command(app)
 
 
-def walked(commands: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def walked(group: Any) -> Iterator[tuple[str, Any]]:
     """Every command, those of groups too."""
-    for name, command in commands.items():
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if hasattr(command, "commands"):
-            yield from walked(command.commands)
+            yield from walked(command)
         else:
             yield name, command
 
 
 OPTIONS = [
     pytest.param(command, option, id=f"{name} {option.opts[-1]}")
-    for name, command in walked(COMMANDS)
+    for name, command in walked(PROGRAM)
     for option in command.params
     if option.param_type_name == "option"
 ]
@@ -50,7 +52,7 @@ def test_an_option_reads_the_variable_of_its_name(
 
 def test_all_commands_were_walked() -> None:
     own = {"finetune", "export", "inspect"}
-    assert set(COMMANDS) == own | {
+    assert set(PROGRAM.commands) == own | {
         "serve",
         "classify",
         "score",

@@ -16,7 +16,7 @@ import typer
 
 from sparse_serve.cli import app, run
 from sparse_serve.cli import classify as classify_command
-from sparse_serve.cli.options import CONTEXT, Verbose, read_size
+from sparse_serve.cli.options import Verbose, read_size
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -393,7 +393,7 @@ def test_errors_are_one_line_and_have_their_status(
 def failing(error: BaseException) -> typer.Typer:
     commands = typer.Typer()
 
-    @commands.command(context_settings=CONTEXT)
+    @commands.command()
     def fail(verbose: Verbose = False) -> None:
         raise error
 
@@ -415,6 +415,19 @@ def failing(error: BaseException) -> typer.Typer:
 def test_every_failure_is_one_line(command: Run, error: BaseException, status: int, line: str) -> None:
     found, _, errors = command(commands=failing(error))
     assert (found, errors.lstrip("\n")) == (status, line)
+
+
+def test_a_command_waits_for_nothing_that_others_need() -> None:
+    script = """
+import sys
+from sparse_serve.cli import app, run
+try:
+    run(app, ["classify", "--help"])
+finally:
+    print({"onnx", "plotly", "psutil", "sparse_serve.profiling", "sparse_serve.triton"} & set(sys.modules))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("set()\n")
 
 
 def test_verbose_adds_the_traceback() -> None:

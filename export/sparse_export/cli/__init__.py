@@ -8,11 +8,13 @@ import sys
 import typer
 
 from sparse_serve.cli import app as serving
-from sparse_serve.cli.options import Program, Version, add_command, run
+from sparse_serve.cli.commands import CommandGroup, add_command
+from sparse_serve.cli.options import Program, Version, run
 
 _EXTRAS = "export,cpu"
 
 app = typer.Typer(
+    cls=CommandGroup,
     name="sparse-serve",
     help="Train, export and serve sparse-attention text classifiers with Triton, and measure what is saved.",
     no_args_is_help=True,

@@ -1,14 +1,18 @@
-"""The commands of the serving side, each of a module of its own."""
+"""The commands of the serving side, each of a module of its own that is imported when it is called."""
 
 import typer
 
-from sparse_serve.cli.options import add_command, run
+from sparse_serve.cli.commands import CommandGroup, add_command
+from sparse_serve.cli.options import run
 from sparse_serve.scoring import EXTRAS
 
 __all__ = ["app", "run"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 reports = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     help="What changed between two reports of profile, or one again.",

@@ -1,29 +1,21 @@
-"""What all commands share: how options read the environment, verbosity, and one way to fail."""
+"""What all commands share: options that several have, verbosity, and one way to fail."""
 
 import logging
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from sparse_serve import __version__
-from sparse_serve.errors import MissingPackageError, OptionError, SparseServeError
-from sparse_serve.extras import needing
-
-# Every option of every command is also read from SPARSE_SERVE_<OPTION>.
-CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
-
-# Whatever the options are.
-_ANYTHING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+from sparse_serve.errors import OptionError, SparseServeError
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -81,38 +73,6 @@ def table_console(*, stderr: bool = False) -> Console:
     """Return a console for tables on stdout or stderr, folded to a terminal's width and to no other."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=_WIDTH_OF_FILES)
-
-
-def add_command(app: typer.Typer, name: str, path: str, *, extras: str | None = None) -> None:
-    """Add a command to an app.
-
-    Args:
-        app: it becomes a command of this.
-        name: what it is called.
-        path: `module:function`. Where the module needs a package that is not installed, the command is there
-            and says what brings it.
-        extras: that bring it; None where `sparse-serve` alone does.
-    """
-    module, _, function = path.partition(":")
-    try:
-        with needing(name, extras or ""):
-            command: Callable[..., None] = getattr(import_module(module), function)
-    except MissingPackageError as error:
-        if extras is None:
-            raise
-        told = f"Not installed here; the extras {extras} of sparse-serve bring it."
-        app.command(name, context_settings=_ANYTHING, help=told)(_failing(error))
-    else:
-        app.command(name, context_settings=CONTEXT)(command)
-
-
-def _failing(error: MissingPackageError) -> Callable[..., None]:
-    """Return a command in the place of one that cannot be imported."""
-
-    def command(context: typer.Context) -> None:
-        raise error
-
-    return command
 
 
 def given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
