@@ -10,9 +10,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.connection import DEFAULT_RETRIES, Connection, Protocol, is_refusal, is_restricted
+from sparse_serve.connection import (
+    DEFAULT_RETRIES,
+    Connection,
+    Protocol,
+    is_refusal,
+    is_restricted,
+    is_too_large,
+)
 from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
+from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES
 
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
@@ -24,6 +32,10 @@ _EVERY_MODEL = ("token_count", "truncated")
 # Used where the server keeps its model configurations to itself; a lower limit is read from its refusal.
 _ASSUMED_BATCH_SIZE = 64
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
+# Names and shapes are in a gateway's limit beside the texts; a lower limit shows by a refusal.
+_REQUEST_BYTES = DEFAULT_REQUEST_BYTES - (64 << 10)
+# Each text lies behind its length in a request.
+_LENGTH_BYTES = 4
 
 
 Kind = TypeVar("Kind", bound=Reply)
@@ -56,8 +68,8 @@ class Client:
     """Asks served entries. Not thread-safe over HTTP: use one for each thread.
 
     What a model answers, its metadata says: `ask` gives the replies of any, the other methods those of one
-    kind. Texts are sent in batches of at most the model's size. A model of several tasks is told the task of
-    each text.
+    kind. Texts are sent in batches of at most the model's size and 4 MiB. A model of several tasks is told
+    the task of each text.
 
     A request that an overloaded server turns away, or whose connection is lost, is sent again: it changes
     nothing on the server. A text that is refused is named, as `RefusedTextError`.
@@ -78,6 +90,7 @@ class Client:
         self._labels: dict[str, list[str | None]] = {}
         self._configs: dict[str, dict[str, Any]] = {}
         self._batch_sizes: dict[str, int] = {}
+        self._request_bytes: dict[str, int] = {}
         self._tasks_seen: dict[tuple[str, str], _TaskSeen] = {}
 
     def __enter__(self) -> "Client":
@@ -174,25 +187,48 @@ class Client:
         self._require(name, kind)
         self.require_task(name, named=tasks is not None)
         pairs = self._pairs(name, len(texts), text_pairs, tasks)
-        inputs = {_FIRST_TEXT: texts, _SECOND_TEXT: pairs, _TASK: tasks}
+        given = {_FIRST_TEXT: texts, _SECOND_TEXT: pairs, _TASK: tasks}
+        inputs = {tensor: values for tensor, values in given.items() if values is not None}
         replies: list[Kind] = []
         while len(replies) < len(texts):
             start = len(replies)
-            rows = slice(start, start + self.batch_size(name))
-            batch = {tensor: values[rows] for tensor, values in inputs.items() if values is not None}
+            rows = slice(start, start + self._rows(name, inputs, start))
+            batch = {tensor: values[rows] for tensor, values in inputs.items()}
             try:
                 columns = self._infer(name, kind, batch)
             except RefusedTextError as error:
                 raise RefusedTextError(error.reason, start + error.row, error.text) from error
             except RequestError as error:
-                limit = _BATCH_LIMIT.search(str(error))
-                if limit is None or int(limit[1]) >= self._batch_sizes[name]:
-                    self._find_refused(name, kind, batch, start, error)
-                    raise
-                self._batch_sizes[name] = int(limit[1])
-                continue
+                if self._asks_for_less(name, batch, error):
+                    continue
+                self._find_refused(name, kind, batch, start, error)
+                raise
             replies += kind.read(columns if tasks is None else of_tasks(columns, tasks[rows]))
         return replies
+
+    def _rows(self, name: str, inputs: Mapping[str, Sequence[str]], start: int) -> int:
+        """Return how many rows from `start` on go into a request, by their number and bytes; one at least."""
+        most, size = self._request_bytes.get(name, _REQUEST_BYTES), 0
+        rows = range(start, min(start + self.batch_size(name), len(inputs[_FIRST_TEXT])))
+        for row in rows:
+            size += _bytes_of({tensor: values[row : row + 1] for tensor, values in inputs.items()})
+            if size > most:
+                return max(row - start, 1)
+        return len(rows)
+
+    def _asks_for_less(self, name: str, batch: Mapping[str, Sequence[str]], refusal: RequestError) -> bool:
+        """Tell whether a batch was refused for its size; further ones have at most what the server takes.
+
+        Of bytes the server may not say how many: those have half of the batch's.
+        """
+        limit = _BATCH_LIMIT.search(str(refusal))
+        if limit is not None and int(limit[1]) < self._batch_sizes[name]:
+            self._batch_sizes[name] = int(limit[1])
+            return True
+        if is_too_large(refusal) and len(batch[_FIRST_TEXT]) > 1:
+            self._request_bytes[name] = _bytes_of(batch) // 2
+            return True
+        return False
 
     def _find_refused(
         self,
@@ -443,3 +479,8 @@ class Client:
                 row,
                 batch[_FIRST_TEXT][row],
             )
+
+
+def _bytes_of(batch: Mapping[str, Sequence[str]]) -> int:
+    """Return the bytes of a request's texts as they are sent."""
+    return sum(_LENGTH_BYTES + len(text.encode()) for texts in batch.values() for text in texts)

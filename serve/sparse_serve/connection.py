@@ -28,6 +28,9 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _RETRY_SECONDS = 60.0
 _TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), "503")
 _INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
+# What a gateway says of a whole message, and a backend, which calls it invalid, of the texts in it.
+_TOO_LARGE = (str(grpc.StatusCode.RESOURCE_EXHAUSTED), "413")
+_TOO_MUCH_TEXT = re.compile(r"the texts of the request have \d+ bytes")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
 # gRPC gives these the status with which Triton itself says that it is overloaded.
@@ -176,8 +179,18 @@ def _may_pass(error: Exception) -> bool:
 
 
 def is_refusal(error: RequestError) -> bool:
-    """Tell whether a server calls what it was asked invalid."""
-    return isinstance(error.__cause__, InferenceServerException) and error.__cause__.status() in _INVALID
+    """Tell whether a server calls what it was asked invalid, or too large."""
+    return _status(error) in (*_INVALID, *_TOO_LARGE)
+
+
+def is_too_large(error: RequestError) -> bool:
+    """Tell whether a server refuses a request for its size, so that less of it may be answered."""
+    return _status(error) in _TOO_LARGE or _TOO_MUCH_TEXT.search(str(error)) is not None
+
+
+def _status(error: RequestError) -> str | None:
+    """Return the status of a server's refusal; None where no server has answered."""
+    return error.__cause__.status() if isinstance(error.__cause__, InferenceServerException) else None
 
 
 def is_restricted(error: RequestError) -> bool:

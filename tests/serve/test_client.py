@@ -169,6 +169,87 @@ def test_fewer_than_no_retries_are_refused() -> None:
         Client("127.0.0.1:1", retries=-1)
 
 
+class Answered:
+    """What a classifier answers to so many texts."""
+
+    def __init__(self, rows: int) -> None:
+        self.columns = {
+            "label": np.full((rows, 1), b"a", np.object_),
+            **{name: np.zeros((rows, 2), np.float32) for name in ("scores", "logits")},
+            **{name: np.ones((rows, 1), np.int32) for name in ("token_count", "truncated")},
+        }
+
+    def as_numpy(self, output: str) -> Any:
+        return self.columns[output]
+
+
+class Narrow:
+    """In the place of Triton's client: a classifier that refuses more than so many bytes at once.
+
+    `message` and `status` are what it says then; `sizes` are those of all requests.
+    """
+
+    def __init__(self, most: int, message: str, status: str) -> None:
+        self.most, self.message, self.status = most, message, status
+        self.sizes: list[int] = []
+
+    def get_model_metadata(self, _name: str, **_options: object) -> dict[str, Any]:
+        return {"inputs": [{"name": "TEXT"}], "outputs": [{"name": name} for name in Answered(1).columns]}
+
+    def get_model_config(self, _name: str, **_options: object) -> dict[str, Any]:
+        return {"max_batch_size": 64}
+
+    def infer(self, _name: str, inputs: Any, **_options: object) -> Answered:
+        (texts,) = inputs
+        size = len(texts._get_binary_data())
+        self.sizes.append(size)
+        if size > self.most:
+            raise InferenceServerException(self.message, self.status)
+        return Answered(texts.shape()[0])
+
+    def close(self) -> None:
+        pass
+
+
+REQUEST_BYTES = 4 << 20
+OF_A_BACKEND = ("the texts of the request have 9 bytes: give at most 8 at once", "400")
+OF_A_GATEWAY = ("a request of more than 4 MiB", "413")
+
+
+def narrow(client: Client, monkeypatch: pytest.MonkeyPatch, most: int, message: str, status: str) -> Narrow:
+    server = Narrow(most, message, status)
+    monkeypatch.setattr(client._connection, "_client", server)
+    return server
+
+
+def test_long_texts_are_sent_in_requests_of_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their bytes: each of these characters has two."""
+    with Client("127.0.0.1:1") as client:
+        server = narrow(client, monkeypatch, REQUEST_BYTES, *OF_A_GATEWAY)
+        assert len(client.classify("tiny", ["é" * (50 << 10)] * 64)) == 64
+    assert len(server.sizes) == 2
+    assert max(server.sizes) < REQUEST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [OF_A_BACKEND, OF_A_GATEWAY, ("a request of more than 1 KiB", str(grpc.StatusCode.RESOURCE_EXHAUSTED))],
+)
+def test_of_what_is_too_large_less_is_sent(
+    monkeypatch: pytest.MonkeyPatch, message: str, status: str
+) -> None:
+    """A server's limit is its operator's to set; a client finds it out once."""
+    with Client("127.0.0.1:1") as client:
+        server = narrow(client, monkeypatch, 1000, message, status)
+        assert len(client.classify("tiny", ["w" * 100] * 64)) == 64
+        refused = [size for size in server.sizes if size > 1000]
+        assert len(refused) == 3
+        assert len(client.classify("tiny", [""] * 64)) == 64
+        with pytest.raises(RefusedTextError, match=f"{message}; it is text 3, 'www") as raised:
+            client.classify("tiny", ["w", "w", "w" * 1001, "w"])
+    assert raised.value.row == 2
+
+
 @pytest.fixture(params=["http", "grpc"])
 def asking(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
     url = server.http_url if request.param == "http" else server.grpc_url
