@@ -43,6 +43,7 @@ from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_
 from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
+from sparse_serve.texts import require_many
 
 _MOST_ROWS = 256
 # Characters that are taken for a token until texts have shown how many are.
@@ -132,6 +133,7 @@ class Classifier:
             RefusedTextError: a text has more tokens than are read, and the entry refuses those.
             DeviceError: a GPU has no memory left.
             ValueError: there are not as many second texts or tasks as texts.
+            TypeError: one text is given in the place of texts.
         """
         return self._ask(Prediction, self._columns(texts, text_pairs, task), progress)
 
@@ -181,6 +183,7 @@ class Classifier:
         self, texts: Texts, pairs: Texts | None, task: str | Texts | None
     ) -> dict[str, Sequence[str]]:
         """Return the texts by the graph's inputs."""
+        require_many(texts, pairs)
         own = self.entry.manifest.task
         tasks = [task] * len(texts) if isinstance(task, str) else task
         for what, values in (("text_pairs", pairs), ("task", tasks)):

@@ -21,6 +21,7 @@ from sparse_serve.connection import (
 from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES
+from sparse_serve.texts import require_many
 
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
@@ -119,6 +120,7 @@ class Client:
             RequestError: the server cannot be reached or refuses a request, or the model is no classifier,
                 has several tasks and `task` is None, or has one and `task` names any.
             ValueError: `text_pairs` or `task` has another length than `texts`, or `top_k` is below 1.
+            TypeError: `texts` or `text_pairs` is one text.
         """
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k is {top_k}, at least 1 is needed")
@@ -133,6 +135,7 @@ class Client:
         Raises:
             RequestError: the server cannot be reached or refuses a request, or the model answers otherwise.
             ValueError: there are not as many contexts as questions.
+            TypeError: `questions` or `contexts` is one text.
         """
         return self._ask(name, Answer, questions, contexts)
 
@@ -141,6 +144,7 @@ class Client:
 
         Raises:
             RequestError: the server cannot be reached or refuses a request, or the model finds no entities.
+            TypeError: `texts` is one text.
         """
         return self._ask(name, Entities, texts, None)
 
@@ -152,6 +156,7 @@ class Client:
         Raises:
             RequestError: the server cannot be reached or refuses a request, or the model embeds no texts.
             ValueError: `text_pairs` has another length than `texts`.
+            TypeError: `texts` or `text_pairs` is one text.
         """
         return self._ask(name, Embedding, texts, text_pairs)
 
@@ -168,6 +173,7 @@ class Client:
             RequestError: the server cannot be reached or refuses a request, or the model is none of ours, or
                 takes no second texts, or needs them; so with names of tasks.
             ValueError: `text_pairs` or `task` has another length than `texts`.
+            TypeError: `texts` or `text_pairs` is one text.
         """
         return self._ask(name, self.kind(name), texts, text_pairs, task)
 
@@ -179,6 +185,7 @@ class Client:
         text_pairs: Sequence[str] | None,
         task: TaskNames = None,
     ) -> list[Kind]:
+        require_many(texts, text_pairs)
         tasks = [task] * len(texts) if isinstance(task, str) else task
         if text_pairs is not None and len(text_pairs) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -248,6 +248,21 @@ def test_of_what_is_too_large_less_is_sent(
         with pytest.raises(RefusedTextError, match=f"{message}; it is text 3, 'www") as raised:
             client.classify("tiny", ["w", "w", "w" * 1001, "w"])
     assert raised.value.row == 2
+
+
+@pytest.mark.parametrize("one", ["a fine film", b"a fine film"])
+def test_one_text_is_not_taken_for_its_characters(one: Any) -> None:
+    asked: list[Callable[[Client], object]] = [
+        lambda client: client.classify("tiny", one),
+        lambda client: client.classify("tiny", ["w1"], one),
+        lambda client: client.answer("tiny", ["w1"], one),
+        lambda client: client.entities("tiny", one),
+        lambda client: client.embed("tiny", one),
+    ]
+    with Client("127.0.0.1:1") as client:
+        for ask in asked:
+            with pytest.raises(TypeError, match=r"one text is given, b?'a fine film', .*: give a list"):
+                ask(client)
 
 
 @pytest.fixture(params=["http", "grpc"])
