@@ -10,7 +10,6 @@ It needs an ONNX Runtime (`pip install sparse-serve[cpu]`), and an entry with th
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -239,8 +238,9 @@ class Classifier:
         """Return how many rows from `start` on have about `run_tokens` tokens, one at least."""
         tokens, rows = 0.0, 0
         texts = [columns[name] for name in (TEXT_INPUT, TEXT_PAIR_INPUT) if name in columns]
-        for own in islice(zip(*texts, strict=True), start, start + _MOST_ROWS):
-            tokens += min(self.entry.manifest.max_length, 2 + sum(map(len, own)) / self._characters_a_token)
+        for row in range(start, min(start + _MOST_ROWS, len(columns[TEXT_INPUT]))):
+            characters = sum(len(values[row]) for values in texts)
+            tokens += min(self.entry.manifest.max_length, 2 + characters / self._characters_a_token)
             if rows and tokens > self._run_tokens:
                 break
             rows += 1

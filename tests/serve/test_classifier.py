@@ -1,6 +1,6 @@
-"""An entry in this process: how texts are given to it."""
+"""An entry in this process: how texts are given to it, and in which runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,30 @@ from sparse_serve import Classifier
 
 @pytest.fixture(scope="module")
 def classifier() -> Classifier:
-    return Classifier(SAMPLE, threads=1)
+    return Classifier(SAMPLE, threads=1, run_tokens=64)
+
+
+class Counted(list[str]):
+    """Texts that count how many of them are looked at, one at a time."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += not isinstance(place, slice)
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[str]:
+        for text in super().__iter__():
+            self.looks += 1
+            yield text
+
+
+def test_texts_before_a_run_are_not_gone_through_again(classifier: Classifier) -> None:
+    texts = Counted(["a fine film"] * 500)
+    runs: list[int] = []
+    assert len(classifier(texts, progress=runs.append)) == 500
+    assert len(runs) > 20
+    assert texts.looks <= 500 + len(runs)
 
 
 @pytest.mark.parametrize("one", ["a fine film", b"a fine film"])
