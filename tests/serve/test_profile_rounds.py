@@ -17,6 +17,7 @@ from sample_report import MIB
 from sparse_serve.cli import app, run
 from sparse_serve.cli import profile as profile_command
 from sparse_serve.cli.checkpoints import is_checkpoint
+from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
@@ -493,7 +494,7 @@ def test_a_disk_that_is_full_loses_nothing(
 
 def with_program(script: str) -> typer.Typer:
     """The commands of a program that does this in place of an export."""
-    program = typer.Typer()
+    program = typer.Typer(cls=CommandGroup)
     program.add_typer(app)
 
     @program.callback()
