@@ -21,6 +21,7 @@ from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
+from sparse_serve.profiling import record
 from sparse_serve.profiling import run as run_module
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import LatencyReading, measure_latencies
@@ -315,9 +316,19 @@ def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> 
     assert last.partial is None
 
 
+@pytest.mark.parametrize("takes_text", [False, True])
 def test_a_running_server_is_seen_from_outside(
-    script: Script, repository: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script,
+    make_spec: Callable[..., EntrySpec],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    takes_text: bool,
 ) -> None:
+    """Whether or not there is a Triton here."""
+
+    def find_triton() -> None:
+        raise ServerError("there is no Triton")
+
     @contextmanager
     def attached(subject: Subject, url: str, clients: int) -> Iterator[FakeServed]:
         assert url == "host:8001"
@@ -325,10 +336,12 @@ def test_a_running_server_is_seen_from_outside(
         yield FakeServed(subject, loads, for_memory=False)
 
     monkeypatch.setattr(run_module, "attached", attached)
+    monkeypatch.setattr(record, "find_triton", find_triton)
     monkeypatch.setattr(FakeServed, "steady", lambda _self: None)
-    report = profiled(repository, url="host:8001", variants=("model",), rounds=2)
+    write_entry(tmp_path, make_spec(takes_text=takes_text))
+    report = profiled(tmp_path, url="host:8001", variants=("model",), rounds=2)
     assert report.environment.remote == "host:8001"
-    assert {m.variant for m in report.measurements} == {"text"}
+    assert {m.variant for m in report.measurements} == {"model" if takes_text else "text"}
     assert all(m.memory_bytes is None and m.cost.mebibyte_seconds is None for m in report.measurements)
     assert report.steady == ()
 

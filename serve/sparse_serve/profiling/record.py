@@ -129,18 +129,18 @@ def _held(readings: Mapping[int, SteadyReading]) -> float | None:
 
 
 def _theory(plan: Plan, measurements: Sequence[Measurement], *, in_container: bool) -> Iterator[Expected]:
-    """Yield what theory expects of each variant's memory at each length, one request at a time, on a CPU."""
-    if plan.entry.manifest.device != "cpu":
+    """Yield what theory expects of variants' memory that was measured, one request at a time, on a CPU."""
+    compared = [each for each in measurements if each.concurrency == 1 and each.memory_bytes is not None]
+    if not compared or plan.entry.manifest.device != "cpu":
         return
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
     by_bytes = plan.entry.takes_text and not in_container and find_triton().kind == "bundled"
     runs = {workload.length: _runs(plan.entry, workload.heaviest, by_bytes) for workload in plan.workloads}
-    for measurement in measurements:
-        if measurement.concurrency == 1 and measurement.memory_bytes is not None:
-            theory = expected(measurement, shape, weights[measurement.variant], runs[measurement.length])
-            if theory is not None:
-                yield theory
+    for measurement in compared:
+        theory = expected(measurement, shape, weights[measurement.variant], runs[measurement.length])
+        if theory is not None:
+            yield theory
 
 
 def _runs(entry: Entry, batch: Batch, by_bytes: bool) -> list[Sequence[int]]:
