@@ -1,16 +1,24 @@
 """The requests that are sent: texts of exact lengths, rows of mixed ones."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_entry import SEVERAL
+from tiny_entry import CLASSES, PAIRS, SEVERAL, TAGS
 from trained_tokenizers import bert_like, roberta_like
 
-from sparse_serve.data import read_texts
+from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.errors import DataError, OptionError
-from sparse_serve.profiling.workload import BUILT_IN, REQUESTS, Tokens, make_workload, row_lengths
-from sparse_serve.tasks import QuestionAnswering, Task
+from sparse_serve.profiling.workload import (
+    BUILT_IN,
+    REQUESTS,
+    Tokens,
+    make_workload,
+    own_workload,
+    row_lengths,
+)
+from sparse_serve.tasks import QuestionAnswering, Several, Task
 
 
 @pytest.mark.parametrize(("make", "pad"), [(bert_like, 0), (roberta_like, 1)])
@@ -93,3 +101,69 @@ def test_every_task_has_its_share_of_the_texts(
         ids = batch.arrays["task_ids"]
         assert ids.shape == (batch_size, 1)
         assert tuple(numbers[index] for index in ids[:, 0]) == batch.tasks
+
+
+SINGLE, PAIRED = {"text_a": "a film"}, {"text_a": "a film", "text_b": "a fine one"}
+BOTH = Several(tasks={"single": CLASSES, "paired": PAIRS})
+
+
+def rows_of(folder: Path, record: dict[str, str]) -> TextData:
+    """Three rows of a file."""
+    path = folder / "rows.jsonl"
+    path.write_text(f"{json.dumps(record)}\n" * 3)
+    return read_data(path, task=None)
+
+
+@pytest.mark.parametrize(
+    ("task", "in_graph", "turns", "record", "sent"),
+    [
+        (CLASSES, False, (None,), SINGLE, None),
+        (CLASSES, False, (None,), PAIRED, "a fine one"),
+        (CLASSES, True, (None,), SINGLE, None),
+        (PAIRS, True, (None,), PAIRED, "a fine one"),
+        (TAGS, False, (None,), SINGLE, None),
+        (QuestionAnswering(), False, (None,), PAIRED, "a fine one"),
+        (SEVERAL, False, ("sts", "topics"), PAIRED, "a fine one"),
+        (BOTH, True, ("single",), SINGLE, ""),
+        (BOTH, True, ("paired",), PAIRED, "a fine one"),
+    ],
+)
+def test_texts_of_a_file_are_sent_as_they_are(
+    tmp_path: Path,
+    task: Task,
+    in_graph: bool,
+    turns: tuple[str | None, ...],
+    record: dict[str, str],
+    sent: str | None,
+) -> None:
+    """A graph of several tasks is sent a second text with each, which some tasks leave unread."""
+    tokens = bert_like(tmp_path / "tokenizer.json", task, in_graph=in_graph)
+    workload = own_workload(tokens, rows_of(tmp_path, record), 2, turns)
+    (batch,) = workload.batches
+    assert (batch.texts, batch.text_pairs) == (("a film",) * 2, None if sent is None else (sent,) * 2)
+    if sent != "":
+        assert batch.row_lengths == (tokens.count("a film", sent),) * 2
+
+
+@pytest.mark.parametrize(
+    ("task", "in_graph", "turns", "record", "message"),
+    [
+        (CLASSES, True, (None,), PAIRED, "pairs of texts, and the model reads single texts"),
+        (TAGS, False, (None,), PAIRED, "pairs of texts, and the model reads single texts"),
+        (PAIRS, True, (None,), SINGLE, "single texts, and the model reads pairs of texts"),
+        (QuestionAnswering(), False, (None,), SINGLE, "single texts, and the model reads pairs of texts"),
+        (BOTH, True, tuple(BOTH.tasks), SINGLE, "single texts, and task 'paired' reads pairs of texts"),
+        (BOTH, True, tuple(BOTH.tasks), PAIRED, "pairs of texts, and task 'single' reads single texts"),
+    ],
+)
+def test_texts_of_a_file_are_those_that_the_model_reads(
+    tmp_path: Path,
+    task: Task,
+    in_graph: bool,
+    turns: tuple[str | None, ...],
+    record: dict[str, str],
+    message: str,
+) -> None:
+    tokens = bert_like(tmp_path / "tokenizer.json", task, in_graph=in_graph)
+    with pytest.raises(DataError, match=rf"rows\.jsonl has {message}: give other rows"):
+        own_workload(tokens, rows_of(tmp_path, record), 2, turns)

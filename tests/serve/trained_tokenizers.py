@@ -10,7 +10,7 @@ from sparse_serve.profiling.workload import Tokens
 from sparse_serve.tasks import Task
 
 
-def bert_like(path: Path, task: Task = CLASSES) -> Tokens:
+def bert_like(path: Path, task: Task = CLASSES, *, in_graph: bool = False) -> Tokens:
     """A tokenizer that splits words into pieces and marks them."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -22,7 +22,7 @@ def bert_like(path: Path, task: Task = CLASSES) -> Tokens:
     tokenizer.enable_padding(length=128, pad_id=0)
     tokenizer.enable_truncation(16)
     tokenizer.save(str(path))
-    return Tokens(path, task, 512)
+    return Tokens(path, task, 512, in_graph=in_graph)
 
 
 def roberta_like(path: Path, task: Task = CLASSES) -> Tokens:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.data import Columns, read_data
-from sparse_serve.errors import DataError
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import CONFIG_NAME, read_config
@@ -49,19 +48,13 @@ def read_evaluation(
     Of an entry of several tasks the rows are of the one called `name`.
 
     Raises:
-        DataError: as `read_data`, `Task.asked` and `Task.targets`.
+        DataError: as `read_data`, `Task.asked`, `Task.targets` and `Tokens.require_readable`.
         TaskError: the entry has several tasks and none of this name, or one and it is named.
     """
     task = entry.manifest.task.member(name)
     data = read_data(path, columns, task=task.type)
     targets = task.targets(data)
     texts, pairs = task.asked(data)
-    if entry.takes_text and (pairs is not None) != task.reads_pairs:
-        kinds = {True: "pairs of texts", False: "single texts"}
-        raise DataError(
-            f"{path} has {kinds[pairs is not None]}, and '{entry.name}' reads {kinds[task.reads_pairs]}: "
-            "give other rows"
-        )
     tokens = Tokens(
         entry.path / TOKENIZER_NAME,
         entry.manifest.task,
@@ -69,6 +62,7 @@ def read_evaluation(
         entry.manifest.truncation,
         in_graph=entry.takes_text,
     )
+    tokens.require_readable(str(path), (name,), has_pairs=pairs is not None)
     # Padded variants would spend the time on padding, not on answers.
     lengths = [len(text) + len(pair) for text, pair in zip(texts, pairs or [""] * len(texts), strict=True)]
     order = sorted(range(len(texts)), key=lengths.__getitem__)

@@ -112,8 +112,7 @@ def _workloads(entry: Entry, turns: Turns, options: ProfileOptions) -> list[Work
             options.text_column, options.text_pair_column, options.label_column
         )
         data = read_data(options.input_data, columns, task=None)
-        rows = [(row.text, row.text_pair) for row in data.rows]
-        return [own_workload(tokens, rows, options.batch_size, str(options.input_data), turns)]
+        return [own_workload(tokens, data, options.batch_size, turns)]
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
     if options.input_lengths is not None:
         counts, recorded = read_token_counts(options.input_lengths), str(options.input_lengths)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from sparse_serve.data import TextData
 from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskError
 from sparse_serve.records import PLAIN, TABLES, iter_records, place
 from sparse_serve.tasks import TASK_IDS, EncodedText, Pairs, Task
@@ -155,6 +156,23 @@ class Tokens:
 
     def _needs_pair(self, task: Task) -> bool:
         return task.reads_pairs if self._in_graph else task.text_pair == "required"
+
+    def require_readable(self, source: str, turns: Turns, *, has_pairs: bool) -> None:
+        """See that the tasks that texts are of in turn read what a source has: single texts, or pairs.
+
+        Raises:
+            DataError: one does not.
+        """
+        kinds = {True: "pairs of texts", False: "single texts"}
+        for name in dict.fromkeys(turns):
+            task = self._task.member(name)
+            takes_pairs = task.reads_pairs if self._in_graph else task.text_pair != "refused"
+            if not takes_pairs if has_pairs else self._needs_pair(task):
+                reader = "the model" if name is None else f"task '{name}'"
+                instead = "give other rows" + ("" if name is None else ", or ask other tasks with --task")
+                raise DataError(
+                    f"{source} has {kinds[has_pairs]}, and {reader} reads {kinds[not has_pairs]}: {instead}"
+                )
 
     @property
     def special(self) -> int:
@@ -303,33 +321,26 @@ def _cut_batches(
         first += len(lengths)
 
 
-def own_workload(
-    tokens: Tokens,
-    rows: Sequence[tuple[str, str | None]],
-    batch_size: int,
-    source: str,
-    turns: Turns = ONE_TASK,
-) -> Workload:
-    """Make requests of texts as they are, in their order, `MOST_OWN_REQUESTS` of them at most.
+def own_workload(tokens: Tokens, data: TextData, batch_size: int, turns: Turns = ONE_TASK) -> Workload:
+    """Make requests of texts, or pairs, as they are, in their order, `MOST_OWN_REQUESTS` of them at most.
 
     Rows that do not fill a last request are left out; fewer rows than a request has are sent again.
 
     Raises:
-        DataError: the model reads pairs and a row has no second text.
+        DataError: the rows are single texts where a task reads pairs, or pairs where it reads single texts.
     """
-    needed = min(max(len(rows) // batch_size, 1), MOST_OWN_REQUESTS)
-    chosen = list(islice(cycle(rows), needed * batch_size))
+    tokens.require_readable(data.source, turns, has_pairs=data.has_pairs)
+    needed = min(max(len(data.rows) // batch_size, 1), MOST_OWN_REQUESTS)
+    chosen = list(islice(cycle(data.rows), needed * batch_size))
     batches = []
     for request in range(needed):
         first = request * batch_size
         part = chosen[first : first + batch_size]
         own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
-        if tokens.pairs and any(pair is None for _, pair in part):
-            raise DataError(f"{source} has single texts, and the model reads pairs: give rows with text_b")
-        pairs = [pair for _, pair in part] if tokens.pairs else None
-        batches.append(tokens.batch([text for text, _ in part], pairs, own_turns))
+        pairs = [row.text_pair for row in part] if data.has_pairs else None
+        batches.append(tokens.batch([row.text for row in part], pairs, own_turns))
     longest = max(max(batch.row_lengths) for batch in batches)
-    return Workload(longest, source, tuple(batches))
+    return Workload(longest, data.source, tuple(batches))
 
 
 class _Cuts:
