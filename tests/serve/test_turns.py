@@ -12,9 +12,13 @@ from sparse_serve.stub.turns import AWAY_SECONDS, CROWD, EQUALS, Turns
 
 
 class Clock:
+    """A clock that stands still, but for its `tick` each time that it is read."""
+
     seconds = 0.0
+    tick = 0.0
 
     def __call__(self) -> float:
+        self.seconds += self.tick
         return self.seconds
 
 
@@ -118,3 +122,13 @@ def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(
     assert [answered.get(timeout=30) for _ in range(CROWD)] == ["d"] * CROWD
     thread.join(timeout=30)
     assert not thread.is_alive()
+
+
+def test_the_thread_begins_however_time_passes_while_it_looks(turns: Turns[Part], clock: Clock) -> None:
+    """Turns are expected when it first looks at the clock, and would be no more at a second look."""
+    begun: SimpleQueue[str] = SimpleQueue()
+    put(turns, "a" * (CROWD + 1))
+    assert taken(turns, clock, 0.1) == ["a"]
+    clock.tick = 0.6 * AWAY_SECONDS
+    Thread(target=lambda: begun.put(names_of(next(turns.runs()))), daemon=True).start()
+    assert begun.get(timeout=5) == "a"

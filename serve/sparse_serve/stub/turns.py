@@ -97,9 +97,8 @@ class Turns(Generic[P]):
         """Yield runs whenever no turns are expected, for the thread; wait for the next one until closed."""
         while True:
             with self._changed:
-                while not (self._may_begin() or (self._is_closed and not self._waiting)):
-                    held_for = self._held_until - self._clock()
-                    self._changed.wait(held_for if self._waiting and held_for > 0 else None)
+                while (seconds := self._to_wait()) > 0:
+                    self._changed.wait(seconds if seconds < math.inf else None)
                 run = self._begin()
             if not run:
                 return
@@ -113,10 +112,14 @@ class Turns(Generic[P]):
         """Let the thread wait: turns are expected."""
         self._held_until = self._clock() + AWAY_SECONDS
 
-    def _may_begin(self) -> bool:
-        """Whether the thread may begin a run."""
-        is_free = self._is_closed or self._clock() >= self._held_until
-        return bool(self._waiting) and not self._is_running and is_free
+    def _to_wait(self) -> float:
+        """Return the seconds until the thread may begin a run, or end; infinite where others say when."""
+        if not self._waiting and self._is_closed:
+            return 0.0
+        if not self._waiting or self._is_running:
+            return math.inf
+        # Read once: the moment could come between two looks at the clock, and be waited for without end.
+        return 0.0 if self._is_closed else self._held_until - self._clock()
 
     def _begin(self) -> list[P]:
         """Take the first parts that wait, as many as make a run; none where none wait."""
