@@ -193,6 +193,15 @@ def test_a_resumed_run_ends_as_if_never_interrupted(
     assert replace(resumed, seconds=0) == replace(whole, seconds=0)
 
 
+def test_activations_computed_again_give_the_same_weights(encoder: Path, tasks: Path, tmp_path: Path) -> None:
+    """To the bit, where each task has adapters of its own: they read what went into their layer."""
+    for name, again in (("kept", False), ("again", True)):
+        options = options_of(tasks, epochs=1, max_steps=6, gradient_checkpointing=again)
+        finetune_tasks(encoder, tasks, tmp_path / name, options)
+    kept, again = weights(tmp_path / "kept"), weights(tmp_path / "again")
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
 def test_a_task_added_later_leaves_the_others_to_the_bit(
     trained: tuple[Path, MultitaskRecord, str], tasks: Path, tmp_path: Path
 ) -> None:

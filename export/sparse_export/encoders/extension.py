@@ -8,7 +8,7 @@ encoder's and the head's asks here: loading, freezing, the optimizer, the export
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -119,21 +119,31 @@ def add_residual(model: PreTrainedModel, index: int, name: str, module: Residual
     setattr(layer, name, module)
     link = _ResidualLink(module)
     # Bound methods: a copy of the model has copies of them.
-    layer.register_forward_pre_hook(link.take_input, with_kwargs=True)
+    layer.register_forward_pre_hook(link.pass_input, with_kwargs=True)
+    # Every family with such a norm calls its layers' attention so.
+    layer.get_submodule("attention").register_forward_pre_hook(link.take_input, with_kwargs=True)
     norm.register_forward_pre_hook(link.add)
 
 
 class _ResidualLink:
-    """Carries a layer's input to the norm behind its attention."""
+    """Carries a layer's input to the norm behind its attention.
+
+    Where activations are computed again for the backward pass, a layer's forward is called once more without
+    the layer's own hooks, and with the keywords that it had. So the input goes in by one.
+    """
 
     def __init__(self, module: ResidualModule) -> None:
         self._module = module
         self._input: tuple[Tensor, Routing | None] | None = None
         self._rows: Tensor | None = None
 
-    def take_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = cast(Tensor, args[0] if args else kwargs["hidden_states"])
-        self._input = hidden, kwargs.get("routing")
+    def pass_input(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs | {"layer_input": args[0] if args else kwargs["hidden_states"]}
+
+    def take_input(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._input = kwargs["layer_input"], kwargs.get("routing")
         self._rows = kwargs.get("computed_rows")
 
     def add(self, norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
