@@ -1,6 +1,7 @@
 """Rounds of fresh servers that stand in for real ones: what fails, what is kept, and Ctrl-C."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -296,6 +297,26 @@ def test_ctrl_c_leaves_a_part_of_the_report(
     assert {m.rounds for m in report.measurements} == {(1, 2)}
     assert "A part of a report: it was interrupted" in (tmp_path / "report.html").read_text()
     assert "A part of a report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)])
+def test_a_profile_outlives_its_terminal_if_it_is_told_to(
+    script: Script, repository: Path, tmp_path: Path, ignored: bool, status: int
+) -> None:
+    """By nohup, which has SIGHUP ignored. What a signal does afterwards is what it did before."""
+    script.memory = lambda _variant, _server: os.kill(os.getpid(), signal.SIGHUP)
+    before = signal.SIG_IGN if ignored else signal.SIG_DFL
+    former = signal.signal(signal.SIGHUP, before)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run(
+                app,
+                ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={tmp_path}", *SHORT],
+            )
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert ended.value.code == status
 
 
 def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> None:

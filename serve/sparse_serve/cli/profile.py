@@ -5,8 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -26,6 +25,7 @@ from sparse_serve.cli.options import (
     read_size,
     table_console,
 )
+from sparse_serve.cli.signals import ENDING, handled
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
@@ -256,7 +256,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
 
     entries = set(names) - set(checkpoints)
     with (
-        _terminated_as_interrupted(),
+        handled(_interrupt),
         exported(checkpoints, entries, model_repository, context.find_object(Program)) as made,
         ConsoleProgress(Console(stderr=True)) as progress,
     ):
@@ -337,23 +337,12 @@ class ConsoleProgress:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP stop the servers as Ctrl-C does; later signals do not disturb that."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        print("stopping the servers", file=sys.stderr)
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Stop the servers as Ctrl-C does; later signals do not disturb that."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    print("stopping the servers", file=sys.stderr)
+    raise KeyboardInterrupt
 
 
 def _concurrencies(text: str) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +19,7 @@ from rich.progress import (
 )
 
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Task, Verbose
+from sparse_serve.cli.signals import handled
 from sparse_serve.errors import OptionError
 from sparse_serve.extras import needing
 from sparse_serve.scoring import EXTRAS, PART_ROWS
@@ -111,7 +111,7 @@ def score(  # noqa: PLR0913  one parameter per option
         threads=threads,
         address=address,
     )
-    with _interrupted_by(signal.SIGTERM, signal.SIGHUP), _shown() as show:
+    with handled(signal.default_int_handler), _shown() as show:
         try:
             # Ray tells on stdout of workers that died, which it starts again.
             with redirect_stdout(sys.stderr) if verbose else redirect_stdout(StringIO()):
@@ -120,24 +120,6 @@ def score(  # noqa: PLR0913  one parameter per option
             print("interrupted; what is finished is kept: the same command goes on", file=sys.stderr)
             raise
     print(summary.model_dump_json(indent=2) if as_json else _told(summary, output))
-
-
-@contextmanager
-def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Have signals end the job as Ctrl-C does, with what it started."""
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in numbers}
-    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup
-    for number in taken:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])
 
 
 def _kept(given: Sequence[str]) -> dict[str, str]:

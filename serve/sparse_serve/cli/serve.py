@@ -1,6 +1,5 @@
 """`sparse-serve serve`: Triton on a model repository, until Ctrl-C."""
 
-import signal
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose, given
+from sparse_serve.cli.signals import Handler, handled
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.contents import read_pins
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
@@ -153,8 +153,7 @@ def _show(line: LaunchLine, picks_ports: bool) -> None:
 
 
 def _serve(server: Server) -> None:
-    _interrupt_once(server)
-    with server:
+    with handled(_interrupting_once(server)), server:
         with suppress(KeyboardInterrupt):
             for message in processor_warnings(server.repository, server.models):
                 print(f"warning: {message}", file=sys.stderr)
@@ -169,8 +168,8 @@ def _serve(server: Server) -> None:
         print("stopping; Ctrl-C again kills", file=sys.stderr)
 
 
-def _interrupt_once(server: Server) -> None:
-    """Have the first signal interrupt, so that the server is stopped, and any further one kill it."""
+def _interrupting_once(server: Server) -> Handler:
+    """Return what interrupts at the first signal, so that the server is stopped, and at others kills it."""
     interrupted = threading.Event()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
@@ -180,6 +179,4 @@ def _interrupt_once(server: Server) -> None:
         interrupted.set()
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, handle)
+    return handle
