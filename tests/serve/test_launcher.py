@@ -167,6 +167,7 @@ def test_a_taken_port_is_named(repository: Path, taken_port: int, protocol: str)
     [
         ("::1", "address '::1' cannot be listened on: .*; give an IPv4 address"),
         ("no.such.host.invalid", "address 'no.such.host.invalid' cannot be listened on"),
+        ("", "address '' cannot be listened on: give an IPv4 address, 0.0.0.0 for all"),
     ],
 )
 def test_an_address_that_is_not_ours_is_named(repository: Path, address: str, message: str) -> None:
@@ -174,7 +175,7 @@ def test_an_address_that_is_not_ours_is_named(repository: Path, address: str, me
         TritonServer(options(repository, address=address)).start()
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "", "203.0.113.1"])
+@pytest.mark.parametrize("address", ["0.0.0.0", "203.0.113.1"])
 def test_the_bundled_triton_listens_on_loopback_only(repository: Path, address: str) -> None:
     with pytest.raises(
         OptionError, match=rf"--host {address} is open .* 24.10 has known vulnerabilities: .* docker/"
@@ -198,6 +199,16 @@ def test_the_bundled_triton_listens_on_loopback_only(repository: Path, address: 
 def test_where_to_listen_is_not_passed_through(repository: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         TritonServer(options(repository, extra_args=arguments)).start()
+
+
+def test_blanks_in_paths_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton hands the paths of its Python stubs to a shell as they are."""
+    renamed = repository.rename(repository.with_name("a b"))
+    with pytest.raises(RepositoryError, match=r"model repository '.*/a b' has a blank in its path"):
+        TritonServer(options(renamed)).launch_line()
+    monkeypatch.setattr(tempfile, "tempdir", str(renamed))
+    with pytest.raises(ServerError, match=r"temporary files, '.*/a b', has a blank in its path, .* TMPDIR"):
+        TritonServer(options(renamed.rename(repository))).launch_line()
 
 
 def refuse_inference(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

@@ -28,7 +28,7 @@ from sparse_serve.triton.preflight import (
     check_op_library,
     cuda_models,
     ipv4_address,
-    refuse_blank_path,
+    refuse_blank_paths,
     refuse_listening_arguments,
     remove_op_library,
     require_fallback,
@@ -69,11 +69,12 @@ class TritonServer(Server):
             RepositoryError: the repository or an entry cannot be served.
             OpLibraryError: an entry needs the op library and it is missing or not the installed one.
             DeviceError: a model computes on a GPU, and there is none that can be used.
-            ServerError: Triton was not found, computes on no GPU where a model does, or a port is taken.
+            ServerError: Triton was not found, computes on no GPU where a model does, cannot start from the
+                folder for temporary files, or a port is taken.
         """
         options = self.options
         refuse_listening_arguments(options.extra_args)
-        refuse_blank_path(self.repository)
+        refuse_blank_paths(self.repository, self._folder.parent)
         self.models = servable_models(
             self.repository, self.view.models, verify=options.verify, pins=options.pins
         )

@@ -132,17 +132,27 @@ def _entries(repository: Path, models: Sequence[str]) -> list[Entry]:
     return [entry for entry in find_entries(repository) if set(entry.models).intersection(models)]
 
 
-def refuse_blank_path(repository: Path) -> None:
-    """Refuse a repository where Triton's Python backend cannot start.
+def refuse_blank_paths(repository: Path, temporary: Path) -> None:
+    """Refuse a repository, and a folder for temporary files, where Triton's Python backend cannot start.
 
     Raises:
-        RepositoryError: its absolute path has a blank.
+        RepositoryError: the repository's absolute path has a blank.
+        ServerError: that of the folder has one.
     """
-    if any(character.isspace() for character in str(repository.absolute())):
+    if _has_blank(repository):
         raise RepositoryError(
             f"model repository '{repository.absolute()}' has a blank in its path, where Triton's "
             "Python backend stops: rename it, or serve a link to it from a path without"
         )
+    if _has_blank(temporary):
+        raise ServerError(
+            f"the folder for temporary files, '{temporary}', has a blank in its path, where Triton's Python "
+            "backend stops: set TMPDIR to one without, such as /tmp"
+        )
+
+
+def _has_blank(path: Path) -> bool:
+    return any(character.isspace() for character in str(path.absolute()))
 
 
 def cuda_models(repository: Path, models: Sequence[str]) -> list[str]:
@@ -222,6 +232,8 @@ def ipv4_address(host: str) -> str:
     Raises:
         ServerError: there is none.
     """
+    if not host:  # which is every address to the resolver
+        raise ServerError("address '' cannot be listened on: give an IPv4 address, 0.0.0.0 for all")
     try:
         return socket.gethostbyname(host)
     except OSError as error:
