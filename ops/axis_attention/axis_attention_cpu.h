@@ -169,9 +169,37 @@ inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& blo
   }
 }
 
+// Has `size` elements brought to the second cache. Inline, as GCC takes a call of a function that only
+// prefetches for one that does nothing.
+template <class Element>
+[[gnu::always_inline]] inline void Bring(const Element* from, int64_t size) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
+  for (int64_t d = 0; d < size; d += kLine) __builtin_prefetch(from + d, 0, 2);
+}
+
+// What a lane of the next block reads first, and what it reads and writes last: asked for lane by lane, while
+// this block is computed. Asked for at once they are more than the processor can wait for, which then stands.
+template <class Element, class Held>
+[[gnu::always_inline]] inline void BringScored(const AxisHead<Element, Held>& head, const AxisBlock& block,
+                                               int64_t lane) {
+  const AxisLane next = NextLane(block, lane);
+  if (next.query < 0) return;
+  Bring(head.query + next.query * head.stride, head.head_size);
+  Bring(head.keys.key + next.row * head.keys.stride, head.head_size);
+}
+template <class Element, class Held>
+[[gnu::always_inline]] inline void BringSummed(const AxisHead<Element, Held>& head, const AxisBlock& block,
+                                               int64_t lane) {
+  const AxisLane next = NextLane(block, lane);
+  if (next.query < 0) return;
+  Bring(head.keys.value + next.row * head.keys.stride, head.head_size);
+  Bring(head.output + next.query * head.stride, head.head_size);
+}
+
 template <class Element, class Held>
 inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < kPanelQueries; ++i) {
+    BringScored(head, block, i);
     float* lane = at.queries + i * head.padded;
     if (i < block.count && block.queries[i] >= 0) {
       CopyRow(head.query + block.queries[i] * head.stride, head.head_size, lane);
@@ -320,21 +348,23 @@ inline void FinishRow(const Keys& keys, const AxisHead<Element, Held>& head, con
 template <class Element, class Held>
 inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
                      const Floats (&normalizer)[kPanelVectors], const AxisScratch& at) {
-  for (int64_t i = 0; i < head.padded * kPanelQueries; i += kLanes) Store(at.sums + i, Floats{});
+  float* sums = at.sums;
+  for (int64_t i = 0; i < head.padded * kPanelQueries; i += kLanes) Store(sums + i, Floats{});
   const float* weights = at.scores;
   AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
-                  head.head_size, rows, at.sums, head.padded);
+                  head.head_size, rows, sums, head.padded);
   weights += block.columns * kPanelQueries;
   const Held* band_value = head.keys.value + block.band_begin * head.keys.stride;
   ForEachBandPart(head, band_value, block.band_keys, [&](int64_t j, int64_t count) {
     AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count,
-                    band_value + j * head.keys.stride, head.keys.stride, head.head_size, rows, at.sums,
+                    band_value + j * head.keys.stride, head.keys.stride, head.head_size, rows, sums,
                     head.padded);
   });
   weights += block.band_keys * kPanelQueries;
   for (int64_t r = 0; r < rows; ++r) {
+    BringSummed(head, block, r);
     if (block.queries[r] < 0) continue;
-    FinishRow(RowPairs{weights + r, block.pair_keys + r, block.pairs}, head, at.sums + r * head.padded,
+    FinishRow(RowPairs{weights + r, block.pair_keys + r, block.pairs}, head, sums + r * head.padded,
               Broadcast(normalizer[r / kLanes][r % kLanes]), head.output + block.queries[r] * head.stride);
   }
 }
@@ -447,25 +477,6 @@ inline AxisHead<Element, Element> HeadOf(const PackedAttention<Element>& tensors
   return HeadOf(tensors, range, head, KeysAndValuesOf(tensors, range, head));
 }
 
-// Has what one head of the rows from `first` to `end` reads and writes brought to the second cache, while the
-// block before them is computed. Inline, as GCC takes a call of a function that only prefetches for one that
-// does nothing.
-template <class Element>
-[[gnu::always_inline]] inline void PrefetchBlock(const AxisHead<Element, Element>& head, const int32_t* rows,
-                                                 const int32_t* queries, int64_t first, int64_t end) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = first; i < end; ++i) {
-    if (rows[i] < 0 || queries[i] < 0) continue;
-    const ptrdiff_t key = rows[i] * head.keys.stride, query = queries[i] * head.stride;
-    for (int64_t d = 0; d < head.head_size; d += kLine) {
-      __builtin_prefetch(head.query + query + d, 0, 2);
-      __builtin_prefetch(head.keys.key + key + d, 0, 2);
-      __builtin_prefetch(head.keys.value + key + d, 0, 2);
-      __builtin_prefetch(head.output + query + d, 0, 2);
-    }
-  }
-}
-
 template <class Element>
 inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                           const QueryRange& range, float* scratch) {
@@ -497,17 +508,17 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
 
   const int32_t* rows = pattern.order + keys.sequence.order;
   const int32_t* queries = pattern.queries + keys.sequence.order;
-  for (int64_t first = range.first; first < range.first + range.count; first += kPanelQueries) {
-    const int64_t count = Min(kPanelQueries, range.first + range.count - first);
-    const AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
+  const int64_t end = range.first + range.count;
+  for (int64_t first = range.first; first < end; first += kPanelQueries) {
+    const int64_t count = Min(kPanelQueries, end - first);
+    AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
+    block.next = Min(kPanelQueries, end - first - count);
     const auto attend_block = [&](const auto& head, const AxisScratch& own) {
       if (count > kLanes) return AttendBlock<2>(head, block, pattern, tensors.divisor, own);
       AttendBlock<1>(head, block, pattern, tensors.divisor, own);
     };
     for (int64_t h = 0; h < range.heads; ++h) {
       const AxisHead<Element, Element> head = HeadOf(tensors, range, range.head + h);
-      PrefetchBlock(head, rows, queries, first + kPanelQueries,
-                    Min(first + 2 * kPanelQueries, range.first + range.count));
       LoadQueries(head, block, at);
       if (full && count <= kFewRows && !pattern.extent.sparsegen) {
         AttendRows(head, block, at);

@@ -20,6 +20,7 @@ struct AxisBlock {
   const int32_t* rows;
   const int32_t* queries;  // as rows: -1 where a lane holds none that is asked for
   int64_t count;
+  int64_t next;  // lanes of the block after this, whose rows and queries stand behind these
   int64_t columns;
   int64_t band_begin;
   int64_t band_keys;
@@ -30,6 +31,18 @@ struct AxisBlock {
 
   int64_t slots() const { return columns + band_keys + pairs; }
 };
+
+struct AxisLane {
+  int32_t row;
+  int32_t query;
+};
+
+// A lane of the block after this; -1 where it is no key or holds no query.
+inline AxisLane NextLane(const AxisBlock& block, int64_t lane) {
+  if (lane >= block.next) return {-1, -1};
+  const AxisLane next{block.rows[block.count + lane], block.queries[block.count + lane]};
+  return next.row < 0 || next.query < 0 ? AxisLane{-1, -1} : next;
+}
 
 struct AxisKeysScratch {
   uint32_t *band_words, *drawn, *pair_words;
@@ -193,7 +206,7 @@ inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
 // same to the bit.
 inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
                           bool full) {
-  AxisBlock block{rows, queries, count, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
+  AxisBlock block{rows, queries, count, 0, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
   if (full) {
     block.band_keys = keys.length;
     return block;
