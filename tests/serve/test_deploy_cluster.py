@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from tiny_entry import take_out_of_service
 
 from sparse_serve import __version__
 from sparse_serve.cli import app, run
+from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
+from sparse_serve.deploy.limits import Limits
+from sparse_serve.deploy.resources import Resources
 from sparse_serve.report.measured import Variant
 from sparse_serve.repository.computing import Computing
+from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
@@ -80,6 +85,23 @@ def containers(folder: Path) -> dict[str, dict[str, Any]]:
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"]}
+
+
+def test_entries_are_told_apart_by_the_names_of_their_deployments(repository: Path) -> None:
+    tiny = Deployment(
+        entry=read_entry(repository / "tiny"),
+        limits=Limits(max_requests=1, max_pending_requests=1),
+        image="a:1",
+        resources=Resources(memory=1, memory_limit=1, cpu=None, gpus=0, basis=""),
+    )
+    long = "reviews-of-films-of-the-year-that-is-past"
+    entries = ["reviews", "Reviews", "re-views", "re_views", "4", "entry-4", "x--", long, f"{long}-2"]
+    names = {each: replace(tiny, entry=replace(tiny.entry, name=each)).name for each in entries}
+    assert len(set(names.values())) == len(entries)
+    for name in names.values():
+        assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", name)
+        assert len(name) <= 40
+    assert [each for each in entries if names[each] == each] == ["reviews", "re-views", "entry-4"]
 
 
 @pytest.mark.parametrize("name", ["tiny", "4.Big_Names"])

@@ -4,6 +4,7 @@ import math
 import re
 import ssl
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from sparse_serve.deploy.gateway import GATEWAY_IMAGE
@@ -18,6 +19,7 @@ from sparse_serve.repository.entries import Entry
 
 # Kubernetes takes 63 in the names of services, some of which have a suffix.
 _MOST_CHARACTERS = 40
+_OWN_DIGITS = 6
 _UNLOAD_SECONDS = 5
 
 
@@ -39,10 +41,17 @@ class Deployment:
 
     @property
     def name(self) -> str:
-        """The entry's name as services are named: a letter, then lower case letters, digits and hyphens."""
+        """The entry's name as services are named: a letter, then lower case letters, digits and hyphens.
+
+        One that is changed for it, or cut, has digits of the entry's own behind it: others may become the
+        same.
+        """
         name = re.sub("[^a-z0-9]+", "-", self.entry.name.lower())
         name = name if name[0].isalpha() else f"entry-{name}"
-        return name[:_MOST_CHARACTERS].strip("-")
+        if name == self.entry.name and len(name) <= _MOST_CHARACTERS:
+            return name
+        own = sha256(self.entry.name.encode()).hexdigest()[:_OWN_DIGITS]
+        return f"{name[: _MOST_CHARACTERS - _OWN_DIGITS - 1].strip('-')}-{own}"
 
     @property
     def manifest_digest(self) -> str:
