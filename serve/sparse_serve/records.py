@@ -18,6 +18,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -116,13 +117,15 @@ def _decoded_lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
 
 
 def table_rows(
-    path: Path, lines: Iterator[str], required: Sequence[str]
+    path: Path, lines: Iterator[str], check: Callable[[Sequence[str]], None]
 ) -> Iterator[tuple[int, Record | DataError]]:
     """Yield the rows of a TSV or CSV file as `iter_records` does, or what is wrong with the fields of one.
 
+    `check` is given the header, and raises for one that lacks a column.
+
     Raises:
-        DataError: the header lacks a column or has one twice, or the quoting is malformed: it does not show
-            where the next row begins.
+        DataError: the header has a column twice, or the quoting is malformed: it does not show where the next
+            row begins.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     if path.suffix.lower() == ".tsv":
@@ -132,7 +135,7 @@ def table_rows(
     line = 1
     try:
         header = next(reader)
-        _require(path, line, header, required)
+        check(header)
         if len(set(header)) < len(header):
             raise DataError(
                 f"{path}, line 1: a column name occurs twice ({', '.join(header)}); name each once"
@@ -155,7 +158,7 @@ def table_rows(
 
 
 def _rows(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    for line, record in table_rows(path, lines, required):
+    for line, record in table_rows(path, lines, partial(_require, path, 1, required)):
         if isinstance(record, DataError):
             raise record
         yield line, record
@@ -166,7 +169,7 @@ def _objects(path: Path, lines: Iterator[str], required: Sequence[str]) -> Itera
         if not text.strip():
             continue
         record = object_of(path, line, text)
-        _require(path, line, list(record), required)
+        _require(path, line, required, list(record))
         yield line, record
 
 
@@ -191,7 +194,7 @@ def _questions(path: Path, lines: Iterator[str], required: Sequence[str]) -> Ite
                 number += 1
                 record = _question(place(path, number), question)
                 record["context"] = paragraph.get("context")
-                _require(path, number, list(record), required)
+                _require(path, number, required, list(record))
                 yield number, record
 
 
@@ -239,7 +242,7 @@ def _question(where: str, question: object) -> dict[str, object]:
 
 
 def _sentences(path: Path, lines: Iterator[str], required: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    _require(path, 1, ["tokens", "tags"], required)
+    _require(path, 1, required, ["tokens", "tags"])
     start, tokens, tags, width = 1, list[str](), list[str](), 2
     for number, raw in enumerate(lines, start=1):
         line = raw.strip(" \t\r\n")
@@ -292,7 +295,7 @@ def _json(text: str, where: str, needed: str) -> Any:
         raise DataError(f"{where}: not JSON: {reason}; {needed}") from None
 
 
-def _require(path: Path, line: int, present: Sequence[str], required: Sequence[str]) -> None:
+def _require(path: Path, line: int, required: Sequence[str], present: Sequence[str]) -> None:
     options = "--text-column" if len(required) == 1 else "--text-column and --text-pair-column"
     for name in required:
         if name not in present:

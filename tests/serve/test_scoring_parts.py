@@ -235,6 +235,33 @@ def test_a_row_with_other_fields_is_an_error_of_its_own(tmp_path: Path) -> None:
     assert error.endswith("a.csv, line 3: 1 fields where the header has 2 (text_a, b)")
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "message"),
+    [
+        ("a.csv", ["text_a,b", "1", "3,4"], "line 2: 1 fields where the header has 2"),
+        ("a.jsonl", ["{", '{"text_a": "3"}', "[]"], "line 1: not JSON"),
+    ],
+)
+def test_a_malformed_record_is_no_concern_of_those_behind_it(
+    tmp_path: Path, name: str, lines: list[str], message: str
+) -> None:
+    """Nor is the first one of all."""
+    rows = rows_of(write_lines(tmp_path / name, lines))
+    assert [row["text"] for row in rows][:2] == [None, b"3"]
+    assert message in rows[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"), [("a.csv", ["b"]), ("a.csv", ["b", "1,2"]), ("a.jsonl", ["{", '{"b": ""}'])]
+)
+def test_columns_are_looked_for_whatever_records_there_are(
+    tmp_path: Path, name: str, lines: list[str]
+) -> None:
+    path = write_lines(tmp_path / name, lines)
+    with pytest.raises(DataError, match="there is no column 'text_a'; the columns are b: name yours"):
+        find_corpus([str(path)], COLUMNS)
+
+
 def test_a_table_whose_quotes_do_not_end_ends_the_job(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", '"1'])
     with pytest.raises(DataError, match=r"a\.csv, line 3: not a well-formed table"):

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -118,7 +119,7 @@ def look(file: InputFile, columns: InputColumns) -> Seen:
     if format_of(file.name) == PARQUET:
         parquet = _parquet(file)
         schema = parquet.schema_arrow
-        _require_columns(file.name, schema.names, columns)
+        _require_columns(file.name, columns, schema.names)
         for column in columns.texts.values():
             if not _is_text(schema.field(column).type):
                 raise DataError(
@@ -128,11 +129,9 @@ def look(file: InputFile, columns: InputColumns) -> Seen:
         return Seen(
             parquet.metadata.num_rows, {name: schema.field(name).type for name in columns.keep.values()}
         )
-    for record in _tables(file):
-        if isinstance(record, DataError):
-            raise record
-        _require_columns(file.name, [*record], columns)
-        break
+    for record in _tables(file, columns):  # which looks for the columns
+        if not isinstance(record, DataError):
+            break
     return Seen(None, {name: pa.string() for name in columns.keep.values()})
 
 
@@ -230,7 +229,7 @@ def _as_bytes(values: pa.Array) -> pa.Array:
 
 
 def _table_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
-    records = _tables(file)
+    records = _tables(file, columns)
     texts, kept = columns.texts, columns.keep
     while chunk := list(islice(records, _CHUNK_ROWS)):
         rows = [_Row(record, texts.values()) for record in chunk]
@@ -284,25 +283,27 @@ def _as_kept(value: object) -> str | None:
     return None if text is None else _encoded(text).decode("utf-8", "replace")
 
 
-def _tables(file: InputFile) -> Iterator[Record | DataError]:
+def _tables(file: InputFile, columns: InputColumns) -> Iterator[Record | DataError]:
     """Yield the records of a file; in the place of a malformed row or object, what is wrong with it.
 
     Raises:
-        DataError: the file cannot be read, or it does not show where the next row begins.
+        DataError: the file cannot be read, its header, or the first object that is one, lacks a column, or it
+            does not show where the next row begins.
     """
     suffix = format_of(file.name)
+    check = partial(_require_columns, file.name, columns)
     try:
         with file.place.filesystem.open_input_stream(file.place.path, buffer_size=_BUFFER_BYTES) as stream:
             lines = _lines(io.BufferedReader(stream, _BUFFER_BYTES))
             if suffix == _OBJECTS:
-                yield from _objects(file.name, lines)
+                yield from _objects(file.name, lines, check)
                 return
             header = next(lines, None)
             if header is None:
                 raise DataError(f"data file {file.name} is empty; it needs a header row")
             # Of the name, messages show all and the format is told by the suffix.
             named = Path(file.name.removesuffix("".join(_COMPRESSIONS & {PurePosixPath(file.name).suffix})))
-            for _, record in table_rows(named, chain([header], lines), ()):
+            for _, record in table_rows(named, chain([header], lines), check):
                 yield record
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(file, error) from error
@@ -314,16 +315,25 @@ def _lines(stream: io.BufferedReader) -> Iterator[str]:
         yield raw.decode("utf-8" if number else "utf-8-sig", "surrogateescape")
 
 
-def _objects(name: str, lines: Iterator[str]) -> Iterator[Record | DataError]:
+def _objects(
+    name: str, lines: Iterator[str], check: Callable[[Sequence[str]], None]
+) -> Iterator[Record | DataError]:
+    is_checked = False
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield object_of(name, number, line)
-            except DataError as error:
-                yield error
+        if not line.strip():
+            continue
+        try:
+            record = object_of(name, number, line)
+        except DataError as error:
+            yield error
+            continue
+        if not is_checked:
+            check([*record])
+            is_checked = True
+        yield record
 
 
-def _require_columns(name: str, present: Sequence[str], columns: InputColumns) -> None:
+def _require_columns(name: str, columns: InputColumns, present: Sequence[str]) -> None:
     for column, option in columns.options.items():
         if column not in present:
             raise DataError(
