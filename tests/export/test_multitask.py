@@ -195,11 +195,12 @@ def test_a_resumed_run_ends_as_if_never_interrupted(
 
 def test_activations_computed_again_give_the_same_weights(encoder: Path, tasks: Path, tmp_path: Path) -> None:
     """To the bit, where each task has adapters of its own: they read what went into their layer."""
-    for name, again in (("kept", False), ("again", True)):
+    found = []
+    for again in (False, True):
         options = options_of(tasks, epochs=1, max_steps=6, gradient_checkpointing=again)
-        finetune_tasks(encoder, tasks, tmp_path / name, options)
-    kept, again = weights(tmp_path / "kept"), weights(tmp_path / "again")
-    assert all(torch.equal(kept[name], again[name]) for name in kept)
+        finetune_tasks(encoder, tasks, tmp_path / f"{again}", options)
+        found.append(weights(tmp_path / f"{again}"))
+    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
 
 
 def test_a_task_added_later_leaves_the_others_to_the_bit(
@@ -282,6 +283,29 @@ def test_labels_of_an_evaluation_file_that_the_task_does_not_know(encoder: Path,
     path.write_text(json.dumps({"tasks": {"a": {"train": "train.tsv", "eval": "dev.tsv"}}}), encoding="utf-8")
     with pytest.raises(DataError, match="line 3: label '9' is not one of the model's 2 labels"):
         finetune_tasks(encoder, path, tmp_path / "out", options_of(path))
+
+
+def test_rows_that_the_result_is_tried_on_have_the_labels_of_the_task(encoder: Path, tmp_path: Path) -> None:
+    """Their file's are mapped as those of the rows to train on are, and checked before any training."""
+    lines = [f"{(GOOD, BAD)[number % 2][number % 4]} film\t{number % 2}" for number in range(16)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text_a\tlabel", *lines]) + "\n", encoding="utf-8")
+    path = tmp_path / "tasks.yaml"
+    entry = {"train": "rows.tsv", "eval": "rows.tsv", "test": "rows.tsv", "labels": {"0": "pos", "1": "neg"}}
+    path.write_text(json.dumps({"tasks": {"a": entry}}), encoding="utf-8")
+    record = finetune_tasks(encoder, path, tmp_path / "out", options_of(path, epochs=4))
+    assert record.test is not None
+    assert record.test.metrics.items() <= record.metrics.items()
+    assert record.test.metrics["a.accuracy"] > 0.9
+    (tmp_path / "test.tsv").write_text("text_a\tlabel\nx\t0\ny\t2\n", encoding="utf-8")
+    for labels, message in (
+        (entry["labels"], "line 3: label '2' is not among those that the task file maps: 0, 1"),
+        ({}, "line 3: label '2' is not one of the model's 2 labels"),
+    ):
+        tasks = {"tasks": {"a": entry | {"test": "test.tsv", "labels": labels}}}
+        path.write_text(json.dumps(tasks), encoding="utf-8")
+        with pytest.raises(DataError, match=message):
+            finetune_tasks(encoder, path, tmp_path / "other", options_of(path))
+    assert not (tmp_path / "other.partial").exists()
 
 
 def test_the_score_is_the_papers() -> None:

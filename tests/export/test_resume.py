@@ -184,6 +184,21 @@ def test_a_run_is_not_continued_on_other_rows(encoder: Path, train: Path, output
         finetune(encoder, train, output, RUN, resume=True)
 
 
+def test_a_run_is_continued_whatever_its_result_is_tried_on(
+    encoder: Path, train: Path, output: Path, partial: Path, tmp_path: Path
+) -> None:
+    """No weight depends on these rows; the result of a finished run does."""
+    interrupted(encoder, train, output, RUN, STEPS + 1)
+    test = write_rows(tmp_path / "test.tsv", 6)
+    resumed = finetune(encoder, train, output, RUN, test=test, resume=True)
+    assert not partial.exists()
+    assert resumed.tested_on is not None
+    assert resumed.tested_on.rows == 6
+    write_rows(test, 8)
+    with pytest.raises(CheckpointError, match="is not empty; choose another --output"):
+        finetune(encoder, train, output, RUN, test=test, resume=True)
+
+
 def test_a_run_is_not_continued_from_another_encoder_in_the_same_place(
     train: Path, output: Path, partial: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.training import FinetuneOptions, finetune
 from sparse_export.training.callbacks import Steering
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import DataError, OptionError
 from tiny_training import FAST, make_encoder, weights, write_rows
 
 AXIS = AttentionSpec.parse("axis", None)
@@ -200,6 +200,28 @@ def test_a_test_file_without_labels_is_answered(
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
     again = finetune(encoder, train, tmp_path / "out", FAST, evaluation=evaluation, test=texts, resume=True)
     assert replace(again, labels=tuple(again.labels)) == record
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            "text_a\tlabel\nthe film\tsplendid\n",
+            "line 2: label 'splendid' is not one of the model's 2 labels",
+        ),
+        ("text_a\ttext_b\tlabel\nthe\tfilm\tpositive\n", "only one of .* and .* has second texts"),
+        ("text_a\ttext_b\nthe\tfilm\n", "only one of .* and .* has second texts"),
+        ("text_a\n", "has no rows"),
+    ],
+    ids=["labels", "pairs", "pairs without labels", "none"],
+)
+def test_rows_that_the_result_cannot_be_tried_on_are_refused_before_it_is_trained(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path, rows: str, message: str
+) -> None:
+    (tmp_path / "test.tsv").write_text(rows, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        finetune(encoder, train, tmp_path / "out", FAST, evaluation=evaluation, test=tmp_path / "test.tsv")
+    assert not (tmp_path / "out.partial").exists()
 
 
 class Answering(Console):

@@ -33,7 +33,7 @@ from sparse_export.training.objectives import Objective
 from sparse_export.training.records import TrainingRecord, TrialRecord
 from sparse_export.training.run import train_checkpoint
 from sparse_export.training.sources import Rows, Source
-from sparse_export.training.testing import try_out
+from sparse_export.training.testing import require_answerable, try_out
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import TASK_IDS, Task
 
@@ -194,6 +194,12 @@ class MultitaskJob(Job[AllRows]):
         """Read the rows that the task file names to try the result on."""
         assert isinstance(source, Path)
         return read_tests(source, self.options)
+
+    def require_testable(self, training: Training, train: AllRows, rows: Rows[Any]) -> None:
+        """Refuse rows that are not of their task."""
+        tasks = ModelSpec.of(training.model.config).tasks
+        for name, own in rows.data.items():
+            require_answerable(tasks[name], train[name].own, own)
 
     def test(self, model: PreTrainedModel, training: Training, rows: Rows[Any], folder: Path) -> TrialRecord:
         """Answer the rows of each task as they are served, into a folder of its name."""

@@ -81,12 +81,16 @@ def read_all(
 
 
 def read_tests(path: Path, options: MultitaskOptions) -> Rows[Mapping[str, Rows]]:
-    """Read the rows that the result is tried on, of those tasks that have any."""
-    tests = {
-        name: read_test_rows(Path(entry.test), _options(options, entry, entry), entry.kind.type)
-        for name, entry in options.tasks.tasks.items()
-        if entry.test is not None
-    }
+    """Read the rows that the result is tried on, of those tasks that have any.
+
+    Raises:
+        DataError: a file that cannot be read, or is of other labels than those that are mapped.
+    """
+    tests = {}
+    for name, entry in options.tasks.tasks.items():
+        if entry.test is not None:
+            rows = read_test_rows(Path(entry.test), _options(options, entry, entry), entry.kind.type)
+            tests[name] = replace(rows, data=_relabelled(rows.data, entry)) if rows.is_labelled else rows
     return Rows(tests, _together(path, [each.record for each in tests.values()]))
 
 

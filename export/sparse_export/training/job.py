@@ -117,6 +117,15 @@ class Job(ABC, Generic[Data]):
         """
         raise OptionError(f"--test {source} is for tasks, and a language model answers none; leave it out")
 
+    def require_testable(self, training: Training, train: Data, rows: Rows[Any]) -> None:
+        """Refuse rows of `read_test` that the model of `training` cannot answer, before it is trained.
+
+        Raises:
+            DataError: they are of other labels than the training rows `train`, or pairs in one of the two
+                alone.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     def test(self, model: PreTrainedModel, training: Training, rows: Rows, folder: Path) -> TrialRecord:
         """Try a trained model on rows that `read_test` has read, and write what it answers into a folder."""
         raise NotImplementedError(type(self).__name__)

@@ -129,7 +129,7 @@ def partial_run(
         run: where it is.
         settings: of the run that is starting.
         force: discard an interrupted run that is there.
-        resume: keep its states, if it had the same settings.
+        resume: keep its states, if it was trained by the same settings.
         console: told what remains when the run ends early.
 
     Raises:
@@ -166,7 +166,7 @@ def discard_leftover(run: PartialRun, settings: RunSettings) -> None:
         with _locked(run.folder):
             # The settings may be gone, if the removal had begun: the rest is of no use without them.
             stored = stored_settings(run.folder / _SETTINGS)
-            if stored is None or not settings.differences(stored):
+            if stored is None or not settings.training_differences(stored):
                 run.discard()
 
 
@@ -213,7 +213,7 @@ def _refuse_other(run: PartialRun, settings: RunSettings, stored: Mapping[str, A
             f"{run.folder} was started by an earlier version, which did not record what "
             f"{settings.encoder} held: whether it is the same cannot be told; discard the run with --force"
         )
-    if changed := settings.differences(stored):
+    if changed := settings.training_differences(stored):
         raise CheckpointError(
             f"{run.folder} was started with other settings: {', '.join(changed)}; give the same ones "
             "with --resume, or discard it with --force"

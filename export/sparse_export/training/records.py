@@ -148,7 +148,7 @@ class RunSettings:
         evaluation: the rows that choose the best epoch.
         held_out: whether these are a share of the training source, taken out of training.
         processes: how many train together.
-        tested_on: the rows that the result is tried on; None where it is not.
+        tested_on: the rows that the result is tried on, which no weight depends on; None where it is not.
     """
 
     encoder: str
@@ -163,6 +163,12 @@ class RunSettings:
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """Tell in which settings a stored run, as parsed JSON, was another one: "epochs (4, now 5)"."""
         return differences(asdict(self), stored)
+
+    def training_differences(self, stored: Mapping[str, Any]) -> list[str]:
+        """Tell in which settings a stored run was trained otherwise, whatever it was to be tried on."""
+        settings = asdict(self)
+        del settings["tested_on"]
+        return differences(settings, stored)
 
 
 @dataclass(frozen=True)

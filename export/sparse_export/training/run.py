@@ -161,6 +161,8 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
             if is_first:
                 stack.enter_context(partial_run(run, settings, force=force, resume=resume, console=console))
             training = job.prepare(settings.encoder, train_rows.data, eval_rows.data)
+            if test_rows is not None:
+                job.require_testable(training, train_rows.data, test_rows)
             del train_rows, eval_rows  # texts, of which only tokens are needed from here on
             stages = Stages.of(job.options, training.batches.plan.steps)
             trainer = make_trainer(job, settings, training, stages, run, console)

@@ -115,12 +115,21 @@ def read_rows(
         )
         record = train_rows.record
         train_rows, eval_rows = (Rows(data, replace(record, rows=len(data.rows))) for data in (kept, held))
-    if train_rows.data.has_pairs != eval_rows.data.has_pairs:
-        raise DataError(
-            f"only one of {train_rows.data.source} and {eval_rows.data.source} has second texts: give pairs "
-            "in both, or single texts in both (--text-pair-column names the column)"
-        )
+    require_like_pairs(train_rows.data, eval_rows.data)
     return train_rows, eval_rows, held_out
+
+
+def require_like_pairs(one: TextData, other: TextData) -> None:
+    """Refuse rows of one run of which only some have second texts.
+
+    Raises:
+        DataError: pairs in one of the two alone.
+    """
+    if one.has_pairs != other.has_pairs:
+        raise DataError(
+            f"only one of {one.source} and {other.source} has second texts: give pairs in both, or single "
+            "texts in both (--text-pair-column names the column)"
+        )
 
 
 def read_training_rows(source: Source, options: TrainingOptions, reading: Reading) -> Rows:
@@ -136,7 +145,7 @@ def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
     """Read rows that a result is tried on, with their labels unless none of them has one.
 
     Raises:
-        DataError: a source that cannot be read, or of which some rows have no label.
+        DataError: a source that cannot be read or has no rows, or of which some rows have no label.
     """
     kind = TASKS[task].rows
     columns = options.columns or kind.columns
@@ -161,6 +170,8 @@ def _is_labelled(source: Source, columns: Columns, kind: RowFormat) -> bool:
 
 def _unlabelled(source: Source, records: Records, columns: Columns, kind: RowFormat) -> TextData:
     rows = tuple(kind.row(str(source), *each, columns, labelled=False) for each in records)
+    if not rows:
+        raise DataError(f"{source} has no rows; it needs one text or more")
     return TextData(str(source), rows, (), len(rows), kind.whole_contexts)
 
 

@@ -26,7 +26,7 @@ from sparse_export.training.objectives import Inputs, Objective, Part
 from sparse_export.training.options import LOSS, FinetuneOptions
 from sparse_export.training.records import FinetuneRecord, TrainingRecord, TrialRecord
 from sparse_export.training.sources import Reading, Rows, Source, read_rows, read_test_rows
-from sparse_export.training.testing import try_out
+from sparse_export.training.testing import require_answerable, try_out
 from sparse_serve.data import TextData
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import TASKS, Task
@@ -105,6 +105,10 @@ class TaskJob(Job):
     def read_test(self, source: Source) -> Rows:
         """Read rows that the result is tried on."""
         return read_test_rows(source, self.options, self.options.task)
+
+    def require_testable(self, training: Training, train: TextData, rows: Rows) -> None:
+        """Refuse rows that are not of the task."""
+        require_answerable(ModelSpec.of(training.model.config).task, train, rows)
 
     def test(self, model: PreTrainedModel, training: Training, rows: Rows, folder: Path) -> TrialRecord:
         """Answer rows as they are served."""

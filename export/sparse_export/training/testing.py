@@ -15,7 +15,9 @@ from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import longest_first, rows_within
 from sparse_export.training.encoding import encode_texts
 from sparse_export.training.records import TrialRecord
-from sparse_export.training.sources import Rows
+from sparse_export.training.sources import Rows, require_like_pairs
+from sparse_serve.data import TextData
+from sparse_serve.tasks import Task
 from sparse_serve.tasks.encoding import Columns
 
 PREDICTIONS_NAME, TEST_NAME = "predictions.jsonl", "test.json"
@@ -59,6 +61,22 @@ def try_out(
     record = TrialRecord(rows.record, metrics)
     (folder / TEST_NAME).write_text(record.to_json(), encoding="utf-8")
     return record
+
+
+def require_answerable(task: Task, train: TextData, rows: Rows) -> None:
+    """Refuse rows that a model cannot be tried on, before it is trained.
+
+    Args:
+        task: which the training rows pose.
+        train: the training rows.
+        rows: labelled or not.
+
+    Raises:
+        DataError: a label that the task does not know, or pairs in one of the two sources alone.
+    """
+    require_like_pairs(train, rows.data)
+    if rows.is_labelled:
+        task.targets(rows.data)
 
 
 def answer(
