@@ -601,6 +601,17 @@ def test_a_checkpoint_that_cannot_be_exported_is_one_line(
     assert sum(line.startswith("error: ") for line in errors) == 1
 
 
+def test_the_path_of_an_entry_is_no_checkpoint(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(app, ["profile", f"{repository}/tiny/"])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert errors.endswith(
+        f"'{repository}/tiny' is the path of an entry, where its name is taken: give tiny with "
+        f"--model-repository {repository}\n"
+    )
+
+
 def test_an_entry_is_found_before_a_checkpoint_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,13 +11,24 @@ from pathlib import Path
 from sparse_serve.cli.options import Program
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.profiling.options import FromCheckpoint
+from sparse_serve.repository.contents import MANIFEST_NAME
 
 _CONFIG = "config.json"
 
 
 def is_checkpoint(name: str, repository: Path) -> bool:
-    """Return whether a name is a checkpoint's: a path or a hub id, or a folder that no entry is called as."""
-    return "/" in name or (not (repository / name).exists() and Path(name, _CONFIG).is_file())
+    """Return whether a name is a checkpoint's: a path or a hub id, or a folder that no entry is called as.
+
+    Raises:
+        OptionError: it is the path of an entry.
+    """
+    path = Path(name)
+    if "/" in name and (path / MANIFEST_NAME).is_file() and not (path / _CONFIG).is_file():
+        raise OptionError(
+            f"'{name}' is the path of an entry, where its name is taken: give {path.name} with "
+            f"--model-repository {path.parent}"
+        )
+    return "/" in name or (not (repository / name).exists() and (path / _CONFIG).is_file())
 
 
 @contextmanager
