@@ -66,5 +66,6 @@ def test_physical_cores(
         topology = tmp_path / f"cpu{number}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{told}\n", encoding="ascii")
+    assert physical_cores(tmp_path, allowed) == cores
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
     assert physical_cores(tmp_path) == cores

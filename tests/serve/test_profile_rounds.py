@@ -22,6 +22,7 @@ from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
+from sparse_serve.profiling import options as options_module
 from sparse_serve.profiling import record
 from sparse_serve.profiling import run as run_module
 from sparse_serve.profiling.load import Answer
@@ -44,6 +45,7 @@ from sparse_serve.report.measured import Variant
 from sparse_serve.report.sentences import findings
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
+from sparse_serve.stub.cores import physical_cores
 
 MS = 1_000_000
 
@@ -624,6 +626,26 @@ def test_an_entry_is_found_before_a_checkpoint_of_its_name(
     assert found == {"reviews": False, "other": True, "empty": False, "org/model": True}
 
 
+@pytest.mark.parametrize(("threads", "client_cores", "expected"), [(None, 0, 2), (None, 1, 1), (3, 1, 3)])
+def test_sessions_have_the_threads_that_a_server_gives_them(
+    script: Script,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int | None,
+    client_cores: int,
+    expected: int,
+) -> None:
+    """One for each core, of which three processors here are two: a second thread of it is no faster."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _process, _cores: None)
+    monkeypatch.setattr(
+        options_module, "physical_cores", lambda numbers: len({core // 2 for core in numbers})
+    )
+    report = profiled(repository, rounds=1, lengths=(8,), threads=threads, client_cores=client_cores)
+    assert report.settings.intra_op_threads == expected
+    assert "but for a session's threads" in report.settings.latency
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")
 def test_the_client_keeps_to_its_cores(script: Script, repository: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
@@ -632,5 +654,5 @@ def test_the_client_keeps_to_its_cores(script: Script, repository: Path) -> None
     report = profiled(repository, rounds=1, client_cores=1, lengths=(8,))
     assert seen == {frozenset(cores[-1:])}
     assert report.settings.client_has_own_cores
-    assert report.settings.intra_op_threads == len(cores) - 1
+    assert report.settings.intra_op_threads == physical_cores(numbers=cores[:-1])
     assert sorted(os.sched_getaffinity(0)) == cores

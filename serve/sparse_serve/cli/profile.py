@@ -106,7 +106,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         int, typer.Option("-r", "--max-trials", min=STABLE_WINDOWS, help="Most windows of a measurement.")
     ] = 10,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of every session.", show_default="one per core")
+        int | None,
+        typer.Option(min=1, help="Threads of every session.", show_default="one per physical core"),
     ] = None,
     client_cores: Annotated[
         int, typer.Option(min=0, help="Cores that the measuring client has to itself.")

@@ -1,14 +1,15 @@
 """What `profile` is told: which entries, at which lengths and loads, on what texts, within what budget."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparse_serve.environment import available_cores
 from sparse_serve.profiling.measure import Arrivals, StabilityRule
 from sparse_serve.profiling.windows import Distribution
 from sparse_serve.report.measured import VARIANTS, Variant
 from sparse_serve.report.trade import Budget
+from sparse_serve.stub.cores import physical_cores
 
 LENGTHS = (64, 128, 256, 512)
 ROUNDS = 3
@@ -32,10 +33,11 @@ class FromCheckpoint:
 class ProfileOptions:
     """What to measure; times in ms, lengths, concurrencies and rates ascending, rates in requests a second.
 
-    `exported` has those of the `names` that are not in `repository`. `threads` None means one per available
-    core that is not the client's; `client_cores` is how many are kept for the client alone. `inputs` are
-    texts that are cut to the lengths, or to those of recorded traffic in `input_lengths`, `input_data` rows
-    that are sent as they are. The columns are those of `evaluation` and `input_data`, None the task's own.
+    `exported` has those of the `names` that are not in `repository`. `threads` are those of every session,
+    None for one per physical core that is not the client's; `client_cores` is how many processors are kept
+    for the client alone. `inputs` are texts that are cut to the lengths, or to those of recorded traffic in
+    `input_lengths`, `input_data` rows that are sent as they are. The columns are those of `evaluation` and
+    `input_data`, None the task's own.
     `task_mix` has the share of each task's texts, a whole number, where entries have several tasks; empty for
     all in turn.
     `url` is the gRPC address of a running server to measure, None to start some: containers of `image` where
@@ -72,8 +74,14 @@ class ProfileOptions:
 
     @property
     def session_threads(self) -> int:
-        """Threads of each ONNX Runtime session."""
-        return self.threads or available_cores() - self.client_cores
+        """Threads of each ONNX Runtime session: without a number as many as a server would take itself."""
+        return self.threads or physical_cores(numbers=self.server_cores)
+
+    @property
+    def server_cores(self) -> frozenset[int]:
+        """The processors that servers run on: all that are not the client's alone."""
+        cores = sorted(os.sched_getaffinity(0))
+        return frozenset(cores[: len(cores) - self.client_cores])
 
     @property
     def arrivals(self) -> list[Arrivals]:

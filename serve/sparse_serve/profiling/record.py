@@ -42,8 +42,9 @@ CLIENT_TIME = (
     "(benchmarks/serving/perf_analyzer.csv)."
 )
 _LATENCY_METHOD = (
-    "In every round a fresh server per variant of every model with the entry's own settings, all running, "
-    "one asked at a time over gRPC: one window of each, in an order drawn anew each time, until the last "
+    "In every round a fresh server per variant of every model, all running, with the entry's own settings "
+    "but for a session's threads, which are as many in all; one is asked at a time over gRPC: one window of "
+    "each, in an order drawn anew each time, until the last "
     f"{STABLE_WINDOWS} windows of a server agree in throughput and latency (perf_analyzer's rule); its "
     "figures are over those, and the report's are means over the servers. Requests are sent in an order that "
     "is drawn for the round, the same for all. In a closed loop N requests in flight are N threads of this "

@@ -80,10 +80,10 @@ class Run:
         self.first_error: SparseServeError | None = None
         self.server_version = "unknown"
         self._progress = progress
-        cores = sorted(os.sched_getaffinity(0))
-        kept = options.client_cores
-        self._client_cores = frozenset(cores[-kept:]) if kept else None
-        server_cores = frozenset(cores[:-kept]) if kept else None
+        server_cores = options.server_cores if options.client_cores else None
+        self._client_cores = (
+            None if server_cores is None else frozenset(os.sched_getaffinity(0) - server_cores)
+        )
         # Before anything is measured: without Docker nothing can be.
         self.image = None if options.image is None else find_image(options.image)
         self._place = Place(options.session_threads, server_cores, PowerMeter(), options.image)

@@ -1,18 +1,20 @@
 """The cores that this process may compute on."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def physical_cores(cpus: Path = _CPUS) -> int:
-    """Return how many cores this process may run on, of which each may show as several processors.
+def physical_cores(cpus: Path = _CPUS, numbers: Collection[int] | None = None) -> int:
+    """Return how many cores some processors are of, by their numbers; None for all that this process may use.
 
     Two threads that multiply matrices on one core are no faster than one. `cpus` is where Linux tells of its
     processors; those that it tells nothing of are taken for a core each.
     """
-    return len({_siblings(cpus, number) for number in os.sched_getaffinity(0)})
+    used = os.sched_getaffinity(0) if numbers is None else numbers
+    return len({_siblings(cpus, number) for number in used})
 
 
 def _siblings(cpus: Path, number: int) -> str:
