@@ -1,6 +1,7 @@
 """The task of each step: probabilities as the formula has them, draws as the probabilities, rows complete."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,16 @@ def test_draws_follow_the_probabilities() -> None:
         expected = annealed_probabilities(SIZES, (1, 1, 1), epoch + 1, epochs)
         # Five standard deviations of a share.
         assert (abs(shares - expected) < 5 * np.sqrt(expected * (1 - expected) / steps)).all()
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(8, 2), (17, 5)], ids=["fewer", "more"])
+def test_shares_are_nearly_equal_at_the_end_of_the_run_wherever_steps_end_it(
+    max_steps: int, epochs: int
+) -> None:
+    """Of 4 steps an epoch: the last epoch that is begun is the formula's last one, whatever `epochs` says."""
+    ended = replace(make_plan("annealed", 4, epochs=3), max_steps=max_steps)
+    whole = make_plan("annealed", 4, epochs)
+    assert [ended.drawn(epoch) for epoch in range(epochs)] == [whole.drawn(epoch) for epoch in range(epochs)]
 
 
 @pytest.mark.parametrize("sampling", ["annealed", "round-robin", "sequential"])

@@ -115,7 +115,13 @@ class MultitaskJob(Job[AllRows]):
                 sets.append(DataSet(name, len(rows), [len(row["input_ids"]) for row in own], factor))
                 rows += own
         plan = TasksPlan(
-            sets, options.batch_size, options.seed, options.sampling, options.epochs, options.steps_per_epoch
+            sets,
+            options.batch_size,
+            options.seed,
+            options.sampling,
+            options.epochs,
+            options.steps_per_epoch,
+            options.max_steps,
         )
         return Training(
             model,

@@ -1,5 +1,6 @@
 """On which task's rows each step is trained: in sequence, in turn, or drawn with annealed probabilities."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class TasksPlan:
         sampling: how the set of a step is chosen.
         epochs: of the run.
         steps_per_epoch: of annealed sampling; None for as many as one pass over all sets takes.
+        max_steps: of the run, whatever `epochs` says; None for all steps of these.
     """
 
     sets: Sequence[DataSet]
@@ -73,6 +75,7 @@ class TasksPlan:
     sampling: Sampling
     epochs: int
     steps_per_epoch: int | None = None
+    max_steps: int | None = None
     _known: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -106,7 +109,8 @@ class TasksPlan:
         if self.sampling == "round-robin":
             return [*numbers] * (self.steps // len(self.sets))
         sizes, factors = [len(each.lengths) for each in self.sets], [each.factor for each in self.sets]
-        probabilities = annealed_probabilities(sizes, factors, epoch + 1, self.epochs)
+        epochs = self.epochs if self.max_steps is None else math.ceil(self.max_steps / self.steps)
+        probabilities = annealed_probabilities(sizes, factors, epoch + 1, epochs)
         generator = np.random.default_rng((self.seed, epoch))
         drawn: list[int] = generator.choice(len(sizes), size=self.steps, p=probabilities).tolist()
         return drawn
