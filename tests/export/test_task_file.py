@@ -112,6 +112,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ({"adapters": False, "adapter_size": 8}, "--adapter-size has no effect with --no-adapters"),
         ({"adapters": False, "share_projections": True}, "--share-projections has no effect with --no-adap"),
+        ({"add_task": True, "adapters": False}, "--no-adapters has no effect with --add-task"),
+        ({"add_task": True, "adapter_size": 8}, "--adapter-size has no effect with --add-task"),
+        ({"add_task": True, "adapter_heads": 2}, "--adapter-heads has no effect with --add-task"),
+        ({"add_task": True, "share_projections": True}, "--share-projections has no effect with --add-task"),
+        ({"add_task": True, "freeze_layers": 1}, "--freeze-layers has no effect with --add-task"),
+        ({"add_task": True, "from_scratch": True}, "--from-scratch makes all weights anew, and --add-task"),
         ({"sampling": "sequential", "steps_per_epoch": 9}, "--steps-per-epoch has no effect with --sampling"),
         ({"simcse_tasks": ("sentiment",)}, "--simcse-tasks has no effect with no --simcse"),
         ({"simcse": "infonce", "simcse_tasks": ("x",)}, "--simcse-tasks names x; the tasks are sentiment, "),

@@ -69,21 +69,33 @@ class MultitaskOptions(TrainingOptions):
         self._refuse_without_effect()
 
     def _refuse_without_effect(self) -> None:
-        given = {
-            "--adapter-size": (self.adapter_size is not None, self.adapters, "--no-adapters"),
-            "--adapter-heads": (self.adapter_heads is not None, self.adapters, "--no-adapters"),
-            "--share-projections": (self.share_projections, self.adapters, "--no-adapters"),
-            "--steps-per-epoch": (
-                self.steps_per_epoch is not None,
-                self.sampling == "annealed",
-                f"--sampling {self.sampling}",
-            ),
-            "--simcse-tasks": (bool(self.simcse_tasks), self.simcse is not None, "no --simcse"),
-            "--from-scratch": (self.from_scratch, not self.freeze_encoder, "--freeze-encoder"),
+        if self.add_task and self.from_scratch:
+            raise OptionError(
+                "--from-scratch makes all weights anew, and --add-task leaves those of the other tasks as "
+                "they are; leave one of the two out"
+            )
+        adapters = {
+            "--adapter-size": self.adapter_size is not None,
+            "--adapter-heads": self.adapter_heads is not None,
+            "--share-projections": self.share_projections,
         }
-        for option, (is_given, has_effect, other) in given.items():
-            if is_given and not has_effect:
-                raise OptionError(f"{option} has no effect with {other}; leave one of the two out")
+        others = {"--no-adapters": not self.adapters, "--freeze-layers": self.freeze_layers is not None}
+        without_effect = (
+            ("--no-adapters", not self.adapters, adapters),
+            # The checkpoint has adapters of its own sizes or none, and whatever it has stays as it is.
+            ("--add-task", self.add_task, adapters | others),
+            (
+                f"--sampling {self.sampling}",
+                self.sampling != "annealed",
+                {"--steps-per-epoch": self.steps_per_epoch is not None},
+            ),
+            ("no --simcse", self.simcse is None, {"--simcse-tasks": bool(self.simcse_tasks)}),
+            ("--freeze-encoder", self.freeze_encoder, {"--from-scratch": self.from_scratch}),
+        )
+        for cause, holds, options in without_effect:
+            given = [option for option, is_given in options.items() if is_given]
+            if holds and given:
+                raise OptionError(f"{given[0]} has no effect with {cause}; leave one of the two out")
         rows = [each for task in self.tasks.tasks.values() for each in (task, *task.extra)]
         factors = [each.factor for each in rows if each.factor != 1]
         if factors and self.sampling != "annealed":
