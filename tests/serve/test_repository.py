@@ -1,7 +1,10 @@
 import errno
 import os
+import shutil
 from collections.abc import Callable
+from fcntl import flock
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -312,6 +315,45 @@ def test_an_interrupted_preparation_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         write_entry(tmp_path / "models", make_spec())
     assert not contents(tmp_path)
+
+
+def test_what_another_writer_has_just_removed_is_healed(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when it was listed."""
+    repository = tmp_path / "models"
+    write_entry(repository, make_spec())
+    monkeypatch.setattr(Path, "glob", lambda folder, _pattern: iter([folder / "gone"]))
+    heal(repository)
+
+
+@pytest.mark.parametrize("removed", ["before it is locked", "as it is made"])
+def test_a_writer_whose_folder_is_removed_makes_another(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    """By a server that starts, to which it is what an interrupted export has left."""
+    home = tmp_path / ".models.staging"
+    make, attempts = Path.mkdir, 0
+
+    def counted(descriptor: int, operation: int) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1 and removed == "before it is locked":
+            shutil.rmtree(home)
+        flock(descriptor, operation)
+
+    def mkdir(folder: Path, *arguments: Any, **options: Any) -> None:
+        nonlocal attempts
+        if folder == home / "tiny" and removed == "as it is made" and attempts == 0:
+            attempts += 1
+            raise FileNotFoundError(folder)
+        make(folder, *arguments, **options)
+
+    monkeypatch.setattr(staging, "flock", counted)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    write_entry(tmp_path / "models", make_spec())
+    assert attempts == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
 def test_two_writers_of_one_entry_do_not_meet(tmp_path: Path, make_spec: MakeSpec) -> None:

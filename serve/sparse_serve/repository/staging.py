@@ -11,7 +11,7 @@ refuses to start; only where that is another file system or not writable does it
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from sparse_serve.errors import RepositoryError
 _COMPLETE = "complete"
 _NEW = "new"
 _OLD = "old"
+# Others remove a folder once: who comes after them finds it locked.
+_ATTEMPTS = 2
 
 
 @contextmanager
@@ -38,9 +40,8 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
     repository.mkdir(parents=True, exist_ok=True)
     heal(repository)
     staging = _home(repository) / name
-    staging.mkdir(parents=True, exist_ok=True)
-    with _locked(staging) as owned:
-        if not owned:
+    with ExitStack() as stack:
+        if not any(stack.enter_context(_made(staging)) for _ in range(_ATTEMPTS)):
             raise RepositoryError(
                 f"another process is writing entry '{name}' in {repository}: wait for it to end"
             )
@@ -89,19 +90,27 @@ def _is_mount(folder: Path) -> bool:
 
 
 @contextmanager
+def _made(folder: Path) -> Iterator[bool]:
+    """Make a folder and lock it: another process that heals, or ends, may remove it before, or its parent."""
+    with suppress(FileNotFoundError):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder) as owned:
+        yield owned
+
+
+@contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
     """Yield whether this process got the folder's lock, which the kernel releases if it dies."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        flock(descriptor, LOCK_EX | LOCK_NB)
-        # A lock on a folder that its former owner has just removed guards nothing.
-        owned = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
-    except BlockingIOError:
-        owned = False
-    try:
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            flock(descriptor, LOCK_EX | LOCK_NB)
+            # A lock on a folder that its former owner has just removed guards nothing.
+            owned = os.path.samestat(os.fstat(descriptor), folder.stat())
+        except (BlockingIOError, FileNotFoundError):
+            owned = False
         yield owned
-    finally:
-        os.close(descriptor)
 
 
 def _install(repository: Path, staging: Path) -> None:
