@@ -1,6 +1,7 @@
 """The command `deploy`: the files of a target."""
 
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -132,6 +133,12 @@ def test_options_are_in_the_files_and_read_from_the_environment(
     assert compose["secrets"] == {"tls_certificate": {"file": str(certificate)}}
     assert compose["services"]["gateway"]["secrets"] == ["tls_certificate"]
     assert "PRIVATE" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.*"))
+
+
+def test_the_command_that_starts_it_is_for_a_shell(deploy: Run, tmp_path: Path) -> None:
+    status, output, errors = deploy("--output-dir", str(tmp_path / "my films"))
+    assert status == 0, errors
+    assert shlex.split(output)[3] == str(tmp_path / "my films")
 
 
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")

@@ -323,8 +323,8 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
         ("kubernetes", ["--gateway", "a/b/c", "--hostname", "d"], 2, "--gateway 'a/b/c' is no name of a Gat"),
         ("kubernetes", ["--gateway", "a", "--hostname", "d:80"], 2, "--hostname 'd:80' is no name of a host"),
         ("kubernetes", ["--startup-timeout", "0"], 2, "'--startup-timeout': Input should be greater than"),
-        ("kubernetes", ["--report", "/none.json"], 1, "--report /none.json cannot be read: No such file"),
-        ("kubernetes", ["--report", "/etc/hostname"], 1, "is no report of this version of profile"),
+        ("kubernetes", ["--report", "/none.json"], 1, "report /none.json cannot be read: No such file"),
+        ("kubernetes", ["--report", "/etc/hostname"], 1, "report /etc/hostname is no JSON: give the"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -473,6 +473,14 @@ def test_memory_is_as_measured(deploy: Run, tmp_path: Path) -> None:
     compose = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())
     limit = compose["services"]["triton"]["deploy"]["resources"]["limits"]["memory"]
     assert int(limit.removesuffix("b")) > asked
+
+
+def test_a_report_of_another_package_says_so(deploy: Run, tmp_path: Path) -> None:
+    path = write_report(tmp_path / "report.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 1}))
+    status, _, errors = deploy("kubernetes", "--report", str(path))
+    assert status == 1
+    assert f"report {path} has schema version 1, this package reads" in errors
 
 
 def test_without_a_report_memory_is_estimated(deploy: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -269,7 +270,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         told = {"limits": asdict(limits), "resources": asdict(deployment.resources)}
         print(json.dumps({"files": list(map(str, written)), **told}, indent=2))
     else:
-        print(_STARTED_BY[target].format(output_dir))
+        print(_STARTED_BY[target].format(shlex.quote(str(output_dir))))
 
 
 def _limits(

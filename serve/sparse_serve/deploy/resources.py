@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from sparse_serve.deploy.limits import Limits, full_batches, instances
-from sparse_serve.errors import OptionError, SparseServeError, first_fault
-from sparse_serve.report.document import Report
+from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.report.document import read_report
 from sparse_serve.report.measured import Measurement
 from sparse_serve.repository.check import served_on
 from sparse_serve.repository.config import CONFIG_NAME, parameters, read_config
@@ -128,8 +126,9 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
 
     Raises:
         SparseServeError: there are none, or they are of another version.
+        DataError: it is no report.
     """
-    report = _read_report(path)
+    report = read_report(path)
     measured = [
         each
         for each in report.measurements
@@ -147,15 +146,3 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
             f"has version {entry.manifest.version} now: profile it again"
         )
     return measured
-
-
-def _read_report(path: Path) -> Report:
-    try:
-        return Report.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise SparseServeError(f"--report {path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise SparseServeError(
-            f"--report {path} is no report of this version of profile ({first_fault(error)}): give the "
-            "report.json of sparse-serve profile"
-        ) from error
