@@ -126,7 +126,6 @@ def test_an_id_without_a_token() -> None:
 @pytest.mark.parametrize(
     ("processor", "single", "pair"),
     [
-        (None, [-1, 0], [-1, 0, -2, 1]),
         (
             processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
             [2, 0, -1, 0, 3, 0],
@@ -269,6 +268,10 @@ REFUSED: dict[str, tuple[Callable[[], Tokenizer], str]] = {
             processors.TemplateProcessing(single="$A [SEP] $A", pair="$A $B", special_tokens=[("[SEP]", 3)]),
         ),
         "(-1 a text, -2 a second one); accepted: each text once, among special tokens",
+    ),
+    "no special tokens": (
+        changed(bert, "post_processor", None),
+        "texts have no special token, and empty ones no token at all; accepted: one or more",
     ),
 }
 

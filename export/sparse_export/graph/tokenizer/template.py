@@ -11,6 +11,9 @@ def templates(tokenizer: Tokenizer, word: str) -> tuple[list[int], list[int]]:
     """Return the templates of one text and of a pair: (id, type id) of each piece, flat.
 
     The id of a text is -1, of a second one -2. `word` is a text that has a token.
+
+    Raises:
+        UnsupportedTokenizerError: a text is there more than once or not at all, or nothing stands beside it.
     """
     single = _template(tokenizer.encode(word))
     pair = _template(tokenizer.encode(word, word))
@@ -23,6 +26,8 @@ def templates(tokenizer: Tokenizer, word: str) -> tuple[list[int], list[int]]:
                 f"rows of {rows} are of the pieces {ids} (-1 a text, -2 a second one)",
                 "each text once, among special tokens",
             )
+        if not special:
+            raise unsupported(f"{rows} have no special token, and empty ones no token at all", "one or more")
     return single, pair
 
 
