@@ -1,6 +1,7 @@
 """Checkpoints remember their attention and are refused when they cannot be right."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -331,7 +332,9 @@ def test_padding_beside_a_text_does_not_change_its_answer(tmp_path: Path) -> Non
     assert (original(padded, padded > 0).logits - original(ids).logits).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("stored", [{"kind": "sparsegen", "lambd": 2}, {"kind": "entmax"}, {"window": 3}, 7])
+@pytest.mark.parametrize(
+    "stored", [{"kind": "sparsegen", "lambd": 2}, {"lambd": -(10**400)}, {"kind": "entmax"}, {"window": 3}, 7]
+)
 def test_malformed_attention(copy: Path, stored: object) -> None:
     edit_config(copy, sparse_serve=None, sparse_attention=stored)
     with pytest.raises(CheckpointError, match="sparse_attention is"):
@@ -364,6 +367,54 @@ def test_malformed_spec(copy: Path, stored: object, message: str) -> None:
     edit_config(copy, sparse_serve=stored)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(copy)
+
+
+def load_all(folder: Path) -> None:
+    load_checkpoint(folder)
+    load_tokenizer(folder)
+
+
+def malformed(file: str, text: str) -> Callable[[Path], object]:
+    """Return what writes a file of a checkpoint."""
+    return lambda folder: (folder / file).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: edit_config(folder, hidden_act="foo"),
+            r"config\.json makes no model: KeyError: 'foo'",
+        ),
+        (
+            lambda folder: edit_config(folder, pad_token_id=1000),
+            r"config\.json makes no model: .*Padding_idx",
+        ),
+        (lambda folder: edit_config(folder, num_attention_heads=0), r"config\.json makes no model: Zero"),
+        (lambda folder: edit_config(folder, id2label=["a"]), r"config\.json cannot be read: 'list' object"),
+        (
+            lambda folder: edit_config(folder, dtype="foo"),
+            r"config\.json cannot be read: .*no attribute 'foo'",
+        ),
+        (malformed("config.json", "null"), r"config\.json cannot be read: .*'NoneType'"),
+        (malformed("config.json", "5"), r"config\.json cannot be read: .*'int'"),
+        *(
+            (malformed(f"{name}.json", text), "the tokenizer cannot be loaded: ")
+            for name, text in (
+                ("tokenizer", "{}"),
+                ("tokenizer", "[]"),
+                ("tokenizer_config", "[]"),
+                ("special_tokens_map", "[]"),
+                ("added_tokens", "[]"),
+            )
+        ),
+    ],
+)
+def test_a_malformed_file_is_named(copy: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(copy)
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(copy))}: {message}") as error:
+        load_all(copy)
+    assert "\n" not in str(error.value)
 
 
 def test_what_a_config_always_asks_for_is_not_handed_out(copy: Path) -> None:

@@ -142,5 +142,5 @@ def attention_of(config: Any) -> AttentionSpec:
         return AttentionSpec()
     try:
         return AttentionSpec.of_json(stored)
-    except (AttributeError, TypeError, ValueError, OptionError) as error:
-        raise CheckpointError(f"config.json: {key} is {stored!r}: {error}") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError, OptionError) as error:
+        raise CheckpointError(f"config.json: {key} is {stored!r:.200}: {error}") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     PreTrainedConfig,
@@ -33,7 +33,7 @@ from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import CheckpointError, OptionError, first_line
+from sparse_serve.errors import CheckpointError, OptionError, SparseServeError, first_line
 from sparse_serve.tasks import Task
 
 # What of a folder decides what a checkpoint answers; records of its training do not.
@@ -175,7 +175,7 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
         raise CheckpointError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+    except Exception as error:  # what Transformers raises of a malformed file has no base of its own
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
         reason = first_line(cause or error)
         raise CheckpointError(f"{checkpoint}: config.json cannot be read: {reason}") from error
@@ -237,8 +237,14 @@ def _model_class(config: PreTrainedConfig, models: Models) -> type[PreTrainedMod
     spec = ModelSpec.of(config)
 
     def build(self: PreTrainedModel, config: PreTrainedConfig) -> None:
-        plain.__init__(self, config)
-        attach_extensions(self, spec)
+        try:
+            plain.__init__(self, config)
+            attach_extensions(self, spec)
+        except SparseServeError:
+            raise
+        except Exception as error:  # whatever an entry out of its range leads to
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise CheckpointError(f"{config.name_or_path}: config.json makes no model: {reason}") from error
 
     # By the same name, which the config of a checkpoint gives as its architecture.
     return type(plain.__name__, (plain,), {"__init__": build, "__module__": plain.__module__})
@@ -286,7 +292,9 @@ def load_model(
         if not is_own:
             raise
         raise CheckpointError(f"{checkpoint}: config.json: {error}") from None
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # as above
         raise CheckpointError(f"{checkpoint}: the weights cannot be loaded: {first_line(error)}") from error
     _refuse_integers(checkpoint)
     missing = sorted(report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]})

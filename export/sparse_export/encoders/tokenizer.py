@@ -31,7 +31,7 @@ def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTr
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what Transformers raises of a malformed file has no base of its own
         raise CheckpointError(f"{checkpoint}: the tokenizer cannot be loaded: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(
