@@ -61,6 +61,8 @@ class Narrow(ResidualModule, ExtensionModule):
 class NarrowExtension(Extension):
     """What a new extension is: this class, and its place in the table."""
 
+    settings: ClassVar[str | None] = "narrow"
+
     def __init__(self, width: int) -> None:
         self.width = width
 
@@ -170,6 +172,17 @@ def test_a_checkpoint_that_lacks_its_weights_is_refused(trained: Path) -> None:
     save_file(kept, trained / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks 2 of the weights of the learned narrow place"):
         load_checkpoint(trained)
+
+
+@pytest.mark.parametrize("encoder", ["bert"], indirect=True)
+def test_settings_that_nothing_reads_are_refused(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a later version's extension, of whose weights nothing would be loaded."""
+    monkeypatch.setattr(extensions, "EXTENSIONS", extensions.EXTENSIONS[:-1])
+    known = "projected_attention, relational"
+    with pytest.raises(
+        CheckpointError, match=f"extensions has unknown entries narrow; known are {known}: use the package"
+    ):
+        load_checkpoint(encoder)
 
 
 def test_where_a_layer_has_no_place_for_it_the_family_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,14 @@ class ExtensionModule(nn.Module):
 
 
 class Extension(ABC):
-    """What one kind of added weights does in an encoder."""
+    """What one kind of added weights does in an encoder.
+
+    Attributes:
+        settings: the name of its settings among the spec's `extensions`; None where the attention alone asks
+            for it.
+    """
+
+    settings: ClassVar[str | None] = None
 
     @classmethod
     @abstractmethod

@@ -182,6 +182,8 @@ class ProjectedAttention(ResidualModule):
 class ProjectedAttentionExtension(Extension):
     """`….layer.3.projected_attention` in every layer, with shared projections beside the layers."""
 
+    settings: ClassVar[str | None] = EXTENSION
+
     def __init__(self, settings: ProjectedAttentionSettings, tasks: tuple[str, ...]) -> None:
         self._settings = settings
         self._tasks = tasks

@@ -32,6 +32,8 @@ class RelationalLayer(nn.Linear, ExtensionModule):
 class RelationalExtension(Extension):
     """`relational` beside the encoder, in front of the classifiers of its tasks."""
 
+    settings: ClassVar[str | None] = EXTENSION
+
     def __init__(self, tasks: tuple[str, ...]) -> None:
         self._tasks = tasks
 
