@@ -171,6 +171,15 @@ def test_what_is_not_asked_for_stays_as_the_checkpoint_has_it() -> None:
     assert resolve_attention(own, "local3", -1.0) == AttentionSpec.parse("local3", -1.0)
     assert resolve_attention(own, "random2", None, seed=3) == AttentionSpec.parse("random2", None, seed=3)
     assert resolve_attention(own, "sparsegen", -4.0) == AttentionSpec(-4.0)
+    with_lambd = AttentionSpec.parse("local2", -4.0)
+    assert resolve_attention(with_lambd, "local2", None) == with_lambd
+    assert resolve_attention(with_lambd, "local2+global1", None) == AttentionSpec.parse(
+        "local2+global1", -4.0
+    )
+    assert resolve_attention(with_lambd, "random2", None) == AttentionSpec.parse("random2", -4.0)
+    assert resolve_attention(with_lambd, "local3", -1.0) == AttentionSpec.parse("local3", -1.0)
+    assert resolve_attention(with_lambd, "softmax", None) == AttentionSpec()
+    assert resolve_attention(AttentionSpec(-4.0), "local2", None) == AttentionSpec.parse("local2", None)
 
 
 def test_a_default_takes_the_place_of_softmax_that_nobody_asked_for() -> None:

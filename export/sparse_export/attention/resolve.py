@@ -22,7 +22,8 @@ def resolve_attention(
     Args:
         own: the checkpoint's, of which everything is kept that is not asked for otherwise.
         text: the value of `--attention` (see `AttentionSpec.parse`); None where it was not given.
-        lambd: the value of `--lambda`; None where it was not given.
+        lambd: the value of `--lambda`; None where it was not given, which with a pattern keeps that of the
+            checkpoint's pattern, or is softmax where it has none.
         seed: of a pattern's random keys; None keeps the checkpoint's, or takes 0 where it has none.
         default: what takes the place of plain softmax where nothing was asked for, and tells λ where
             sparsegen was asked for without one; None where softmax stays, and λ must be given.
@@ -40,7 +41,11 @@ def resolve_attention(
     if lambd is None and default is not None and text.strip().lower() == default.name:
         lambd = default.lambd
     asked = AttentionSpec.parse(text, lambd)
-    if asked.pattern is None or not asked.pattern.random:
+    if asked.pattern is None:
+        return asked
+    if lambd is None and own.pattern is not None:
+        asked = replace(asked, lambd=own.lambd)
+    if not asked.pattern.random:
         return asked
     if seed is None:
         seed = own.pattern.seed if own.pattern is not None and own.pattern.random else 0
