@@ -17,6 +17,7 @@ from sparse_export.attention.implementations import axis_attention
 from sparse_export.attention.masks import LayerMask, Sampling
 from sparse_export.attention.patterns import LayerPattern, random_keys
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders.axis import AxisLayer
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.patterned import forced, layer_patterns, pattern_modules, recorded, sampling_of
@@ -55,6 +56,15 @@ def some_pairs(*shape: int) -> Tensor:
     pairs[..., 1:3, :] = False
     pairs[..., 2, 4] = True
     return pairs
+
+
+def test_what_is_on_is_decided_in_float32_whatever_else_is_computed_in() -> None:
+    torch.manual_seed(0)
+    layer, hidden = AxisLayer(64), torch.randn(2, 5, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = layer(hidden)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, layer(hidden))
 
 
 @pytest.mark.parametrize("lambd", [None, -4.0, 0.0])

@@ -29,8 +29,9 @@ class AxisLayer(nn.Linear, PatternModule):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits `(…, 2)` float32, the row's first."""
-        return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
+        """Return logits `(…, 2)` float32, the row's first, whatever else is computed in."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
 
     def mark(self, mask: LayerMask, hidden: Tensor, decide: Decide) -> None:
         """Say which rows and columns are on; in an exported graph the op `AxisMask` does."""

@@ -123,7 +123,7 @@ class TrainingOptions(ABC):
         warmup_ratio: share of the steps in [0, 1) during which the learning rate rises.
         max_length: tokens per row, longer rows are cut from the right; None takes what the encoder has
             positions for. Batches are padded to their own longest row, so short texts cost nothing extra.
-        early_stopping_patience: end after so many epochs in a row without a better one; None never does.
+        early_stopping_patience: end after so many evaluations in a row without a better one; None never does.
         save_steps: an interrupted run can be resumed from every epoch's end, and where this is given from
             every so many steps too.
         seed: seeds the row sample, the hold-out, new weights, shuffling and dropout. On a CPU, with the same
