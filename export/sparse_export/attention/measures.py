@@ -57,7 +57,7 @@ def zero_shares(layers: Sequence[Tensor], attention_mask: Tensor, *, last_of_fir
     return torch.stack(shares, dim=1)
 
 
-def allowed_pairs(mask: LayerMask, attention_mask: Tensor) -> Tensor:
+def pairs_of_batch(mask: LayerMask, attention_mask: Tensor) -> Tensor:
     """Return what one layer's mask allows, `(B, 1, L, L)` bool in evaluation.
 
     Args:
@@ -83,7 +83,7 @@ def mask_shares(mask: LayerMask, attention_mask: Tensor) -> Tensor:
     tokens = attention_mask.bool()
     lengths = tokens.sum(1)
     ranks = tokens.cumsum(1) - 1
-    shares = [zero_share(allowed_pairs(each, tokens), tokens) for each in (mask, mask.without_fixed())]
+    shares = [zero_share(pairs_of_batch(each, tokens), tokens) for each in (mask, mask.without_fixed())]
     for learned in (mask.rows, mask.columns):
         on = mask.pattern.on(ranks, learned) & tokens
         shares.append(on.sum(1) / lengths.clamp_min(1))

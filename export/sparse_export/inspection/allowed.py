@@ -48,7 +48,7 @@ def allowed_pairs(masks: Sequence[LayerMask], length: int) -> AllowedPairs:
     """Read the masks that every layer made of one text of `length` tokens without padding.
 
     Args:
-        masks: as `axis.recorded` collects them in evaluation, of a batch of one.
+        masks: as `encoders.patterned.recorded` collects them in evaluation, of a batch of one.
         length: L.
     """
     learns = any(each is not None for mask in masks for each in (mask.rows, mask.diagonals))

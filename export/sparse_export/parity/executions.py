@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.attention.measures import allowed_pairs, mask_shares, zero_shares
+from sparse_export.attention.measures import mask_shares, pairs_of_batch, zero_shares
 from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.axis import axis_logits
 from sparse_export.encoders.patterned import forced, recorded
@@ -113,7 +113,7 @@ def run_torch(
             output_hidden_states=head.reads_layers,
         )
     by_mask = [mask_shares(layer, mask) for layer in masks]
-    kept = outputs.attentions if spec.lambd is not None else [allowed_pairs(layer, mask) for layer in masks]
+    kept = outputs.attentions if spec.lambd is not None else [pairs_of_batch(layer, mask) for layer in masks]
     if kept:
         rho = zero_shares(kept, mask, last_of_first=head.reads_first_tokens)
     else:
