@@ -41,12 +41,11 @@ def resolve_attention(
     if lambd is None and default is not None and text.strip().lower() == default.name:
         lambd = default.lambd
     asked = AttentionSpec.parse(text, lambd)
-    if asked.pattern is None:
+    pattern = asked.pattern
+    if pattern is None:
         return asked
-    if lambd is None and own.pattern is not None:
-        asked = replace(asked, lambd=own.lambd)
-    if not asked.pattern.random:
-        return asked
-    if seed is None:
-        seed = own.pattern.seed if own.pattern is not None and own.pattern.random else 0
-    return replace(asked, pattern=replace(asked.pattern, seed=seed))
+    if pattern.random:
+        if seed is None:
+            seed = own.pattern.seed if own.pattern is not None and own.pattern.random else 0
+        pattern = replace(pattern, seed=seed)
+    return AttentionSpec(own.lambd if lambd is None and own.pattern is not None else lambd, pattern)
