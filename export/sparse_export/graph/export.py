@@ -73,7 +73,8 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         model: as `checkpoint.load_checkpoint` gives it, with a task; it is not changed.
         kind: "tokens" is the model itself on packed tokens; "packed" takes a padded batch, and drops the
             padding; "tokens_dense" and "packed_dense" are the same graphs with softmax; "padded_fused" and
-            "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention and with N² scores;
+            "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention and with N² scores,
+            without nodes of ours between products, as a stock ONNX Runtime fuses them by itself;
             "unfused" the padded model with its own normalizer.
         target: opset, file format and precision.
 
