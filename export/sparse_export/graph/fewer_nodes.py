@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sparse_export.graph.constants import constant
+from sparse_export.graph.matching import biased
 from sparse_serve.op_library import DOMAIN
 
 
@@ -71,10 +72,10 @@ def _reshape_at_once(reshape: ir.Node) -> None:
 
 
 class _Linear(NamedTuple):
-    """A linear layer: `source` times `weight` `(K, N)`, plus `bias` `(N,)`."""
+    """A linear layer: `output` is the product of `source` and `weight` `(K, N)`, plus a bias `(N,)`."""
 
     product: ir.Node
-    addition: ir.Node
+    output: ir.Value
     source: ir.Value
     weight: ir.Value
 
@@ -104,26 +105,24 @@ def _lay_out_before(reshape: ir.Node, graph: ir.Graph, laid_out: dict[ir.Value, 
         graph.insert_after(maker, ir.node("Reshape", [layer.source, shape], outputs=[rows]))
         laid_out[layer.source] = rows
     layer.product.replace_input_with(0, laid_out[layer.source])
-    for node in (layer.product, layer.addition):
-        node.outputs[0].shape = reshape.outputs[0].shape
-    _pass_on(reshape, layer.addition.outputs[0])
+    for value in (layer.product.outputs[0], layer.output):
+        value.shape = reshape.outputs[0].shape
+    _pass_on(reshape, layer.output)
 
 
 def _linear(value: ir.Value | None) -> _Linear | None:
     """Return the linear layer that makes a value which nothing else reads; None where none does."""
-    addition = None if value is None else value.producer()
-    if value is None or addition is None or addition.op_type != "Add" or len(value.uses()) > 1:
+    if value is None:
         return None
-    for number, term in enumerate(addition.inputs):
-        product, bias = None if term is None else term.producer(), addition.inputs[1 - number]
-        if term is None or product is None or product.op_type != "MatMul" or len(term.uses()) > 1:
+    for term, bias in biased(value):
+        product = term.producer()
+        if product is None or product.op_type != "MatMul" or len(term.uses()) > 1:
             continue
         source, weight = product.inputs
-        are_constant = [each is not None and each.is_initializer() for each in (weight, bias)]
-        if source is None or weight is None or not all(are_constant) or len(_sizes(weight)) != 2:
+        if source is None or weight is None or not weight.is_initializer() or len(_sizes(weight)) != 2:
             continue
         if _sizes(bias) == _sizes(weight)[1:]:
-            return _Linear(product, addition, source, weight)
+            return _Linear(product, value, source, weight)
     return None
 
 
@@ -168,8 +167,8 @@ def _take_only_column(gather: ir.Node) -> None:
     """Take a value as it was before it was given the axis that is taken off it."""
     unsqueeze, index = gather.inputs[0], gather.inputs[1]
     given = _given_to("Unsqueeze", unsqueeze)
-    constant = None if index is None else ir.convenience.get_const_tensor(index)
-    if given is None or unsqueeze is None or constant is None or constant.shape or constant.numpy() != 0:
+    column = None if index is None else ir.convenience.get_const_tensor(index)
+    if given is None or unsqueeze is None or column is None or column.shape or column.numpy() != 0:
         return
     if _numbers(unsqueeze.producer().inputs[1]) == [_attribute(gather, "axis")]:  # type: ignore[union-attr]
         _pass_on(gather, given)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sparse_export.graph.constants import constant
+from sparse_export.graph.matching import Terms, biased, terms
 from sparse_serve.op_library import DOMAIN
 
 # Of a norm that names none.
@@ -70,38 +71,23 @@ def _replace(node: ir.Node, fused: ir.Node, graph: ir.Graph) -> None:
 
 def _sum(value: ir.Value | None) -> _Sum | None:
     """Return what a value is the sum of, if it is one of two values alike and nothing else reads it."""
-    terms = _terms(value)
-    if terms is None or not _are_alike(*terms):
+    both = terms(value)
+    if both is None or not _are_alike(*both):
         return None
-    for biased, skip in (terms, terms[::-1]):
-        found = _biased(biased)
+    for term, skip in (both, both[::-1]):
+        found = _biased(term)
         if found is not None:
             return _Sum(*found, skip)
-    return _Sum(terms[0], None, terms[1])
+    return _Sum(both[0], None, both[1])
 
 
-_Terms = tuple[ir.Value, ir.Value]
-
-
-def _terms(value: ir.Value | None) -> _Terms | None:
-    """Return the terms of a sum that one node alone reads; None of anything else."""
-    node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != "Add" or node.domain:
-        return None
-    if len(value.uses()) > 1 or value.is_graph_output():
-        return None
-    left, right = node.inputs
-    return None if left is None or right is None else (left, right)
-
-
-def _biased(value: ir.Value | None) -> _Terms | None:
+def _biased(value: ir.Value | None) -> Terms | None:
     """Return what a value is the sum of and the bias, if it is that of a constant for its last axis."""
-    terms = _terms(value)
-    if value is None or terms is None or _width(value) is None:
+    width = None if value is None else _width(value)
+    if value is None or width is None:
         return None
-    for source, bias in (terms, terms[::-1]):
-        is_vector = bias.is_initializer() and [*(bias.shape or ())] == [_width(value)]
-        if is_vector and _are_alike(source, value):
+    for source, bias in biased(value):
+        if [*(bias.shape or ())] == [width] and _are_alike(source, value):
             return source, bias
     return None
 
