@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from sparse_export.training.batches import BatchPlan, PlannedBatches
+from sparse_export.training.batches import BatchPlan, PlannedBatches, evaluation_batches
 
 
 def lengths_of(rows: int) -> list[int]:
@@ -22,6 +22,12 @@ def test_every_row_is_there_and_every_batch_full(rows: int, batch_size: int) -> 
     counts = Counter(order)
     assert set(counts) == set(range(rows))
     assert max(counts.values()) - min(counts.values()) <= 1  # rows drawn again are spread evenly
+
+
+def test_rows_are_evaluated_once_each_the_longest_first_and_fewer_of_long_ones() -> None:
+    lengths = [5, 2000, 3, 1500, 1500, 7]
+    batches = list(evaluation_batches([{"input_ids": [0] * length} for length in lengths], 2))
+    assert batches == [[1], [3], [4], [5, 0], [2]]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own_and_keep_them() -> None:

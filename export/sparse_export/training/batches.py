@@ -27,6 +27,15 @@ def longest_first(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted(range(len(rows)), key=lambda row: -len(rows[row]["input_ids"]))
 
 
+def evaluation_batches(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[list[int]]:
+    """Yield the numbers of the rows that are evaluated at once, up to `most`, the longest first."""
+    order = longest_first(rows)
+    while order:
+        size = rows_within(most, len(rows[order[0]]["input_ids"]))
+        yield order[:size]
+        order = order[size:]
+
+
 class Plan(Protocol):
     """Which rows each optimiser step of an epoch is computed on: a function of seed and epoch alone."""
 

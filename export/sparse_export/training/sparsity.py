@@ -11,7 +11,7 @@ from sparse_export.encoders.patterned import layer_patterns, recorded
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.inputs import graph_inputs
 from sparse_export.tasks.trained import Encoded
-from sparse_export.training.batches import rows_within
+from sparse_export.training.batches import evaluation_batches
 from sparse_export.training.records import LayerSparsity, MaskSparsity
 
 MAX_ROWS = 512
@@ -81,11 +81,8 @@ def layer_sparsity(
 def _batches(
     model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator, most: int
 ) -> Iterator[dict[str, Tensor]]:
-    longest_first = sorted(rows, key=lambda row: -len(row["input_ids"]))
-    while longest_first:
-        size = rows_within(most, len(longest_first[0]["input_ids"]))
-        batch = collator(longest_first[:size])
-        del longest_first[:size]
+    for chosen in evaluation_batches(rows, most):
+        batch = collator([rows[row] for row in chosen])
         yield {each.name: batch[each.name].to(model.device) for each in graph_inputs(model.config)}
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.encoders.families import input_names
 from sparse_export.tasks.trained import Encoded, TrainedHead
-from sparse_export.training.batches import longest_first, rows_within
+from sparse_export.training.batches import evaluation_batches
 from sparse_export.training.encoding import encode_texts
 from sparse_export.training.records import TrialRecord
 from sparse_export.training.sources import Rows, require_like_pairs
@@ -85,13 +85,10 @@ def answer(
     """Return what a model answers to windows, in their order: `(W, width)`, by token `(W, L, width)`."""
     names = input_names(model.config)
     longest = max(len(window["input_ids"]) for window in windows)
-    order = longest_first(windows)
     shape = (longest,) if head.task.by_token else ()
     output = np.zeros((len(windows), *shape, head.task.width), dtype=np.float32)
     with torch.inference_mode():
-        while order:
-            size = rows_within(_ROWS_AT_ONCE, len(windows[order[0]]["input_ids"]))
-            chosen, order = order[:size], order[size:]
+        for chosen in evaluation_batches(windows, _ROWS_AT_ONCE):
             batch = tokenizer.pad([dict(windows[row]) for row in chosen], return_tensors="pt")
             inputs = {name: batch[name].to(model.device) for name in names}
             answered = head.answer_padded(model(**inputs), inputs["attention_mask"]).float().cpu().numpy()
