@@ -20,18 +20,21 @@ class InvalidArgument : public std::runtime_error {
 
 using OwnedStatus = std::unique_ptr<OrtStatus, decltype(OrtApi::ReleaseStatus)>;
 
-// A status that ONNX Runtime answered. One that is not handed back is released with the last copy of the
-// error.
+// A status that ONNX Runtime answered. One that is not handed back is released with the error.
 class OrtError : public std::exception {
  public:
-  explicit OrtError(OwnedStatus status) : status_(std::make_shared<OwnedStatus>(std::move(status))) {}
+  explicit OrtError(OwnedStatus status) : status_(std::move(status)) {}
+  // What is thrown must be copyable: the copy takes the status over. (A std::shared_ptr would count its
+  // owners, by what glibc has since 2.32.)
+  OrtError(const OrtError& other) noexcept : std::exception(other), status_(std::move(other.status_)) {}
+  OrtError& operator=(const OrtError&) = delete;
   const char* what() const noexcept override { return "ONNX Runtime answered an error status"; }
 
   // Hands the status over as it came; the error holds none afterwards.
-  OrtStatus* release() const noexcept { return status_->release(); }
+  OrtStatus* release() const noexcept { return status_.release(); }
 
  private:
-  std::shared_ptr<OwnedStatus> status_;  // shared, as what is thrown must be copyable
+  mutable OwnedStatus status_;
 };
 
 inline void Check(const OrtApi& api, OrtStatus* status) {

@@ -44,6 +44,18 @@ def test_exports_what_is_documented_only() -> None:
     assert exported == wanted
 
 
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm, of binutils, is not installed")
+def test_asks_nothing_new_of_glibc() -> None:
+    """A library that is built where glibc is 2.32 or newer loads where it is older, too."""
+    listing = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library_under_test())],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "__libc_single_threaded" not in listing
+
+
 def test_version() -> None:
     assert ctypes.CDLL(str(library_under_test())).SparseOpsVersion() == OPSET_VERSION
 
