@@ -6,6 +6,7 @@
 // than one panel.
 #pragma once
 
+#include "attention/rows_ahead_cpu.h"
 #include "cpu/conversion.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch_layout.h"
@@ -135,14 +136,16 @@ inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t st
 }
 
 // Has all keys of a sequence scored, kKeyRows and more: score(j, class_maxima) is to score kKeyRows of them
-// from j on. maxima is [kMaxClasses][kPanelQueries]. Returns the number of classes in use.
-template <class Score>
-inline int64_t ScoreGroups(int64_t keys, float* maxima, const Score& score) {
+// from j on. maxima is [kMaxClasses][kPanelQueries]. Each group is a step of `ahead`. Returns the number of
+// classes in use.
+template <class Ahead, class Score>
+inline int64_t ScoreGroups(int64_t keys, float* maxima, Ahead& ahead, const Score& score) {
   const int64_t groups = keys / kKeyRows;
   const int64_t classes = Min(groups, kMaxClasses);
   for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
   for (int64_t group = 0; group < groups; ++group) {
     score(group * kKeyRows, maxima + group % kMaxClasses * kPanelQueries);
+    ahead.Scored();
   }
   if (keys % kKeyRows != 0) {
     // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
@@ -153,11 +156,12 @@ inline int64_t ScoreGroups(int64_t keys, float* maxima, const Score& score) {
 }
 
 // All keys of a sequence; returns what ScoreGroups does.
-template <int64_t Vectors, class Element>
+template <int64_t Vectors, class Element, class Ahead>
 inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
-                          int64_t head_size, float scale, float* room, float* scores, float* maxima) {
+                          int64_t head_size, float scale, float* room, float* scores, float* maxima,
+                          Ahead& ahead) {
   if (keys >= kKeyRows) {
-    return ScoreGroups(keys, maxima, [&](int64_t j, float* class_maxima) {
+    return ScoreGroups(keys, maxima, ahead, [&](int64_t j, float* class_maxima) {
       ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
                                    scores + j * kPanelQueries, class_maxima);
     });
@@ -167,7 +171,16 @@ inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_
     ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
                           scores + j * kPanelQueries, maxima);
   }
+  ahead.Scored();
   return 1;
+}
+
+// The steps of a range's kernel: a group of keys of each panel, a query.
+template <class Element>
+inline RowsAhead<Element> AheadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
+                                  const QueryRange* next) {
+  const int64_t panels = (range.count + kPanelQueries - 1) / kPanelQueries;
+  return {tensors, range, next, panels * Max(range.sequence_length / kKeyRows, 1), range.count};
 }
 
 // sums[q][d] += weight[t][q] * value[key(t)][d] for Queries queries and Vectors * kLanes columns, t in
@@ -187,8 +200,7 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
     Floats x[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors - 1; ++v) x[v] = Load(row + v * kLanes);
-    const Element* last = row + (Vectors - 1) * kLanes;
-    x[Vectors - 1] = columns == kLanes ? Load(last) : LoadPartial(last, columns);
+    x[Vectors - 1] = LoadFirst(row + (Vectors - 1) * kLanes, columns);
     SPARSE_OPS_UNROLL
     for (int64_t q = 0; q < Queries; ++q) {
       const Floats w = Broadcast(weights[t * weight_stride + q]);

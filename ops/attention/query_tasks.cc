@@ -29,38 +29,7 @@ std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlen
   return borders;
 }
 
-// Keys and values of more would push those out that are being read.
-constexpr int64_t kPrefetchedKeys = 512;
-
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Has one head of some rows brought to the second cache. Inline, as GCC takes a call of a function that only
-// prefetches for one that does nothing.
-template <class Element>
-[[gnu::always_inline]] inline void PrefetchRows(const PackedAttention<Element>& tensors,
-                                                const Element* tensor, int64_t head, int64_t first,
-                                                int64_t count) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
-  const int64_t stride = tensors.num_heads * tensors.head_size;
-  const Element* row = tensor + first * stride + head * tensors.head_size;
-  for (int64_t t = 0; t < count; ++t, row += stride) {
-    for (int64_t d = 0; d < tensors.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
-  }
-}
-
-// Has what a range reads and writes brought, while the one before it is computed: the rows of one head lie
-// too far apart for the processor to guess which are next.
-template <class Element>
-[[gnu::always_inline]] inline void Prefetch(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                            const QueryRange& before) {
-  const int64_t first = range.query_begin + range.first;
-  PrefetchRows<Element>(tensors, tensors.query, range.head, first, range.count);
-  PrefetchRows<Element>(tensors, tensors.output, range.head, first, range.count);
-  const bool same_keys = range.sequence == before.sequence && range.head == before.head;
-  if (same_keys || range.sequence_length > kPrefetchedKeys) return;
-  PrefetchRows<Element>(tensors, tensors.key, range.head, range.sequence_begin, range.sequence_length);
-  PrefetchRows<Element>(tensors, tensors.value, range.head, range.sequence_begin, range.sequence_length);
-}
 
 // The range behind the i-th of a task; null behind the last of all.
 const QueryRange* Next(const std::vector<std::vector<QueryRange>>& tasks, size_t task, size_t i) {
@@ -133,9 +102,7 @@ void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& pr
   const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
   context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
     for (size_t i = 0; i < tasks[task].size(); ++i) {
-      const QueryRange& range = tasks[task][i];
-      if (const QueryRange* next = Next(tasks, task, i)) Prefetch(tensors, *next, range);
-      kernel(tensors, range, memory);
+      kernel(tensors, tasks[task][i], Next(tasks, task, i), memory);
     }
   });
 }

@@ -40,7 +40,8 @@ std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stre
                                                 int64_t query_block, int64_t task_work);
 
 template <class Element>
-using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange&, float* scratch);
+using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange& range,
+                                 const QueryRange* next, float* scratch);
 
 // Runs `kernel` over every query of every sequence and head, each on one thread.
 template <class Element>

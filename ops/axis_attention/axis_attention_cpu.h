@@ -169,16 +169,7 @@ inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& blo
   }
 }
 
-// Has `size` elements brought to the second cache. Inline, as GCC takes a call of a function that only
-// prefetches for one that does nothing.
-template <class Element>
-[[gnu::always_inline]] inline void Bring(const Element* from, int64_t size) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
-  for (int64_t d = 0; d < size; d += kLine) __builtin_prefetch(from + d, 0, 2);
-}
-
-// What a lane of the next block reads first, and what it reads and writes last: asked for lane by lane, while
-// this block is computed. Asked for at once they are more than the processor can wait for, which then stands.
+// What a lane of the next block reads first, and what it reads and writes last.
 template <class Element, class Held>
 [[gnu::always_inline]] inline void BringScored(const AxisHead<Element, Held>& head, const AxisBlock& block,
                                                int64_t lane) {
@@ -220,9 +211,11 @@ inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& 
   float* band = at.scores + block.columns * kPanelQueries;
   const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
   int64_t classes = 0;
+  NoRowsAhead ahead;  // its lanes are brought one by one
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
-    classes = ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
-                                  head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima);
+    classes =
+        ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
+                            head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima, ahead);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {

@@ -25,8 +25,6 @@ class AxisTile {
   using Products = AxisProducts<Element, kPadded, kVector>;
 
  public:
-  static constexpr int32_t kPartialWords = kWarpQueries * kPadded;
-
   TileKeys keys;  // laid before anything else
 
   // Of the keys this warp goes over every step-th chunk, from `first` on. held: kHeldWords for sparsegen-lin.

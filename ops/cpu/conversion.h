@@ -4,7 +4,7 @@
 //
 //   Load, LoadPartial, Store       those of simd.h, for Half and BFloat16 too
 //   StorePartial(p, n, a)          p[0..n) = a[0..n), 0 < n <= kLanes; writes nothing beyond
-//   LoadFirst(p, n)                as LoadPartial of float32, 0 < n <= kLanes
+//   LoadFirst(p, n)                the first of p[0..n) as LoadPartial, kLanes of them at most, 0 < n
 //   ForEachVector(n, each)         each(j, count) for a row of n: kLanes from the j-th on, then those left
 //   ReadOne, WriteOne              a single element
 //   CopyRow, ReadRows, WriteRow    rows of any number of columns
@@ -54,8 +54,9 @@ inline void StorePartial(Element* to, int64_t count, Floats a) {
   __builtin_memcpy(to, &bits, static_cast<size_t>(count) * sizeof(Element));
 }
 
-inline Floats LoadFirst(const float* from, int64_t count) {
-  return count == kLanes ? Load(from) : LoadPartial(from, count);
+template <class Element>
+inline Floats LoadFirst(const Element* from, int64_t count) {
+  return count >= kLanes ? Load(from) : LoadPartial(from, count);
 }
 
 template <class Each>

@@ -99,9 +99,11 @@ struct ElementKernels {
   // Up to row_block rows from `first_row`; row r is the r-th of all (outer, inner) pairs.
   void (*sparsegen_lin)(const AxisRows<Element>& rows, float divisor, int64_t first_row, int64_t count,
                         float* scratch);
+  // next: the range that comes after; null behind the last.
   void (*sparsegen_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
-                              float* scratch);
-  void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range, float* scratch);
+                              const QueryRange* next, float* scratch);
+  void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
+                            const QueryRange* next, float* scratch);
   // The range counts places in the sequence's `order`: either full rows or others, in blocks of query_block
   // from its first on.
   void (*axis_attention)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,

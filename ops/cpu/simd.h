@@ -1,6 +1,6 @@
 // The vector abstraction of the CPU kernels. Kernel sources are compiled once per instruction set, each time
-// into the namespace SPARSE_OPS_TARGET (generic, neon, avx2, avx512), and joined by run-time dispatch
-// (instruction_set.h).
+// into the namespace SPARSE_OPS_TARGET (generic, neon, avx2, avx512, avx512vnni), and joined by run-time
+// dispatch (instruction_set.h).
 //
 // Nothing included from a kernel source may define an inline function outside that namespace: the linker
 // keeps one copy of such a function, maybe the one compiled for AVX-512, and an older processor would then

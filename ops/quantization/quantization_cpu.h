@@ -51,15 +51,10 @@ inline void QuantizeRow(const float* values, int64_t columns, uint32_t largest_b
     return;
   }
   const Floats factor = Broadcast(kLargestInt8 / largest);
-  int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) {
-    const Bytes bytes = Quantized(Load(values + j), factor);
-    __builtin_memcpy(quantized + j, &bytes, sizeof(bytes));
-  }
-  if (j < columns) {
-    const Bytes bytes = Quantized(LoadPartial(values + j, columns - j), factor);
-    __builtin_memcpy(quantized + j, &bytes, static_cast<size_t>(columns - j));
-  }
+  ForEachVector(columns, [&](int64_t j, int64_t count) {
+    const Bytes bytes = Quantized(LoadFirst(values + j, count), factor);
+    __builtin_memcpy(quantized + j, &bytes, static_cast<size_t>(count));
+  });
   *scale = largest / kLargestInt8;
 }
 

@@ -48,9 +48,7 @@ using OrtUnusedSlot = void (*)();
 
 struct OrtApi {
   OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);
-  OrtUnusedSlot unused_1[1];
-  const char* (*GetErrorMessage)(const OrtStatus* status);
-  OrtUnusedSlot unused_3[23];
+  OrtUnusedSlot unused_1[25];
   OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);
   OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);
@@ -163,7 +161,6 @@ constexpr uint32_t kOrtApiVersion = 17;
 #define SPARSE_OPS_CHECK_SLOT(member, slot) \
   static_assert(offsetof(OrtApi, member) == (slot) * sizeof(void*), "OrtApi::" #member " left its slot")
 SPARSE_OPS_CHECK_SLOT(CreateStatus, 0);
-SPARSE_OPS_CHECK_SLOT(GetErrorMessage, 2);
 SPARSE_OPS_CHECK_SLOT(CreateCustomOpDomain, 26);
 SPARSE_OPS_CHECK_SLOT(CustomOpDomain_Add, 27);
 SPARSE_OPS_CHECK_SLOT(AddCustomOpDomain, 28);

@@ -53,7 +53,9 @@ inline void ExponentiatePanel(const ScoreColumn& first, Floats* normalizer) {
 // The queries of a range, of whose head keys and values are given.
 template <class Element, class Held>
 inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRange& range,
-                          const KeysAndValues<Held>& head, const SoftmaxAttentionScratch& at) {
+                          RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
+                          const SoftmaxAttentionScratch& at) {
+  using Ahead = RowsAhead<Element>;
   const int64_t head_size = tensors.head_size;
   const ptrdiff_t stride = tensors.num_heads * head_size;
   const int64_t sums_stride = RoundUp(head_size, kLanes);
@@ -62,9 +64,9 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
     PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
-    const auto score = queries > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
+    const auto score = queries > kLanes ? ScorePanel<2, Held, Ahead> : ScorePanel<1, Held, Ahead>;
     const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
-                                  tensors.scale, at.room, at.scores, at.maxima);
+                                  tensors.scale, at.room, at.scores, at.maxima, ahead);
 
     Floats normalizer[kPanelVectors];
     const auto exponentiate = queries > kLanes ? ExponentiatePanel<2> : ExponentiatePanel<1>;
@@ -76,16 +78,19 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
     for (int64_t r = 0; r < queries; ++r) {
       WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r / kLanes][r % kLanes]),
                tensors.output + own + (begin + r) * stride);
+      ahead.Summed();
     }
   }
 }
 
 template <class Element>
 inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
-                             float* scratch) {
+                             const QueryRange* next, float* scratch) {
   SoftmaxAttentionScratch at;
   at.Lay(scratch, range.sequence_length, tensors.head_size);
-  VisitHead(tensors, range, at.held, [&](const auto& head) { AttendDensely(tensors, range, head, at); });
+  RowsAhead<Element> ahead = AheadOf(tensors, range, next);
+  VisitHead(tensors, range, at.held,
+            [&](const auto& head) { AttendDensely(tensors, range, ahead, head, at); });
 }
 
 }  // namespace SPARSE_OPS_TARGET

@@ -5,11 +5,12 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Some queries of a range's sequence and head.
+// Some queries of a range's sequence and head, and what is brought while they are computed.
 template <class Element>
 struct QueryRows {
   const PackedAttention<Element>& tensors;
   const QueryRange& range;
+  RowsAhead<Element>& ahead;
   const int32_t* rows;  // counted within the sequence
   int64_t count;
 
@@ -19,7 +20,7 @@ struct QueryRows {
     return tensors.support + (range.query_begin + rows[i]) * tensors.num_heads + range.head;
   }
   QueryRows Part(int64_t first, int64_t part_count) const {
-    return {tensors, range, rows + first, part_count};
+    return {tensors, range, ahead, rows + first, part_count};
   }
   ptrdiff_t stride() const { return tensors.num_heads * tensors.head_size; }
 
@@ -32,9 +33,10 @@ struct QueryRows {
 // Packs up to kPanelQueries queries of a range, from its query `first` on, whose numbers `rows` takes.
 template <class Element>
 inline QueryRows<Element> PackFrom(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                   int64_t first, int32_t* rows, float* room, float* panel) {
+                                   RowsAhead<Element>& ahead, int64_t first, int32_t* rows, float* room,
+                                   float* panel) {
   for (int64_t i = 0; i < kPanelQueries; ++i) rows[i] = static_cast<int32_t>(first + i);
-  const QueryRows<Element> queries{tensors, range, rows,
+  const QueryRows<Element> queries{tensors, range, ahead, rows,
                                    Min(kPanelQueries, range.first + range.count - first)};
   PackQueries(queries.query(0), queries.stride(), queries.count, tensors.head_size, room, panel);
   return queries;

@@ -53,6 +53,7 @@ inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& he
   if (pairs * kSparseCost <= survivors.count * kLanes) {
     for (int64_t r = 0; r < queries.count; ++r) {
       SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
+      queries.ahead.Summed();
     }
     return;
   }
@@ -62,6 +63,7 @@ inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& he
                  head_size, queries.count, sums, sums_stride);
   for (int64_t r = 0; r < queries.count; ++r) {
     WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), queries.output(r));
+    queries.ahead.Summed();
   }
 }
 
@@ -115,10 +117,11 @@ inline void AttendToScored(const QueryRows<Element>& panel, const KeysAndValues<
 template <class Element, class Held>
 inline void AttendToPacked(const QueryRows<Element>& panel, const KeysAndValues<Held>& head,
                            const SparsegenAttentionScratch& at) {
-  const auto score = panel.count > kLanes ? ScorePanel<2, Held> : ScorePanel<1, Held>;
+  using Ahead = RowsAhead<Element>;
+  const auto score = panel.count > kLanes ? ScorePanel<2, Held, Ahead> : ScorePanel<1, Held, Ahead>;
   const PackedAttention<Element>& tensors = panel.tensors;
   const int64_t classes = score(at.query_panel, head.key, head.stride, panel.range.sequence_length,
-                                tensors.head_size, tensors.scale, at.room, at.scores, at.maxima);
+                                tensors.head_size, tensors.scale, at.room, at.scores, at.maxima, panel.ahead);
   AttendToScored(panel, head, classes, at);
 }
 
@@ -153,6 +156,7 @@ template <class Element, class Held>
     const int64_t r = __builtin_ctz(left);
     survivors.keys = screen.candidate_keys + r * screen.room;
     SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
+    queries.ahead.Summed();
     *queries.support(r) = survivors.support[r];
   }
 }
@@ -183,8 +187,10 @@ inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Hel
   if (*at.held.rounded != number) RoundKeys(head, keys, tensors.head_size, at.screen);
   *at.held.rounded = number;
   RoundQueries(panel, at.screen);
-  const auto screen = panel.count > kLanes ? ScreenPanel<2> : ScreenPanel<1>;
-  const unsigned few = screen(at.screen, keys, tensors.scale, tensors.divisor, at.scores, at.maxima);
+  using Ahead = RowsAhead<Element>;
+  const auto screen = panel.count > kLanes ? ScreenPanel<2, Ahead> : ScreenPanel<1, Ahead>;
+  const unsigned few =
+      screen(at.screen, keys, tensors.scale, tensors.divisor, at.scores, at.maxima, panel.ahead);
   for (int64_t lane = 0; lane < panel.count; lane += kLanes) {
     const QueryRows<Element> column = panel.Part(lane, Min(kLanes, panel.count - lane));
     const unsigned wanted = few >> lane & OfFirst(column.count);
@@ -196,18 +202,19 @@ inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Hel
 // As AttendSparsely. Queries of which few keys are left and others are gathered in panels of their own.
 template <class Element, class Held>
 inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryRange& range,
-                           const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
+                           RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
+                           const SparsegenAttentionScratch& at) {
   WaitingRows few, many;
   // Full panels of those that wait first: a panel of either may add one to `many`, which has room for two.
   const auto attend = [&](int64_t left) {
     while (few.count > left || many.count > left) {
       if (many.count >= kPanelQueries || few.count <= left) {
-        const QueryRows<Element> panel{tensors, range, many.rows, Min(many.count, kPanelQueries)};
+        const QueryRows<Element> panel{tensors, range, ahead, many.rows, Min(many.count, kPanelQueries)};
         PackGathered(panel, at.room, at.query_panel);
         AttendToPacked(panel, head, at);
         many.Drop(panel.count);
       } else {
-        const QueryRows<Element> panel{tensors, range, few.rows, Min(few.count, kPanelQueries)};
+        const QueryRows<Element> panel{tensors, range, ahead, few.rows, Min(few.count, kPanelQueries)};
         AttendToFew(panel, head, &many, at);
         few.Drop(panel.count);
       }
@@ -215,15 +222,16 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
   };
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = PackFrom(tensors, range, begin, rows, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.room, at.query_panel);
     const auto probe = panel.count > kLanes ? ProbePanel<2, Held> : ProbePanel<1, Held>;
     const unsigned seem_many = probe(at.query_panel, head, range.sequence_length, tensors.head_size,
                                      tensors.scale, tensors.divisor, at.room, at.scores, at.maxima);
     const unsigned all = OfFirst(panel.count);
     if ((seem_many & all) == all) {
-      const auto score = panel.count > kLanes ? ScoreRest<2, Held> : ScoreRest<1, Held>;
+      using Ahead = RowsAhead<Element>;
+      const auto score = panel.count > kLanes ? ScoreRest<2, Held, Ahead> : ScoreRest<1, Held, Ahead>;
       const int64_t classes = score(at.query_panel, head, range.sequence_length, tensors.head_size,
-                                    tensors.scale, at.room, at.scores, at.maxima);
+                                    tensors.scale, at.room, at.scores, at.maxima, ahead);
       AttendToScored(panel, head, classes, at);
     } else if ((seem_many & all) == 0) {
       AttendToFew(panel, head, &many, at);
@@ -240,26 +248,29 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
 // The queries of a range, of whose head keys and values are given.
 template <class Element, class Held>
 inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
-                           const KeysAndValues<Held>& head, const SparsegenAttentionScratch& at) {
+                           RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
+                           const SparsegenAttentionScratch& at) {
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
   if (IsScreened(range.sequence_length, tensors.divisor)) {
-    return AttendScreened(tensors, range, head, at);
+    return AttendScreened(tensors, range, ahead, head, at);
   }
   *at.held.rounded = 0;  // shorter sequences are laid out over what lies there
 #endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = PackFrom(tensors, range, begin, rows, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.room, at.query_panel);
     AttendToPacked(panel, head, at);
   }
 }
 
 template <class Element>
 inline void SparsegenAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
-                               float* scratch) {
+                               const QueryRange* next, float* scratch) {
   SparsegenAttentionScratch at;
   at.Lay(scratch, range.sequence_length, tensors.head_size);
-  VisitHead(tensors, range, at.held, [&](const auto& head) { AttendSparsely(tensors, range, head, at); });
+  RowsAhead<Element> ahead = AheadOf(tensors, range, next);
+  VisitHead(tensors, range, at.held,
+            [&](const auto& head) { AttendSparsely(tensors, range, ahead, head, at); });
 }
 
 }  // namespace SPARSE_OPS_TARGET

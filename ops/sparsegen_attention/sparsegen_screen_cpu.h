@@ -125,13 +125,15 @@ inline unsigned ProbePanel(const float* query_panel, const KeysAndValues<Element
 }
 
 // What ProbePanel has left; returns what ScorePanel does.
-template <int64_t Vectors, class Element>
-inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Element>& head, int64_t keys,
-                         int64_t head_size, float scale, float* room, float* scores, float* maxima) {
+template <int64_t Vectors, class Held, class Ahead>
+inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Held>& head, int64_t keys,
+                         int64_t head_size, float scale, float* room, float* scores, float* maxima,
+                         Ahead& ahead) {
   const int64_t groups = keys / kKeyRows;
   const auto score = [&](int64_t j, int64_t group) {
     ScoreKeys<kKeyRows, Vectors>(query_panel, head.key + j * head.stride, head.stride, head_size, scale, room,
                                  scores + j * kPanelQueries, maxima + group % kMaxClasses * kPanelQueries);
+    ahead.Scored();
   };
   for (int64_t probe = 0; probe < kProbes; ++probe) {
     for (int64_t group = ProbedGroup(probe, groups) + 1; group < ProbedGroup(probe + 1, groups); ++group) {
@@ -148,11 +150,6 @@ struct Rounded {
   Floats length, lost, sum;
 };
 
-template <class Element>
-inline Floats LoadSome(const Element* from, int64_t count) {
-  return count >= kLanes ? Load(from) : LoadPartial(from, count);
-}
-
 inline Floats Length(Floats squares) { return Sqrt(squares) + Broadcast(kVanished); }
 
 // Rounds rows `first` to first + count, zeros up to their stride; from(r) is where the r-th of them lies.
@@ -162,7 +159,7 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
   Floats largest[kLanes] = {}, norm[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t d = 0; d < columns; d += kLanes) {
-      const Floats x = LoadSome(from(r) + d, columns - d);
+      const Floats x = LoadFirst(from(r) + d, columns - d);
       largest[r] = Max(Max(x, Floats{} - x), largest[r]);
       norm[r] = MulAdd(x, x, norm[r]);
     }
@@ -178,7 +175,7 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
   for (int64_t r = 0; r < count; ++r) {
     Whole* to = rows.wholes + (first + r) * rows.stride;
     for (int64_t d = 0; d < columns; d += kLanes) {
-      const Floats x = LoadSome(from(r) + d, columns - d);
+      const Floats x = LoadFirst(from(r) + d, columns - d);
       const Ints whole = ToWholes(x * Broadcast(factor[r]));
       StoreWholes(to + d, Min(RoundUp(columns - d, kPacked), kLanes), whole);
       if constexpr (kMeasuresLoss) {
@@ -308,13 +305,13 @@ inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn&
 
 // As ScorePanel, by integers. Returns the queries, a bit each, of which few keys are left, their candidates
 // marked.
-template <int64_t Vectors>
+template <int64_t Vectors, class Ahead>
 inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, float divisor, float* scores,
-                            float* maxima) {
+                            float* maxima, Ahead& ahead) {
   Floats factor[Vectors];
   for (int64_t v = 0; v < Vectors; ++v)
     factor[v] = Load(screen.queries.scale + v * kLanes) * Broadcast(scale);
-  const int64_t classes = ScoreGroups(keys, maxima, [&](int64_t j, float* class_maxima) {
+  const int64_t classes = ScoreGroups(keys, maxima, ahead, [&](int64_t j, float* class_maxima) {
     ScreenKeys<kKeyRows, Vectors>(screen, j, factor, scores + j * kPanelQueries, class_maxima);
   });
   unsigned few = 0;
@@ -329,14 +326,8 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
 // The candidates of a query, from the lane `lane` of the panel.
 inline int64_t ListCandidates(const Screen& screen, int64_t lane, int64_t keys, int32_t* list) {
   int64_t count = 0;
-  for (int64_t begin = 0; begin < keys; begin += 64) {
-    const int32_t* words = screen.candidates + begin / 32 * kPanelQueries + lane;
-    uint64_t bits = static_cast<uint32_t>(words[0]);
-    if (begin + 32 < keys) bits |= static_cast<uint64_t>(static_cast<uint32_t>(words[kPanelQueries])) << 32;
-    for (; bits != 0; bits &= bits - 1) {
-      list[count++] = static_cast<int32_t>(begin + __builtin_ctzll(bits));
-    }
-  }
+  ForEachBit(screen.candidates + lane, kPanelQueries, keys,
+             [&](int64_t j) { list[count++] = static_cast<int32_t>(j); });
   return count;
 }
 
@@ -356,7 +347,7 @@ inline void ScoreCandidates(const Element* query, const KeysAndValues<Held>& hea
       SPARSE_OPS_UNROLL
       for (int64_t v = 0; v < Vectors; ++v) sum[t] = MulAdd(own[v], Load(key + v * kLanes), sum[t]);
       for (int64_t d = Vectors == 0 ? 0 : head_size; d < head_size; d += kLanes) {
-        sum[t] = MulAdd(LoadSome(query + d, head_size - d), LoadSome(key + d, head_size - d), sum[t]);
+        sum[t] = MulAdd(LoadFirst(query + d, head_size - d), LoadFirst(key + d, head_size - d), sum[t]);
       }
     }
     const Mask real = MaskOf(OfFirst(Min(kLanes, count - begin)));

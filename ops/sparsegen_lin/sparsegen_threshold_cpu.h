@@ -288,16 +288,21 @@ inline void SolveWhole(const ScoreColumn& first, float divisor, int64_t rows,
   }
 }
 
+// Calls visit(t) for every bit t below `count` that is set, in rising order of t: 32 in a word, a word every
+// `stride`.
+template <class Visit>
+inline void ForEachBit(const int32_t* words, ptrdiff_t stride, int64_t count, const Visit& visit) {
+  for (int64_t begin = 0; begin < count; begin += 64, words += 2 * stride) {
+    uint64_t bits = static_cast<uint32_t>(words[0]);
+    if (begin + 32 < count) bits |= static_cast<uint64_t>(static_cast<uint32_t>(words[stride])) << 32;
+    for (; bits != 0; bits &= bits - 1) visit(begin + __builtin_ctzll(bits));
+  }
+}
+
 // Calls visit(t) for every weight t of a row that is above 0, in rising order of t.
 template <class Visit>
 inline void ForEachPositive(const Survivors& survivors, int64_t row, const Visit& visit) {
-  for (int64_t begin = 0; begin < survivors.count; begin += 64) {
-    const int32_t* words = survivors.positive + begin / 32 * kLanes + row;
-    uint64_t bits = static_cast<uint32_t>(words[0]);
-    if (begin + 32 < survivors.count)
-      bits |= static_cast<uint64_t>(static_cast<uint32_t>(words[kLanes])) << 32;
-    for (; bits != 0; bits &= bits - 1) visit(begin + __builtin_ctzll(bits));
-  }
+  ForEachBit(survivors.positive + row, kLanes, survivors.count, visit);
 }
 
 }  // namespace SPARSE_OPS_TARGET

@@ -1,7 +1,6 @@
 #include "tokenizer/byte_level_bpe.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "runtime/status.h"
 #include "tokenizer/tables.h"
