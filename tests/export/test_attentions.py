@@ -21,7 +21,8 @@ from sparse_export.encoders.patterned import layer_patterns, pattern_modules
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, choose_attentions, finetune, runs_of
-from sparse_serve.cli.options import CONTEXT, run
+from sparse_serve.cli.commands import CONTEXT
+from sparse_serve.cli.options import run
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import Classification
 from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows

@@ -33,7 +33,8 @@ from sparse_export.multitask.options import SimcseForm
 from sparse_export.multitask.plan import Sampling
 from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
-from sparse_serve.cli.options import CONTEXT, run
+from sparse_serve.cli.commands import CONTEXT
+from sparse_serve.cli.options import run
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
 from sparse_serve.op_library import Device

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli.inspect import inspect_command
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
-from sparse_serve.cli.options import CONTEXT, run
+from sparse_serve.cli.commands import CONTEXT
+from sparse_serve.cli.options import run
 from tiny_models import LABELS, LAYERS
 
 

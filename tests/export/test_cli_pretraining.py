@@ -15,7 +15,8 @@ from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.training.hub_data import DatasetSplit
-from sparse_serve.cli.options import CONTEXT, run
+from sparse_serve.cli.commands import CONTEXT
+from sparse_serve.cli.options import run
 from sparse_serve.data import Columns
 from tiny_training import make_encoder, write_rows
 

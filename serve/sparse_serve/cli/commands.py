@@ -11,7 +11,7 @@ from sparse_serve.errors import MissingPackageError
 from sparse_serve.extras import needing
 
 # Every option of every command is also read from SPARSE_SERVE_<OPTION>.
-_CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
+CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
 
 # Whatever the options are.
 _ANYTHING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -49,7 +49,7 @@ def add_command(app: typer.Typer, name: str, path: str, *, extras: str | None = 
         module, _, function = path.partition(":")
         try:
             with needing(name, extras or ""):
-                return _command(name, getattr(import_module(module), function), context_settings=_CONTEXT)
+                return _command(name, getattr(import_module(module), function), context_settings=CONTEXT)
         except MissingPackageError as error:
             if extras is None:
                 raise
