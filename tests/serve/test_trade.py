@@ -177,8 +177,8 @@ def test_the_greatest_that_fits_is_found_from_below(least: int, most: int) -> No
     [
         ("padded_eager", 2 * 512, 7, 3, (2 * 12 + 1) * 2 * 512**2 * 4),
         ("padded_fused", 2 * 512, 9, 2, 12 * 2 * 512**2 * 4),
-        ("packed_dense", 512 + 375, 7, 3, 0),
-        ("model", 512 + 375, 7, 3, 0),
+        ("packed_dense", 512 + 375, 7, 2, 0),
+        ("model", 512 + 375, 7, 2, 0),
     ],
 )
 def test_theory_counts_what_lives_at_once(
@@ -187,7 +187,7 @@ def test_theory_counts_what_lives_at_once(
     """Eager attention forms the scores twice, with a mask, the fused one once, packed kernels never.
 
     Rows of 512, 375, 239 and 102 tokens are computed two at a time. Counted are the allocations of the demo's
-    model in ONNX Runtime.
+    model in ONNX Runtime; of packed ones less the activation's own, as BiasGelu of ours takes none.
     """
     found = expected(measurement(variant, 512, batch=4), SHAPE, 9, runs_of([512, 375, 239, 102]))
     assert found is not None

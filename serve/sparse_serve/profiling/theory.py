@@ -26,13 +26,14 @@ class _Buffers:
     attention is computed, and scores while they are. Held so are `hidden` of the hidden states' size, `inner`
     of the feed-forward layers', before the activation and behind it, and `scores` of all heads, which a mask
     of one head's size is added to. A kernel gives back at its end what it takes for itself: attention
-    `own_hidden` and `own_scores`, the activation one of the inner size. The larger of the two is the peak's.
+    `own_hidden` and `own_scores`, the activation `own_inner`. The larger of the two is the peak's.
     """
 
     hidden: int
     inner: int = 2
     scores: int = 0
     own_hidden: int = 0
+    own_inner: int = 1
     own_scores: int = 0
 
 
@@ -42,8 +43,8 @@ _EAGER = _Buffers(hidden=7, scores=LIVE_SCORE_COPIES)
 # Hidden states, queries, keys, values, the result; of the kernel's own the last four by head, and scores.
 _FUSED = _Buffers(hidden=5, own_hidden=4, own_scores=1)
 # Queries, keys, values and the result as rows; hidden states, the projection and that normalised as a batch
-# of one, which is another shape. Its kernels take some hundred kilobytes.
-_PACKED = _Buffers(hidden=7)
+# of one, which is another shape. Its kernels take some hundred kilobytes, BiasGelu of ours nothing.
+_PACKED = _Buffers(hidden=7, own_inner=0)
 
 
 def runs_of(rows: Sequence[int], about: Sequence[int] | None = None) -> list[Sequence[int]]:
@@ -77,7 +78,7 @@ def live_bytes(variant: Variant, shape: GraphShape, runs: Sequence[Sequence[int]
         tokens = sum(run) if buffers is _PACKED else len(run) * max(run)
         pairs = len(run) * max(run) ** 2
         attention = (buffers.own_hidden * hidden * tokens, buffers.own_scores * heads * pairs)
-        own, own_scores = max(attention, (inner * tokens, 0), key=sum)
+        own, own_scores = max(attention, (buffers.own_inner * inner * tokens, 0), key=sum)
         held = (buffers.hidden * hidden + buffers.inner * inner) * tokens
         scores = (buffers.scores * heads + bool(buffers.scores)) * pairs
         return (held + own) * FLOAT_BYTES, (scores + own_scores) * FLOAT_BYTES
