@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,16 +14,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tiny_entry import CLASSES, SEVERAL, VECTORS
 
 from sparse_serve.cli import app, run
-from sparse_serve.errors import DataError, JobError, OptionError
+from sparse_serve.errors import DataError, JobError, OptionError, RepositoryError
 from sparse_serve.replies import Embedding, Prediction, Reply
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.corpus import find_corpus
+from sparse_serve.scoring.engine import Plan, _Scorer, checked_classifier
 from sparse_serve.scoring.job import Job, run_job
 from sparse_serve.scoring.parts import PartRecord, kept_parts, write_part
 from sparse_serve.scoring.reading import InputColumns, Part, read_parts
@@ -474,6 +477,23 @@ def test_a_folder_that_is_no_jobs_is_refused(tmp_path: Path, job: JobRecord) -> 
 def test_options_that_are_not_for_the_model(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         run_job(Job(SAMPLE, [str(tmp_path)], str(tmp_path / "output"), **options))
+
+
+@pytest.mark.parametrize("name", ["1/model.onnx", "labels.txt"])
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"x"])
+def test_files_are_looked_at_before_the_graph_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    entry = Path(shutil.copytree(SAMPLE, tmp_path / "sample"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("the graph is opened"))
+    with pytest.raises(pytest.fail.Exception, match="the graph is opened"):
+        checked_classifier(entry, None, 1)
+    (entry / name).write_bytes(change((entry / name).read_bytes()))
+    job = Job(entry, [str(tmp_path)], str(tmp_path / "output"))
+    plan = Plan(entry, 1, 1, None, {}, {}, COLUMNS, 1, Location.of(job.output))
+    for start in (partial(run_job, job), partial(_Scorer, plan)):
+        with pytest.raises(RepositoryError, match=f"sample/{name} has been changed since it was exported"):
+            start()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from sparse_serve.environment import available_cores
 from sparse_serve.errors import JobError, OptionError, SparseServeError, first_line
 from sparse_serve.extras import needing
 from sparse_serve.repository.check import require_files
+from sparse_serve.repository.entries import read_entry
 from sparse_serve.scoring import EXTRAS
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.parts import PartRecord, write_part
@@ -73,13 +74,25 @@ class Plan:
     output: Location
 
 
+def checked_classifier(path: Path, version: int | None, threads: int) -> Classifier:
+    """Open the graph of an entry whose files are those of its export; the version is the highest for None.
+
+    Raises:
+        RepositoryError: there is no such entry or version, it is damaged, or its graph takes token ids.
+        SparseServeError: what else `Classifier` raises.
+    """
+    found = read_entry(path)
+    version = max(found.versions, default=0) if version is None else version
+    require_files(found.of_version(version), f"entry {path}")
+    return Classifier(path, version=version, threads=threads)
+
+
 class _Scorer:
     """An actor: answers parts and writes them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._classifier = Classifier(plan.entry, version=plan.version, threads=plan.threads)
-        require_files(self._classifier.entry, f"entry {plan.entry}")
+        self._classifier = checked_classifier(plan.entry, plan.version, plan.threads)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Write the parts of a batch; return their records."""

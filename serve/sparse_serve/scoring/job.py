@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparse_serve import __version__
-from sparse_serve.classifier import Classifier
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError
-from sparse_serve.repository.check import require_files
 from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.rows import TEXT_PAIR
 from sparse_serve.scoring import PART_ROWS
 from sparse_serve.scoring.answers import RESERVED
 from sparse_serve.scoring.corpus import Corpus, find_corpus
-from sparse_serve.scoring.engine import Plan, require_ray, run
+from sparse_serve.scoring.engine import Plan, checked_classifier, require_ray, run
 from sparse_serve.scoring.parts import PartRecord, kept_parts
 from sparse_serve.scoring.reading import InputColumns, InputFile
 from sparse_serve.scoring.record import (
@@ -104,9 +102,8 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
             raise OptionError(f"{name} is {number}, at least 1 is needed")
     require_ray()
     # Opened here too: what is wrong with it is found before anything is started.
-    classifier = Classifier(job.entry, version=job.version, threads=1)
+    classifier = checked_classifier(job.entry, job.version, threads=1)
     entry = classifier.entry
-    require_files(entry, f"entry {entry.path}")
     columns = _columns(entry.manifest.task, job)
     version = classifier.version
     del classifier
