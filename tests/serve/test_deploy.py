@@ -14,9 +14,11 @@ from manifests import require_valid_compose
 from sparse_serve.cli import app, run
 from sparse_serve.deploy.deployment import require_certificate
 from sparse_serve.deploy.gateway import CONFIG
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import SparseServeError
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.repository.writing import EntrySpec, write_entry
 
 MakeSpec = Callable[..., EntrySpec]
@@ -78,6 +80,9 @@ def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> 
     assert [(each["source"], each["target"]) for each in services["triton"]["volumes"]] == [
         (str((repository / name).resolve()), f"/models/{name}") for name in ("tiny", "tiny_model")
     ]
+    # And of this entry, what was there when its limits were computed.
+    digest = file_digest(repository / "tiny" / MANIFEST_NAME)
+    assert services["triton"]["environment"]["MANIFEST_DIGESTS"] == f"tiny={digest}"
     # The dashboard is for whoever is on the machine: nobody can log in, and there is no password.
     assert services["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
     assert services["grafana"]["environment"]["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"

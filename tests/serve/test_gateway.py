@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from urllib.request import urlopen
 
@@ -40,6 +41,7 @@ from sparse_serve.triton.preflight import claim_ports
 
 MakeSpec = Callable[..., EntrySpec]
 
+SERVICE = "/inference.GRPCInferenceService"
 HAPROXY = shutil.which("haproxy")
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 
@@ -271,6 +273,13 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.infer()
         return service_pb2.ModelInferResponse(model_name="m")
 
+    def ModelStreamInfer(  # noqa: N802  gRPC's own name
+        self, requests: Iterator[object], _context: object
+    ) -> Iterator[object]:
+        for _ in requests:
+            self.infer()
+            yield service_pb2.ModelStreamInferResponse()
+
     def stop(self) -> None:
         self.is_hung.clear()
         self.may_answer.set()
@@ -307,6 +316,57 @@ def infer_both(gateway: Gateway) -> dict[str, Callable[[], tuple[object, str]]]:
     return {"http": over_http, "grpc": over_grpc}
 
 
+def code_of_open_call(url: str, method: str, *messages: bytes) -> grpc.StatusCode:
+    """Return what a call sees that sends messages, waits for an answer to each, and only then ends."""
+    sending: SimpleQueue[bytes | None] = SimpleQueue()
+    for message in messages:
+        sending.put(message)
+    with grpc.insecure_channel(url) as channel:
+        call = channel.stream_stream(f"{SERVICE}/{method}")(iter(sending.get, None), timeout=30)
+        with suppress(grpc.RpcError):
+            for _ in messages or (None,):
+                next(call)
+        sending.put(None)
+        code: grpc.StatusCode = call.code()
+    return code
+
+
+def received(address: str, sent: bytes, last: bytes | None = None) -> bytes:
+    """Return what comes until the connection ends, or what is `last` has come."""
+    host, port = address.split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(sent)
+        while (last is None or last not in answer) and (part := client.recv(1 << 16)):
+            answer += part
+    return answer
+
+
+def refusal_of_open_call(gateway: Gateway, method: str, message: bytes = b"") -> bytes:
+    """Return what is sent to a gRPC call that does not end, until its stream is reset.
+
+    HAProxy writes headers as they are. gRPC's own client loses those that a reset comes behind.
+    """
+
+    def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+        return len(content).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + content
+
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"{SERVICE}/{method}",
+        ":authority": "m",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    literals = b"".join(
+        b"\0" + b"".join(bytes((len(each),)) + each.encode() for each in header) for header in headers.items()
+    )
+    frames = [frame(4, 0, 0, b""), frame(1, 4, 1, literals)] + [frame(0, 0, 1, message)] * bool(message)
+    reset = frame(3, 0, 1, bytes(4))[:-4]
+    return received(gateway.grpc, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames), reset)
+
+
 STATUS: dict[str, dict[str, object]] = {
     "http": {"ok": 200, "overloaded": 503, "late": 504},
     "grpc": {
@@ -340,6 +400,54 @@ def test_no_method_carries_a_body_past_the_limit(stub: Stub, tmp_path: Path) -> 
             assert ask(gateway, "GET", path, None, of_unknown_length)[0] == 411
             assert ask(gateway, "GET", path, None, too_large)[0] == 413
             assert ask(gateway, "GET", path)[0] == ask(gateway, "HEAD", path)[0] == 200
+
+
+@needs_haproxy
+def test_a_message_that_is_sent_whole_is_told_the_limit(stub: Stub, tmp_path: Path) -> None:
+    too_large = r"RESOURCE_EXHAUSTED.* a request of more than 1000 bytes"
+    with (
+        started(tmp_path, of_stub(stub, replace(LIMITS, max_body=1000))) as gateway,
+        tritonclient.grpc.InferenceServerClient(gateway.grpc) as client,
+        pytest.raises(InferenceServerException, match=too_large),
+    ):
+        client.infer("m", texts(tritonclient.grpc, b"w" * 3000))
+    assert stub.most_in_flight == 0
+
+
+@needs_haproxy
+def test_a_stream_reaches_no_server(stub: Stub, tmp_path: Path) -> None:
+    message = service_pb2.ModelInferRequest(model_name="m").SerializeToString()
+    stub.may_answer.set()
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway:
+        framed = b"\0" + len(message).to_bytes(4, "big") + message
+        assert b"grpc-status\x0212" in refusal_of_open_call(gateway, "ModelStreamInfer", framed)
+        seen = code_of_open_call(gateway.grpc, "ModelStreamInfer", message)
+        assert seen in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.CANCELLED)
+    assert stub.most_in_flight == 0
+    assert code_of_open_call(stub.grpc_url, "ModelStreamInfer", message) == grpc.StatusCode.OK
+    assert stub.most_in_flight == 1
+
+
+@pytest.mark.slow
+@needs_haproxy
+def test_who_sends_too_slowly_is_told(stub: Stub, tmp_path: Path) -> None:
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: m\r\n"
+    slow = "the request did not come within 10 s"
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway, futures.ThreadPoolExecutor(4) as pool:
+        headers = pool.submit(received, gateway.http, head)
+        body = pool.submit(received, gateway.http, head + b"content-length: 9\r\n\r\n{")
+        call = pool.submit(refusal_of_open_call, gateway, "ModelInfer")
+        code = pool.submit(code_of_open_call, gateway.grpc, "ModelInfer")
+        # Of headers, HAProxy says so with a page of its own.
+        assert headers.result().startswith(b"HTTP/1.1 408 ")
+        start, _, answer = body.result().partition(b"\r\n\r\n")
+        assert start.startswith(b"HTTP/1.1 408 ")
+        assert b"content-type: application/json" in start
+        assert json.loads(answer) == {"error": slow}
+        assert b"grpc-status\x014" in call.result()
+        assert slow.encode() in call.result()
+        assert code.result() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+    assert stub.most_in_flight == 0
 
 
 @needs_haproxy

@@ -41,6 +41,7 @@ def gateway_files(gateway: Gateway) -> dict[str, str]:
     """Return the files of a folder that HAProxy starts from, by name."""
     limits = gateway.limits
     replies = {
+        "slow": (_DEADLINE_EXCEEDED, "the request did not come within 10 s"),
         "too_large": (_RESOURCE_EXHAUSTED, too_large(limits)),
         "unimplemented": (_UNIMPLEMENTED, "only unary calls about models, without compression, are answered"),
         "overloaded": (_UNAVAILABLE, "too many requests, or the server is down: try again later"),
