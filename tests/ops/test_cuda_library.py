@@ -166,7 +166,7 @@ def test_no_kernel_spills_registers(build: Path) -> None:
 def test_it_answers_on_a_cpu_as_the_one_library_loaded(library: Path) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
+        [sys.executable, "-m", "pytest", "-vx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
         + [str(TESTS / f"test_{name}.py") for name in FILES],
         cwd=PROJECT,
         env=inherited | {"SPARSE_OPS_TEST_LIBRARY": str(library)},
@@ -175,4 +175,5 @@ def test_it_answers_on_a_cpu_as_the_one_library_loaded(library: Path) -> None:
         text=True,
     )
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
-    assert " passed" in answer.stdout
+    passed = set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout))
+    assert passed == {*FILES}

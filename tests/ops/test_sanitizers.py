@@ -5,6 +5,7 @@ memory, and arithmetic without a meaning. `ops/README.md` says how all tests run
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ FILES = (
     "quantization",
     "bias_gelu",
     "skip_layer_normalization",
+    "tokenizer",
+    "tokenizer_tables",
 )
 # Every op, every way through it and every instruction set, without what takes long. Attention's case table
 # is cross-attention's, which holds kernel against kernel: functions and references have nothing to overrun.
@@ -34,6 +37,7 @@ CASES = (
     " or (test_case_table and avx512 and (short_between_long or many_rows)) or companions or two_kinds"
     " or (is_float32_attention and float16 and head_size) or every_length or every_width or dequantized"
     " or requantized or (every_axis and 513) or empty or as_the_reference"
+    " or invalid_utf8 or random_bytes or hostile or (left_is_cut and 8)"
 )
 
 
@@ -64,7 +68,7 @@ def sanitized(runtimes: list[str]) -> Path:
 def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
+        [sys.executable, "-m", "pytest", "-vsx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
         + [str(TESTS / f"test_{name}.py") for name in FILES],
         cwd=PROJECT,
         env=inherited
@@ -78,7 +82,8 @@ def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: li
         text=True,
     )
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
-    assert " passed" in answer.stdout
+    passed = set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout))
+    assert passed == {*FILES}
 
 
 def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(
