@@ -46,8 +46,9 @@ def left(dead_pid: int, temporary: Path, tmp_path: Path, monkeypatch: pytest.Mon
     return [region, folder]
 
 
+@pytest.mark.usefixtures("temporary")
 def test_the_next_server_clears_up_after_one_killed_with_its_guard(
-    tmp_path: Path, temporary: Path, make_spec: Callable[..., EntrySpec]
+    tmp_path: Path, make_spec: Callable[..., EntrySpec]
 ) -> None:
     write_entry(tmp_path / "models", make_spec())
     process = serve(tmp_path / "models")
@@ -58,8 +59,13 @@ def test_the_next_server_clears_up_after_one_killed_with_its_guard(
     process.communicate()
     wait_for(lambda: not alive(family))
     assert leftovers(process.pid)
-    guard.clear(temporary)
-    assert not leftovers(process.pid)
+    following = serve(tmp_path / "models")
+    addresses(following)
+    left_then = leftovers(process.pid)
+    following.terminate()
+    _, errors = following.communicate(timeout=60)
+    assert following.returncode == 0, errors
+    assert not left_then
 
 
 def test_what_is_of_a_dead_launcher_is_removed(left: list[Path], temporary: Path) -> None:

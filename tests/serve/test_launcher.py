@@ -4,16 +4,20 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
-from serving import alive, leftovers, serve, wait_for
+from serving import addresses, alive, leftovers, pending, serve, wait_for
+from test_stopping import SLOW_CONFIG, SLOW_MODEL, ask_http
 
 from sparse_serve import op_library
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
@@ -358,8 +362,9 @@ def test_no_triton_at_all_is_reported(repository: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_a_signal(repository: Path, number: signal.Signals) -> None:
-    process = serve(repository)
+def test_the_command_serves_until_a_signal(repository: Path, tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "triton.log"
+    process = serve(repository, "--log-file", str(log))
     assert process.stdout is not None
     urls = dict(process.stdout.readline().split() for _ in range(3))
     assert urls["http"].startswith("http://127.0.0.1:")
@@ -370,17 +375,34 @@ def test_the_command_serves_until_a_signal(repository: Path, number: signal.Sign
     assert process.returncode == 0, errors
     assert not alive(children)
     assert not leftovers(process.pid)
+    assert "successfully loaded 'tiny_model'" in log.read_text()
 
 
 def test_a_second_signal_kills(repository: Path) -> None:
-    process = serve(repository)
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    """What is in flight too, for which the first one would have it wait for ten minutes."""
+    (repository / "slow" / "1").mkdir(parents=True)
+    (repository / "slow" / CONFIG_NAME).write_text(SLOW_CONFIG)
+    (repository / "slow" / "1" / "model.py").write_text(SLOW_MODEL)
+    process = serve(repository, "--drain-timeout", "600")
+    urls = addresses(process)
+    with ThreadPoolExecutor() as threads:
+        answers = [threads.submit(ask_http, HTTPConnection(urls["http"]), 600.0) for _ in range(2)]
+        try:
+            wait_for(lambda: pending(urls["metrics"], "slow") == 1)  # which says that the other is in work
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert any(line.startswith("stopping") for line in process.stderr)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+            assert not any(answer.done() for answer in answers)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()  # or the answers would be waited for
+        assert process.returncode == 0, errors
+        for answer in answers:
+            with pytest.raises((OSError, HTTPException)):  # whichever way the connection breaks
+                answer.result(timeout=30)
     assert not leftovers(process.pid)
 
 

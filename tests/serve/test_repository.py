@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
-from tiny_entry import SPANS, VECTORS, take_out_of_service
+from tiny_entry import SPANS, VECTORS, edit, take_out_of_service
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
@@ -155,14 +155,14 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     write_entry(tmp_path, make_spec())
     first = contents(tmp_path / "tiny_model" / "1")
     tuned = tmp_path / "tiny" / CONFIG_NAME
-    tuned.write_text(tuned.read_text().replace("count: 1", "count: 2"))
+    edit(tuned, "count: 2", "count: 3")
     write_entry(tmp_path, make_spec(version=2))
     entry = read_entry(tmp_path / "tiny")
     assert entry.versions == (1, 2)
     assert entry.manifest.version == 2
     assert read_manifest(tmp_path / "tiny" / "1" / "manifest.json").version == 1
     assert contents(tmp_path / "tiny_model" / "1") == first
-    assert "count: 2" in tuned.read_text()
+    assert "count: 3" in tuned.read_text()
     # The first version's manifest still describes the bytes on disk, which both share.
     write_entry(tmp_path, make_spec(version=2, command="again"), force=True)
     assert read_entry(tmp_path / "tiny").versions == (1, 2)
