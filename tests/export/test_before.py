@@ -28,8 +28,10 @@ from tiny_models import FAMILIES, LAMBD, make_model
 BEFORE = Path(__file__).parent / "before"
 VARIANTS = sorted(path.stem for path in BEFORE.glob("*.json") if path.stem != "inputs")
 # Where the processor rounds another way than the one that wrote the logits down, ours may be so many times as
-# far from theirs as those of Transformers' own model are.
+# far from theirs as those of Transformers' own model are; and those only so far, further where no norm scales
+# a layer's output.
 TOLERANCE = 4
+ROUNDING, ROUNDING_WITHOUT_NORM = 5e-5, 1e-3
 ATTENTIONS = {"sparsegen": AttentionSpec(LAMBD), "axis": AttentionSpec.parse("axis", None)}
 # Of the graphs written down, those that other tests trace as well.
 GRAPHS = (
@@ -76,14 +78,17 @@ def farthest(model: PreTrainedModel, batch: dict[str, Tensor], before: Any) -> f
 
 @pytest.mark.usefixtures("single_threaded")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_the_same_to_the_bit(variant: str, inputs: dict[str, Tensor], tmp_path: Path) -> None:
+def test_logits_are_the_same_as_far_as_the_processor_rounds_alike(
+    variant: str, inputs: dict[str, Tensor], tmp_path: Path
+) -> None:
     before = read(variant)
     folder = write_checkpoint(before, tmp_path)
     model, stock = load_checkpoint(folder), stock_model(folder)
     tokens = {name: inputs[name] for name in input_names(model.config) if name != "attention_mask"}
     batches = {mask: tokens | {"attention_mask": inputs[mask]} for mask in before["logits"]}
     rounding = {mask: farthest(stock, batch, before["stock"][mask]) for mask, batch in batches.items()}
-    assert max(rounding.values()) < 1e-3
+    has_norm = before["config"].get("normalization_type") != "no_norm"
+    assert max(rounding.values()) < (ROUNDING if has_norm else ROUNDING_WITHOUT_NORM)
     for mask, batch in batches.items():
         tolerance = TOLERANCE * max(rounding.values()) if rounding[mask] else 0
         assert farthest(model, batch, before["logits"][mask]) <= tolerance

@@ -116,13 +116,30 @@ def test_gate_stops_a_twin_that_differs(options: ExportOptions, monkeypatch: pyt
     assert is_unwritten(options)
 
 
-def test_gate_stops_nan(options: ExportOptions, checkpoint: Path, tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(checkpoint, tmp_path / "broken"))
-    weights = load_file(broken / "model.safetensors")
-    weights["classifier.bias"] *= torch.inf
-    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+def with_weight(checkpoint: Path, folder: Path, name: str, value: float) -> str:
+    """A copy of a checkpoint with one of its tensors full of a value."""
+    weights = load_file(shutil.copytree(checkpoint, folder) / "model.safetensors")
+    weights[name] = torch.full_like(weights[name], value)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def test_weights_that_are_not_finite_are_refused(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    broken = with_weight(checkpoint, tmp_path / "broken", "classifier.bias", torch.inf)
     with pytest.raises(CheckpointError, match=r"classifier\.bias"):
-        export_checkpoint(replace(options, checkpoint=str(broken)))
+        export_checkpoint(replace(options, checkpoint=broken))
+    assert is_unwritten(options)
+
+
+def test_gate_stops_logits_that_are_not_finite(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Of weights that are, whose products overflow."""
+    great = with_weight(checkpoint, tmp_path / "great", "classifier.weight", 3e38)
+    with pytest.raises(GateError, match=r"parity not met: the logits of torch .* are not finite"):
+        export_checkpoint(replace(options, checkpoint=great))
     assert is_unwritten(options)
 
 
