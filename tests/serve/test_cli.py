@@ -69,12 +69,13 @@ def test_grpc_and_the_environment(
     monkeypatch.setenv("SPARSE_SERVE_INTERFACE", "grpc")
     monkeypatch.setenv("SPARSE_SERVE_URL", server.grpc_url)
     monkeypatch.setenv("SPARSE_SERVE_FORMAT", "csv")
-    status, output, _ = command("classify", "topics", "w1", "--top-k", "5")
+    status, output, _ = command("classify", "topics", "w1 w2", "--top-k", "5")
     assert status == 0
     (row,) = csv.DictReader(io.StringIO(output))
     assert row["truncated"] == "false"
-    assert json.loads(row["label"]) is not None
-    assert {row["label_1"], row["label_2"], row["label_3"]} == {"a", "b", "c"}
+    scores = {row[f"label_{place}"]: float(row[f"score_{place}"]) for place in (1, 2, 3)}
+    assert set(scores) == {"a", "b", "c"}
+    assert json.loads(row["label"]) == [label for label in "abc" if scores[label] >= 0.5]
     assert row["label_5"] == ""
 
 

@@ -99,9 +99,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         ([window(10), window(10), window(10), window(50)], StabilityRule(), False),
         ([window(10), window(12), window(11)], StabilityRule(25), True),
         # The mean agrees, the 99th percentile does not.
-        ([window(*[10] * 99, 10), window(*[10] * 99, 14), window(*[10] * 99, 10)], StabilityRule(), True),
+        ([window(*[10] * 10), window(*[10] * 9, 14), window(*[10] * 10)], StabilityRule(), True),
         (
-            [window(*[10] * 9, 10), window(*[10] * 9, 14), window(*[10] * 9, 10)],
+            [window(*[10] * 10), window(*[10] * 9, 14), window(*[10] * 10)],
             StabilityRule(10, percentile=99),
             False,
         ),
@@ -220,21 +220,29 @@ def test_senders_add_up() -> None:
 
 
 class Meeting:
-    """A server that answers as soon as so many requests are there together."""
+    """A server that answers, in 1 ms, as soon as so many requests are there together.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    From `until_ms` on it keeps none waiting, as others need not come any more.
+    """
+
+    def __init__(self, clock: Clock, size: int, until_ms: int) -> None:
         self.answered: list[int] = []
         self.asked: list[int] = []
         self.waited_for = 0
-        self._barrier = Barrier(size)
+        self._clock, self._until_ns = clock, until_ms * MS
+        self._barrier = Barrier(size, self._let_pass)
+
+    def _let_pass(self) -> None:
+        self._clock.now += MS
 
     def request(self) -> Timing:
         self.asked.append(get_ident())
-        with suppress(BrokenBarrierError):
-            self._barrier.wait(timeout=0.5)
-            self.answered.append(get_ident())
-            return Timing(0, MS, 0)
+        if self._clock.now < self._until_ns:
+            with suppress(BrokenBarrierError):
+                self._barrier.wait(timeout=30)
+                self.answered.append(get_ident())
+                return Timing(0, MS, 0)
+        self._clock.now += 999 * MS
         return Timing(0, 999 * MS, 0)
 
     def server_times(self, at_least: int = 0) -> ServerTimes:
@@ -243,9 +251,10 @@ class Meeting:
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_every_counted_request_meets_as_many_as_the_concurrency(size: int) -> None:
+def test_every_counted_request_meets_as_many_as_the_concurrency(clock: Clock, size: int) -> None:
     """Also the first and the last ones, since each sender begins before and goes on after what is counted."""
-    server = Meeting(size)
+    # A sender's first one settles it, and if others have not yet seen that theirs did, so does its second.
+    server = Meeting(clock, size, until_ms=2 + 30)
     measured = measure_window([Member(server) for _ in range(size)], 30)
     assert len(measured.stretches) == size
     assert all(timing.total_ns == MS for timing in measured.timings)
@@ -338,31 +347,29 @@ def test_requests_of_an_open_loop_arrive_at_their_rate() -> None:
 
 
 class Slow:
-    """Answers one request at a time, each after 20 ms."""
+    """Answers one request at a time, each after 20 ms, once every sender has one in flight."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, clock: Clock, senders: int) -> None:
+        self._clock, self._lock, self._all_there = clock, Lock(), Barrier(senders)
 
     def request(self) -> Timing:
-        start = time.perf_counter_ns()
+        start = self._clock.now
+        self._all_there.wait(timeout=30)
         with self._lock:
-            time.sleep(0.02)
-        return Timing(0, time.perf_counter_ns() - start, 0)
+            self._clock.now += 20 * MS
+            return Timing(0, self._clock.now - start, 0)
 
     def server_times(self, at_least: int = 0) -> ServerTimes:
         return ServerTimes()
 
 
 @pytest.mark.parametrize("senders", [1, 8])
-def test_a_server_that_falls_behind_cannot_hide_it(senders: int) -> None:
+def test_a_server_that_falls_behind_cannot_hide_it(clock: Clock, senders: int) -> None:
     """Eight requests that are due together take up to eight times as long as one, whoever sends them."""
-    measured = measure_open_window([Slow()] * senders, [0] * 8)
-    latencies = sorted(measured.latencies_ms())
-    assert len(latencies) == 8
-    assert latencies[-1] >= 8 * 20
-    assert latencies[0] < latencies[-1] / 2
+    measured = measure_open_window([Slow(clock, senders)] * senders, [0] * 8)
+    assert sorted(measured.latencies_ms()) == [20 * number for number in range(1, 9)]
     reading = LatencyReading((measured,), 1, stable=True)
-    assert senders > 1 or reading.late_share > 0.5
+    assert reading.late_share == (7 / 8 if senders == 1 else 0)
 
 
 def test_an_open_loop_is_measured_until_stable(clock: Clock) -> None:
@@ -561,6 +568,6 @@ def test_processor_time_is_told_to_less_than_a_tick() -> None:
     first, began = gauges.processor_ns(), time.process_time_ns()
     while time.process_time_ns() - began < 2_000_000:
         pass
-    assert 2_000_000 <= gauges.processor_ns() - first < 50_000_000
+    assert gauges.processor_ns() - first >= 2_000_000
     times = psutil.Process().cpu_times()
     assert gauges.processor_ns() / 1e9 == pytest.approx(times.user + times.system, abs=0.1)

@@ -178,16 +178,19 @@ def test_numbers_that_are_none_answer_nothing() -> None:
 
 
 def test_a_long_context_takes_no_longer_than_its_tokens() -> None:
-    """200,000 characters, 800 windows: the search for spans is a fraction of the tokenization."""
+    """Of up to 200,000 characters, 800 windows: four times as many take some four times as long."""
     task, tokenizer = QuestionAnswering(), wordpiece()
-    context = "abcd efgh " * 20_000
-    begun = time.process_time()
-    encoded = task.encode(tokenizer, ["who"], [context], 384)
-    encoding = time.process_time() - begun
-    output = outputs_of(encoded, np.random.default_rng(0))
-    begun = time.process_time()
-    ((answer, start, end, _),) = replies(task.answer(encoded, output))
-    answering = time.process_time() - begun
-    assert len(encoded[0].windows) > 500
-    assert context[start:end] == answer
-    assert answering < max(2.0, 3 * encoding)
+    seconds: list[float] = []
+    for words in (10_000, 40_000):
+        context = "abcd " * words
+        encoded = task.encode(tokenizer, ["who"], [context], 384)
+        assert len(encoded[0].windows) > words / 80
+        output = outputs_of(encoded, np.random.default_rng(0))
+        tries = []
+        for _ in range(3):
+            begun = time.process_time()
+            ((answer, start, end, _),) = replies(task.answer(encoded, output))
+            tries.append(time.process_time() - begun)
+            assert context[start:end] == answer
+        seconds.append(min(tries))
+    assert seconds[1] < 8 * seconds[0]
