@@ -10,11 +10,16 @@ measured them: seeds share nothing, so that only their times differ.
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from runs import read_csv, write_csv
+
+sys.path.append(str(Path(__file__).parents[1] / "serving"))  # whose way to end this is
+
+from commands import ending, exit_on_sigterm
 
 
 def main(
@@ -27,17 +32,22 @@ def main(
     """Run a process for every seed, and summarise what they wrote."""
     parts = {seed: results / f"seed_{seed}" for seed in seeds.split(",")}
 
-    def run(seeds: str, folder: Path) -> subprocess.Popen[bytes]:
-        options = ["--seeds", seeds, "--results", str(folder)]
-        return subprocess.Popen([sys.executable, str(benchmark), *context.args, *options])
+    exit_on_sigterm()
+    with ExitStack() as stack:
 
-    processes = {seed: run(seed, part) for seed, part in parts.items()}
-    if failed := [seed for seed, process in processes.items() if process.wait()]:
-        raise SystemExit(f"{benchmark} failed with seed {', '.join(failed)}")
-    for name in {path.name for part in parts.values() for path in part.glob("*_runs.csv")}:
-        kept = [line for line in read_csv(results / name) if line["seed"] not in parts]
-        write_csv(results / name, kept + [line for part in parts.values() for line in read_csv(part / name)])
-    raise SystemExit(run(seeds, results).wait())
+        def run(seeds: str, folder: Path) -> subprocess.Popen[bytes]:
+            options = ["--seeds", seeds, "--results", str(folder)]
+            command = [sys.executable, str(benchmark), *context.args, *options]
+            return stack.enter_context(ending(subprocess.Popen(command)))
+
+        processes = {seed: run(seed, part) for seed, part in parts.items()}
+        if failed := [seed for seed, process in processes.items() if process.wait()]:
+            raise SystemExit(f"{benchmark} failed with seed {', '.join(failed)}")
+        for name in {path.name for part in parts.values() for path in part.glob("*_runs.csv")}:
+            kept = [line for line in read_csv(results / name) if line["seed"] not in parts]
+            own = [line for part in parts.values() for line in read_csv(part / name)]
+            write_csv(results / name, kept + own)
+        raise SystemExit(run(seeds, results).wait())
 
 
 if __name__ == "__main__":

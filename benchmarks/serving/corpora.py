@@ -36,6 +36,7 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
+from commands import COMMAND, ending, exit_on_sigterm
 from results import Line, write_lines
 
 from sparse_serve import Classifier
@@ -52,6 +53,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="How often each way is measured.")] = 1,
 ) -> None:
     """Score a corpus both ways in turn, and write what came out."""
+    exit_on_sigterm()
     corpus = make_corpus(texts, rows)
     cores = available_cores()
     lines: list[Line] = []
@@ -96,23 +98,15 @@ def scored(entry: Path, source: Path, rows: int) -> float:
     """Return the seconds of the command."""
     output = source.parent / "output"
     shutil.rmtree(output, ignore_errors=True)
-    command = ["score", entry.name, "--model-repository", str(entry.parent)]
+    command: list[str | Path] = [COMMAND, "score", entry.name, "--model-repository", entry.parent]
+    command += ["--input", source, "--output", output, "--json"]
     started = time.perf_counter()
-    done = subprocess.run(
-        [
-            Path(sys.executable).parent / "sparse-serve",
-            *command,
-            "--input",
-            source,
-            "--output",
-            output,
-            "--json",
-        ],
-        check=True,
-        stdout=subprocess.PIPE,
-    )
+    with ending(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
+        told, _ = process.communicate()
     seconds = time.perf_counter() - started
-    summary = json.loads(done.stdout)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    summary = json.loads(told)
     if summary["rows"] != rows or summary["refused"]:
         raise RuntimeError(f"{summary['rows']} rows of {rows}, {summary['refused']} not answered")
     return seconds

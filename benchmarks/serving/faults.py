@@ -35,13 +35,16 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
+import tritonclient.grpc
 import typer
 from clients import Asker, one_line
-from entries import COMMAND, export
+from commands import COMMAND, exit_on_sigterm
+from entries import export
 from gateways import START_S, Urls, start_gateway, write_gateway
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
 from results import Line, environment, write_lines
+from servers import served
 
 from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
@@ -111,6 +114,7 @@ class Stack:
         gateway: HAProxy, kept.
         urls: where the gateway listens.
         repository: what is served.
+        checkpoint: what it was exported from.
         clock: the wall clock that all of them go by.
     """
 
@@ -118,6 +122,7 @@ class Stack:
     gateway: Kept
     urls: Urls
     repository: Path
+    checkpoint: Path
     clock: WallClock
 
     def triton(self) -> psutil.Process:
@@ -176,7 +181,7 @@ def fill_disk(stack: Stack) -> None:
         [
             COMMAND,
             "export",
-            os.environ["FAULTS_CHECKPOINT"],
+            str(stack.checkpoint),
             f"--name={TEXT}",
             "--model-version=2",
             f"--model-repository={stack.repository}",
@@ -235,13 +240,13 @@ FAULTS: Mapping[str, tuple[str, Callable[[Stack], None]]] = {
 
 
 @contextmanager
-def started(repository: Path, model: str) -> Iterator[Stack]:
+def started(repository: Path, checkpoint: Path, model: str) -> Iterator[Stack]:
     """Run `serve` on a copy of a model's entry, and the gateway before it."""
     with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
         folder = Path(work)
-        served = folder / "models"
+        models = folder / "models"
         for name in read_entry(repository / model).models:
-            shutil.copytree(repository / name, served / name)
+            shutil.copytree(repository / name, models / name)
         http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
         ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
         log = stack.enter_context((folder / "log").open("wb"))
@@ -249,12 +254,12 @@ def started(repository: Path, model: str) -> Iterator[Stack]:
         environment = os.environ | clock.environment
         serve = Kept(
             lambda: subprocess.Popen(
-                [COMMAND, "serve", served, *ports], stdout=log, stderr=log, env=environment
+                [COMMAND, "serve", models, *ports], stdout=log, stderr=log, env=environment
             )
         )
         stack.callback(serve.end)
         urls = write_gateway(
-            folder, {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}, read_entry(served / model)
+            folder, {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}, read_entry(models / model)
         )
         gateway = Kept(lambda: start_gateway(folder, environment))
         stack.callback(gateway.end)
@@ -263,7 +268,7 @@ def started(repository: Path, model: str) -> Iterator[Stack]:
             if time.monotonic() > deadline:
                 raise SystemExit((folder / "log").read_text())
             time.sleep(0.05)
-        yield Stack(serve, gateway, urls, served, clock)
+        yield Stack(serve, gateway, urls, models, checkpoint, clock)
 
 
 def ask_on(
@@ -296,11 +301,11 @@ def ask_on(
             seen.wrong += 1
 
 
-def run(repository: Path, fault: str, asked: Sequence[tuple[str, Logits]]) -> Line:
+def run(repository: Path, checkpoint: Path, fault: str, asked: Sequence[tuple[str, Logits]]) -> Line:
     """Let one thing happen, and return what clients saw."""
     model, happen = FAULTS[fault]
     seen, stop = Seen(), threading.Event()
-    with started(repository, model) as stack, ThreadPoolExecutor(len(CLIENTS)) as pool:
+    with started(repository, checkpoint, model) as stack, ThreadPoolExecutor(len(CLIENTS)) as pool:
         clients = [
             pool.submit(ask_on, number, stack, model, asked, seen, stop) for number in range(len(CLIENTS))
         ]
@@ -344,16 +349,19 @@ def main(
     ] = None,
 ) -> None:
     """Export what is missing, let things happen, and write what clients saw."""
+    exit_on_sigterm()
     export(checkpoint, repository, TEXT)
     export(checkpoint, repository, FRONT, "--tokenizer", "server")
-    os.environ["FAULTS_CHECKPOINT"] = str(checkpoint)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]
     asked = list(zip(texts, reference_answers(checkpoint, repository / TEXT, texts), strict=True))
+    with served(repository, [TEXT]) as server:
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        about = environment(client.get_server_metadata().version)
     lines = []
     for fault in faults.split(",") if faults else FAULTS:
-        lines.append(run(repository, fault, asked))
+        lines.append(run(repository, checkpoint, fault, asked))
         typer.echo("  ".join(f"{name} {value}" for name, value in lines[-1].items()))
-    write_lines(results / "faults.csv", [environment("24.10") | line for line in lines])
+    write_lines(results / "faults.csv", [about | line for line in lines])
     if any(
         line["wrong"] != "0" or line["unanswered"] != "0" or line["is_recovered"] == "no" for line in lines
     ):

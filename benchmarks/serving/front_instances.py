@@ -21,6 +21,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from commands import exit_on_sigterm
 from entries import export, export_small
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
@@ -55,6 +56,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 5,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
+    exit_on_sigterm()
     export(checkpoint, repository, FRONT, "--tokenizer=server")
     export_small(checkpoint, repository, SMALL, "--tokenizer=server")
     entry = read_entry(repository / FRONT)

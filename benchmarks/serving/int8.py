@@ -97,8 +97,8 @@ def benchmark(
     threads: Annotated[int, typer.Option(min=1, help="That compute.")] = 1,
     seconds: Annotated[float, typer.Option(help="For each kind of call, both precisions.")] = 10,
 ) -> None:
-    for precision, name in NAMES.items():
-        export(checkpoint, repository, name, "--dtype", precision)
+    export(checkpoint, repository, NAMES["fp32"])
+    export(checkpoint, repository, NAMES["int8"], "--dtype=int8")
     graphs = {precision: repository / name / "1" / GRAPH_NAME for precision, name in NAMES.items()}
     sessions = {precision: open_session(graph, threads) for precision, graph in graphs.items()}
     texts, long_texts = ([row.text for row in read_data(path).rows] for path in (rows, long_rows))

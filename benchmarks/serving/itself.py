@@ -16,7 +16,6 @@ one saving or cost was, or a figure differs beyond the noise of two reports. It 
 that does nothing else. Three minutes a report.
 """
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +23,8 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from entries import COMMAND, export
+from commands import exit_on_sigterm, run
+from entries import export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, write_lines
 
@@ -49,6 +49,7 @@ def benchmark(
     milliseconds: Annotated[int, typer.Option(help="Of a window.")] = 1000,
     kept: Annotated[Path | None, typer.Option(help="Folder for the reports, made where missing.")] = None,
 ) -> None:
+    exit_on_sigterm()
     export(checkpoint, repository, NAME, "--attention", "softmax", "--with-baselines")
     made: list[Report] = []
     lines: list[Line] = []
@@ -60,9 +61,7 @@ def benchmark(
                 command = ["profile", NAME, f"--model-repository={repository}", f"--lengths={lengths}"]
                 command += [f"--variants=model,control,{TWIN}", f"--rounds={rounds}"]
                 command += [f"--measurement-interval={milliseconds}", f"--output-dir={place}"]
-                ended = subprocess.run([COMMAND, *command], check=False)
-                if ended.returncode:
-                    raise SystemExit(ended.returncode)
+                run(*command)
             made.append(read_report(place / "report.json"))
             found = [*claims(made[-1]), *(differences(*made[-2:]) if number else ())]
             lines += [about(made[-1]) | {"report": str(number)} | line for line in found]

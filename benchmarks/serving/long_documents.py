@@ -9,14 +9,13 @@ tokenizer is used. Then the ordinary commands: `export --with-baselines`, and `p
 report.
 """
 
-import subprocess
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from commands import exit_on_sigterm, run
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -31,7 +30,6 @@ POSITIONS = 4096
 # Texts that the biases are set on, short enough for quadratic attention in torch.
 DOCUMENTS, DOCUMENT_TOKENS = 4, 512
 NAME = "documents"
-COMMAND = Path(sysconfig.get_path("scripts"), "sparse-serve")
 
 
 def main(
@@ -49,6 +47,7 @@ def main(
     ] = "model,control,packed_dense,padded_fused,text",
 ) -> None:
     """Make the classifier, export it with its dense twins, and profile them."""
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory() as work:
         checkpoint, repository = Path(work, NAME), Path(work, "repository")
         tokenizer = load_tokenizer(encoder)
@@ -62,13 +61,6 @@ def main(
             *(f"--batch-size={batch_size}", f"--variants={variants}"),
             *("--measurement-interval=1000", "--max-trials=6"),
         )
-
-
-def run(*arguments: str) -> None:
-    """Run a command of `sparse-serve`, ending with it where it fails."""
-    ended = subprocess.run([COMMAND, *arguments], check=False)
-    if ended.returncode:
-        raise typer.Exit(ended.returncode)
 
 
 def random_classifier(tokenizer: PreTrainedTokenizerFast, layers: int, folder: Path) -> PreTrainedModel:

@@ -9,14 +9,14 @@ with the environment, and ends with 1 where eager attention is not within 15 % o
 only as much as `profile` cannot do without. About ten minutes, and five for the export.
 """
 
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from entries import COMMAND, export_random
+from commands import exit_on_sigterm, run
+from entries import export_random
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, environment, write_lines
 
@@ -37,6 +37,7 @@ def benchmark(
     results: Results = RESULTS,
     rounds: Annotated[int, typer.Option(min=1, help="Fresh servers of each variant and length.")] = 2,
 ) -> None:
+    exit_on_sigterm()
     export_random(checkpoint, repository, NAME, {"max_position_embeddings": POSITIONS}, "--with-baselines")
     lines: list[Line] = []
     for batch in BATCHES:
@@ -44,9 +45,7 @@ def benchmark(
             command = ["profile", NAME, f"--model-repository={repository}", f"--batch-size={batch}"]
             command += [f"--output-dir={folder}", f"--lengths={LENGTHS}", f"--variants={VARIANTS}"]
             command += [f"--rounds={rounds}", "--measurement-interval=1", "--max-trials=3"]
-            ended = subprocess.run([COMMAND, *command], check=False)
-            if ended.returncode:
-                raise SystemExit(ended.returncode)
+            run(*command)
             report = read_report(Path(folder, "report.json"))
         lines += [environment(report.environment.triton) | line for line in beside_theory(report)]
         write_lines(results / "memory_in_theory.csv", lines)

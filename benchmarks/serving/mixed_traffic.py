@@ -28,6 +28,7 @@ import numpy as np
 import tritonclient.grpc
 import typer
 from clients import TIMEOUT_S, StockClient, one_line, percentile_ms
+from commands import exit_on_sigterm
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
@@ -200,11 +201,15 @@ class Traffic:
 def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) -> None:
     """Send for so long, from all clients at the same time."""
     end = time.monotonic() + seconds
+    stop = threading.Event()
+
+    def goes_on() -> bool:
+        return time.monotonic() < end and not stop.is_set()
 
     def good(number: int) -> None:
         rng = random.Random(f"{traffic.seed} {number} {end}")
         client = Client(traffic.urls[CLIENTS[number]], CLIENTS[number])
-        while time.monotonic() < end:
+        while goes_on():
             if with_bad and rng.random() < BAD_SHARE:
                 traffic.bad(client, rng, seen)
             else:
@@ -212,7 +217,7 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
 
     def now_and_then(act: Callable[[random.Random], None], pause: float) -> None:
         rng = random.Random(traffic.seed)
-        while time.monotonic() < end:
+        while goes_on():
             act(rng)
             time.sleep(pause)
 
@@ -224,8 +229,11 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
                 pool.submit(now_and_then, lambda rng: traffic.large(rng.choice(clients), seen), LARGE_PAUSE_S)
             )
             sending.append(pool.submit(now_and_then, traffic.go_away, GONE_PAUSE_S))
-        for each in sending:
-            each.result()
+        try:
+            for each in sending:
+                each.result()
+        finally:
+            stop.set()
 
 
 class MemoryMeter:
@@ -280,6 +288,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
 ) -> None:
     """Export what is missing, send, and write what came out; status 1 where anything is not as due."""
+    exit_on_sigterm()
     export(checkpoint, repository, NAME)
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][: SHORT_TEXTS + LONG_TEXTS * 60]

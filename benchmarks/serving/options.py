@@ -7,7 +7,10 @@ import typer
 
 Checkpoint = Annotated[Path, typer.Argument(help="Folder of the demo's checkpoint, checkpoints/reviews.")]
 Rows = Annotated[Path, typer.Option(help="Labelled texts that are asked, such as SST-2's dev set.")]
-Repository = Annotated[Path, typer.Option(help="Where the entries are; what is not there is exported.")]
+Repository = Annotated[
+    Path,
+    typer.Option(help="Where the entries are; what is not there, or made of something else, is exported."),
+]
 Results = Annotated[Path, typer.Option(help="Folder for the file.")]
 
 REPOSITORY = Path("benchmark_repository")

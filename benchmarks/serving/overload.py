@@ -25,6 +25,7 @@ import numpy as np
 import tritonclient.grpc
 import typer
 from clients import percentile_ms
+from commands import exit_on_sigterm
 from cores import ClientCores, share_out
 from entries import export
 from gateways import behind_gateway
@@ -221,6 +222,7 @@ def main(
     client_cores: ClientCores = 0,
 ) -> None:
     """Export what is missing, measure, and write what came out; status 1 where anything was lost or wrong."""
+    exit_on_sigterm()
     export(checkpoint, repository, NAME)
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]

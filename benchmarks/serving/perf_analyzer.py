@@ -36,8 +36,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from commands import COMMAND, exit_on_sigterm
 from cores import ClientCores, Cores, share_out
-from entries import COMMAND, export
+from entries import export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
 from results import Line, environment, write_lines
 from servers import served
@@ -119,6 +120,7 @@ def benchmark(  # noqa: PLR0913  one parameter per option
     client_cores: ClientCores = 1,
 ) -> None:
     """Install and export what is missing, measure, and write what came out."""
+    exit_on_sigterm()
     stock = Stock(build.absolute())
     export(checkpoint, repository, NAME)
     entry = read_entry(repository / NAME)

@@ -44,6 +44,7 @@ import tritonclient.grpc
 import tritonclient.http
 import typer
 from clients import TIMEOUT_S, Answer, Asker, Request, one_line, percentile_ms, tensors_of
+from commands import exit_on_sigterm
 from cores import ClientCores, share_out
 from entries import export
 from gateways import Urls, behind_gateway, urls_of
@@ -172,6 +173,7 @@ def main(  # noqa: PLR0913  one parameter per option
     ] = False,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
+    exit_on_sigterm()
     export(checkpoint, repository, NAME, "--text-pair", "--token-model")
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows][:TEXTS]

@@ -40,6 +40,7 @@ import psutil
 import tritonclient.grpc
 import typer
 from clients import Asker
+from commands import exit_on_sigterm
 from entries import export
 from onnx import numpy_helper
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
@@ -133,6 +134,7 @@ def main(
     place: Annotated[str | None, typer.Option(help="One of the two places.", show_default="both")] = None,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
+    exit_on_sigterm()
     export(checkpoint, repository, NAME)
     texts = [row.text for row in read_data(rows).rows]
     ways = [way for way in WAYS if place in (None, way.place)]

@@ -10,7 +10,9 @@ from pathlib import Path
 import onnxruntime
 
 from sparse_serve import __version__
+from sparse_serve.digests import file_digest
 from sparse_serve.environment import read_cpu
+from sparse_serve.op_library import library_path
 
 Line = dict[str, str]
 
@@ -27,6 +29,7 @@ def environment(server_version: str) -> Line:
         "triton": server_version,
         "onnxruntime": onnxruntime.__version__,
         "package": __version__,
+        "op_library": file_digest(library_path())[:12],
     }
 
 

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from commands import exit_on_sigterm
 from entries import export
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
@@ -80,7 +81,8 @@ def main(
     ] = None,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
-    export(checkpoint, repository, NAME, "--token-model")
+    exit_on_sigterm()
+    export(checkpoint, repository, NAME)
     entry = read_entry(repository / NAME)
     texts = [row.text for row in read_data(rows).rows]
     tokens = Tokens(

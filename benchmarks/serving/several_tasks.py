@@ -31,6 +31,7 @@ import numpy as np
 import onnxruntime
 import torch
 import typer
+from commands import exit_on_sigterm
 from results import Line, write_lines
 from servers import pss_bytes, served
 
@@ -70,6 +71,7 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads of the graph in this process.")] = 2,
 ) -> None:
     """Make the models, serve them in turn, and write what came out."""
+    exit_on_sigterm()
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

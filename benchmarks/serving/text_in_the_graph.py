@@ -35,10 +35,10 @@ from typing import Annotated
 
 import numpy as np
 import onnxruntime
-import psutil
 import tritonclient.http
 import typer
-from entries import COMMAND, export, export_small
+from commands import COMMAND, ending, exit_on_sigterm
+from entries import export, export_small
 from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from results import Line, environment, write_lines
 from servers import OUTPUT, make_senders, served
@@ -111,6 +111,7 @@ def main(
     starts: Annotated[int, typer.Option(min=1, help="How often a server is started.")] = 3,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
+    exit_on_sigterm()
     export(checkpoint, repository, DEMO)
     export(checkpoint, repository, FRONT, "--tokenizer=server")
     export_small(checkpoint, repository, SMALL, "--token-model")
@@ -317,7 +318,14 @@ def first_answers(repository: Path, text: str, starts: int) -> Iterator[Line]:
 def of_process(repository: Path, text: str) -> float:
     with served(repository, [DEMO]) as server, Client(server.http_url) as client:
         client.classify(DEMO, [text])
-        return time.time() - psutil.Process(server.process_ids()[0]).create_time()
+        return seconds_since_start(server.process_ids()[0])
+
+
+def seconds_since_start(process_id: int) -> float:
+    """Return how long a process has run, by the kernel's own clock: the time of boot has whole seconds."""
+    _, _, fields = Path(f"/proc/{process_id}/stat").read_text("utf-8").rpartition(") ")
+    started = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def of_command(repository: Path, text: str) -> float:
@@ -328,22 +336,18 @@ def of_command(repository: Path, text: str) -> float:
         ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
         log = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
         started = time.monotonic()
-        process = subprocess.Popen(
-            [COMMAND, "serve", folder, *ports], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        try:
-            assert process.stdout is not None
-            ready = process.stdout.readline().split()
-            if not ready:
-                log.seek(0)
-                raise SystemExit(f"serve ended: {log.read().strip()}")
-            url = ready[1].removeprefix("http://")
-            with Client(url) as client:
-                client.classify(DEMO, [text])
-            return time.monotonic() - started
-        finally:
-            process.terminate()
-            process.communicate()
+        command: list[str | Path] = [COMMAND, "serve", folder, *ports]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        stack.enter_context(ending(process))
+        assert process.stdout is not None
+        ready = process.stdout.readline().split()
+        if not ready:
+            log.seek(0)
+            raise SystemExit(f"serve ended: {log.read().strip()}")
+        url = ready[1].removeprefix("http://")
+        with Client(url) as client:
+            client.classify(DEMO, [text])
+        return time.monotonic() - started
 
 
 if __name__ == "__main__":
