@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -186,7 +186,8 @@ class Served:
             return np.concatenate([self._ask.read(load.exchange()[0]) for _ in texts])
 
     def measure(self, texts: Sequence[str], load: Load, count: int) -> Window:
-        bodies = cycle([self._ask.body(part) for part in parts(texts, load.texts)])
+        made = [self._ask.body(part) for part in parts(texts, load.texts)]
+        bodies = chain(made[:1], cycle(made))  # the first settles, and takes none of those that are counted
         with ExitStack() as stack:
             senders = [
                 stack.enter_context(HttpLoad(self._url, self._ask.path, bodies))

@@ -13,13 +13,12 @@ to round. Before its first measurement a candidate must answer as our dense fp32
 probability, unless it computes something else. One that fails gets a line that says why.
 
 Writes `peers.csv`, a line for each candidate, texts, load and round with the environment, and prints medians
-over the rounds, with their ratios to the best fp32 peer in the same place and round. A round takes about 20
-minutes on two cores, and five more the first time.
+over the rounds, with their ratios to the best fp32 peer in the same place and round, dense and SSAF apart:
+dense is what the peers compute. A round takes about 20 minutes on two cores, and five more the first time.
 """
 
 import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -50,6 +49,7 @@ from candidates import (
     worker,
 )
 from clients import percentile_ms
+from commands import exit_on_sigterm
 from environments import environment_of, pinned
 from options import Checkpoint, Results, Rows
 from results import Line, environment, write_lines
@@ -75,7 +75,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Figure:
-    """What is asked for: the rate of the best of ours over that of the best peer, among so many loads."""
+    """What is asked for: our rate over that of the best peer, each at its best load of so many."""
 
     place: Place
     texts: str
@@ -89,6 +89,7 @@ class Figure:
         return f"{self.place}, {self.texts}{loads}: our {self.ours} over the best {self.peers} peer"
 
 
+ATTENTIONS = ("dense", "ssaf")
 FIGURES = (
     Figure(SERVED, MIXED, "fp32", "fp32", 2.0),
     Figure(SERVED, MIXED, "int8", "fp32", 4.0),
@@ -112,7 +113,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every candidate.")] = 1,
 ) -> None:
     """Make what is missing, measure, and write what came out."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    exit_on_sigterm()
     try:
         plain = plain_checkpoint(checkpoint, build / "models").absolute()
         texts = text_sets(rows, long_rows, plain / "tokenizer.json")
@@ -311,11 +312,12 @@ def report(chosen: Sequence[Candidate], lines: Sequence[Line]) -> None:
             )
     for figure in FIGURES:
         kind = [line for line in good if same_kind(line, figure.place, figure.texts, figure.loads)]
-        own = [line for line in kind if line["candidate"] not in peers and line["precision"] == figure.ours]
         others = [line for line in kind if line["candidate"] in peers and line["precision"] == figure.peers]
-        value = ratio(own, others)
-        if value:
-            typer.echo(f"{figure}: {value:.2f} (wanted {figure.wanted:g})")
+        for attention in ATTENTIONS:
+            name = f"ours, {attention} {figure.ours}, {figure.place}"
+            own = [line for line in kind if line["candidate"] == name]
+            if value := ratio(own, others):
+                typer.echo(f"{figure}, {attention}: {value:.2f} (wanted {figure.wanted:g})")
 
 
 def known_p99(lines: Sequence[Line]) -> list[float]:
