@@ -21,7 +21,7 @@ from typing import Annotated
 
 import torch
 import typer
-from runs import provenance, read_csv, train_each, write_csv
+from runs import provenance, read_csv, refuse_other_settings, train_each, write_csv
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -53,7 +53,9 @@ def main(
     }
     with tempfile.TemporaryDirectory() as scratch:
         for setting, train, dev in _sets(squad, wnut):
-            done = {(run["attention"], run["seed"]) for run in runs if run["task"] == setting.task}
+            own = [run for run in runs if run["task"] == setting.task]
+            refuse_other_settings(path, own, setting)
+            done = {(run["attention"], run["seed"]) for run in own}
             wanted = {
                 (name, seed): replace(setting, attention=attention, seed=int(seed))
                 for seed in seeds.split(",")

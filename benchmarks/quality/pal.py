@@ -24,7 +24,7 @@ import typer
 import yaml
 from apart import Apart, train_apart
 from rich.console import Console
-from runs import Run, interval, provenance, read_csv, write_csv
+from runs import Run, interval, provenance, read_csv, refuse_other_settings, settings, write_csv
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -97,8 +97,8 @@ def main(  # noqa: PLR0913  one parameter per option
             steps_per_epoch=steps,
             bf16=bf16,
         )
-        common = {"share": share, "max_length": max_length, "bf16": bf16, "learning_rate": learning_rate}
-        common_columns = {name: str(value) for name, value in common.items()}
+        common = {"share": str(share), "max_length": str(max_length), "bf16": str(bf16)}
+        refuse_other_settings(path, runs, setting, **common)
         for seed in map(int, seeds.split(",")):
             for variant in variants.split(","):
                 if any((run["variant"], run["seed"]) == (variant, str(seed)) for run in runs):
@@ -109,7 +109,7 @@ def main(  # noqa: PLR0913  one parameter per option
                     line = _baseline(encoder, options)
                 else:
                     line = _line(_run(encoder, files, variant, options, Path(scratch), console), encoder)
-                runs.append({"variant": variant, "seed": str(seed), **line, **common_columns})
+                runs.append({"variant": variant, "seed": str(seed), **line, **common})
                 write_csv(path, runs)
     write_csv(results / f"{name}_tasks_summary.csv", _summary(runs))
 
@@ -176,7 +176,7 @@ def _baseline(encoder: Path, options: MultitaskOptions) -> dict[str, str]:
     figures = train_apart(encoder, tasks, train, dev, apart)
     figures[SCORE] = overall_score({name: figures[name] for name in headlines(entries)})
     used = {"rows": sum(len(each.rows) for each in train.values()), "cpu": read_cpu().model}
-    return {**_figures(figures), **{key: str(value) for key, value in used.items()}}
+    return {**_figures(figures), **{key: str(value) for key, value in used.items()}, **settings(options)}
 
 
 def _line(record: MultitaskRecord, encoder: Path) -> dict[str, str]:

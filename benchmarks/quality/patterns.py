@@ -5,9 +5,10 @@
 FOLDER holds `train.tsv` and `dev.tsv` as for `ssaf_lambdas.py`. Every attention is fine-tuned from the same
 encoder, rows and seeds, for the same epochs; in the first of them all attend to everything, which is how a
 pattern that is learned has to start. `axis` (adaptive axis attention) is trained to the ρ that the pattern
-`--like` has on the dev rows, by the defaults of `sparse-serve finetune`. Metrics are the last epoch's on dev,
-with the mask that is served, so no choice was made on the rows they are measured on; ρ, rows and columns are
-the kept checkpoint's, over the first 512 dev rows. The dev texts, not their labels, steer ρ in training.
+`--like` has on the dev rows, by the defaults of `sparse-serve finetune`: thresholds are set on training rows
+that are set aside, and of the dev texts only the target and the lengths are taken. Metrics are the last
+epoch's on dev, with the mask that is served, so no choice was made on the rows they are measured on; ρ, rows
+and columns are the kept checkpoint's, over the first 512 dev rows.
 
 Writes `NAME_patterns_runs.csv` (a line per run, with the environment; what is there already is not measured
 again), `NAME_patterns_summary.csv` and `NAME_patterns.png`.

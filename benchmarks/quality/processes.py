@@ -4,6 +4,7 @@
 
 Fine-tunes with the same settings and seeds in one process and in two (`torchrun`, on a CPU), and writes
 `processes.csv`: with equal seeds both see the same batches in the same order, and differ in dropout alone.
+Settings are the demo's, by which its model learns.
 """
 
 import csv
@@ -12,12 +13,15 @@ import os
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+sys.path.append(str(Path(__file__).parents[1] / "serving"))  # whose way to end this is
+
+from commands import COMMAND, ending, exit_on_sigterm
 
 SEEDS = (0, 1, 2)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
@@ -30,22 +34,16 @@ def main(
     dev: Annotated[Path, typer.Option(help="Rows that are evaluated.")],
     results: Annotated[Path, typer.Option(help="Folder for the CSV file.")] = Path(__file__).parent
     / "results",
-    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 2,
+    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 5,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-5,
 ) -> None:
     """Train every pair of seed and number of processes, and write what came out."""
+    exit_on_sigterm()
     lines = []
     for seed in SEEDS:
         for processes in (1, 2):
-            options = [
-                "--train",
-                str(train),
-                "--eval",
-                str(dev),
-                "--epochs",
-                str(epochs),
-                "--seed",
-                str(seed),
-            ]
+            options = [f"--train={train}", f"--eval={dev}", f"--seed={seed}"]
+            options += [f"--epochs={epochs}", f"--learning-rate={learning_rate}"]
             record = finetune([encoder, *options], processes)
             last = record["epochs"][-1]
             lines.append(
@@ -75,17 +73,20 @@ def main(
 
 
 def finetune(arguments: list[str], processes: int) -> dict[str, Any]:
-    command = [str(Path(sysconfig.get_path("scripts"), "sparse-serve")), "finetune", *arguments, "--json"]
+    command = [str(COMMAND), "finetune", *arguments, "--json"]
     if processes > 1:
         command = [*TORCHRUN, str(processes), *command]
     with tempfile.TemporaryDirectory() as scratch:
-        done = subprocess.run(
+        started = subprocess.Popen(
             [*command, "--output", f"{scratch}/checkpoint"],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
-            check=True,
         )
-    record: dict[str, Any] = json.loads(done.stdout)
+        with ending(started) as process:
+            told, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    record: dict[str, Any] = json.loads(told)
     return record
 
 

@@ -24,13 +24,14 @@ def settings(options: TrainingOptions) -> dict[str, str]:
     return {name: str(getattr(options, name) or "") for name in _SETTINGS}
 
 
-def refuse_other_settings(path: Path, runs: Sequence[Run], setting: TrainingOptions) -> None:
+def refuse_other_settings(path: Path, runs: Sequence[Run], setting: TrainingOptions, **others: str) -> None:
     """End where the runs that are there already were made in another way than those to come."""
-    for option, wanted in settings(setting).items():
+    for option, wanted in (settings(setting) | others).items():
         for run in runs:
             if run[option] != wanted:
                 raise SystemExit(
-                    f"{path} has runs with {option} {run[option]}, now {wanted}: choose another --name"
+                    f"{path} has runs with {option} {run[option] or 'none'}, now {wanted or 'none'}: "
+                    "choose another --name or --results"
                 )
 
 
