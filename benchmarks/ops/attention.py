@@ -89,7 +89,7 @@ def main(
             )
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
+        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
 

@@ -84,7 +84,7 @@ def main(
             print(*(f"{name}={value}" for name, value in line.items()), flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", newline="") as table:
-        writer = csv.DictWriter(table, lines[0])
+        writer = csv.DictWriter(table, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
 
