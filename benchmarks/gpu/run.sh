@@ -89,8 +89,9 @@ build() {
     fi
     local options=() nvcc
     nvcc=$(command -v nvcc || ls "$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/nvidia/cu*/bin/nvcc | head -1)
-    [[ -z ${PARTS:-} ]] || options=(--no-index --find-links "$OUT/wheels")
-    "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation "${options[@]}" \
+    # Without a network what builds is installed already; else pip brings it.
+    [[ -z ${PARTS:-} ]] || options=(--no-build-isolation --no-index --find-links "$OUT/wheels")
+    "$PYTHON" -m pip install --quiet --no-deps "${options[@]}" \
         --config-settings=cmake.define.SPARSE_OPS_CUDA=ON \
         --config-settings=cmake.define.SPARSE_OPS_NVCC="$nvcc" --editable . \
         && "$PYTHON" -c 'from sparse_serve.cuda import require_runtime; from sparse_serve.op_library import verify_library
