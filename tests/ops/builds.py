@@ -1,12 +1,15 @@
-"""What is compiled of the ops for tests alone, kept in `build` and built again where something has changed.
+"""What is compiled of the ops for tests alone, and how tests of the ops run on a library of it.
 
-It takes minutes the first time, and only what is in `ops` can break it: with EVERYTHING set, as
-in CI, or where it has been built before.
+It is kept in `build` and built again where something has changed. It takes minutes the first time, and only
+what is in `ops` can break it: with EVERYTHING set, as in CI, or where it has been built before.
 """
 
 import hashlib
 import os
+import re
 import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,26 @@ def compiled(source: str, *flags: str) -> Path:
             subprocess.run([*command, "-o", str(unfinished)], check=True)
             unfinished.rename(path)
     return path
+
+
+def run_tests_on(
+    library: Path,
+    files: Sequence[str],
+    cases: str,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a part of the ops' tests on a library, in a process of its own; some of every file must pass."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-vx", *options]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", "-k", cases]
+    answer = subprocess.run(
+        command + [str(TESTS / f"test_{name}.py") for name in files],
+        cwd=PROJECT,
+        env=inherited | {"SPARSE_OPS_TEST_LIBRARY": str(library)} | dict(environment or {}),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
+    assert set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout)) == {*files}

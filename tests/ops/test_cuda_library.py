@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from builds import build_folder, run_build
+from builds import build_folder, run_build, run_tests_on
 
 from sparse_serve.op_library import library_cuda
 
@@ -164,16 +163,4 @@ def test_no_kernel_spills_registers(build: Path) -> None:
 
 
 def test_it_answers_on_a_cpu_as_the_one_library_loaded(library: Path) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-vx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
-        + [str(TESTS / f"test_{name}.py") for name in FILES],
-        cwd=PROJECT,
-        env=inherited | {"SPARSE_OPS_TEST_LIBRARY": str(library)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
-    passed = set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout))
-    assert passed == {*FILES}
+    run_tests_on(library, FILES, CASES)

@@ -4,15 +4,12 @@ What the library would do unseen is an error there: reading or writing beyond a 
 memory, and arithmetic without a meaning. `ops/README.md` says how all tests run on such a build.
 """
 
-import os
-import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builds import build_folder, cxx, run_build
+from builds import build_folder, cxx, run_build, run_tests_on
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
@@ -66,24 +63,11 @@ def sanitized(runtimes: list[str]) -> Path:
 
 
 def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-vsx", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CASES]
-        + [str(TESTS / f"test_{name}.py") for name in FILES],
-        cwd=PROJECT,
-        env=inherited
-        | {
-            "SPARSE_OPS_TEST_LIBRARY": str(sanitized),
-            "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
-            "LD_PRELOAD": " ".join(runtimes),
-        },
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
-    passed = set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout))
-    assert passed == {*FILES}
+    environment = {
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "LD_PRELOAD": " ".join(runtimes),
+    }
+    run_tests_on(sanitized, FILES, CASES, "-s", environment=environment)
 
 
 def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(
