@@ -94,7 +94,7 @@ class Classifier:
             if number is not None and number < 1:
                 raise OptionError(f"{name} is {number}, at least 1 is needed")
         found = read_entry(Path(entry))
-        self.version = max(found.versions, default=0) if version is None else version
+        self.version = found.highest if version is None else version
         self.entry = found.of_version(self.version)
         self.device: Device = device or self.entry.manifest.device
         self._session = _session(self.entry, self.version, threads or physical_cores(), self.device)

@@ -48,6 +48,11 @@ class Entry:
         """Those that it has."""
         return tuple(self.manifests)
 
+    @property
+    def highest(self) -> int:
+        """The version that answers where none is asked for; 0 where it has none."""
+        return max(self.manifests, default=0)
+
     def of_version(self, version: int) -> "Entry":
         """Return it as one of its versions describes it.
 

@@ -82,7 +82,7 @@ def checked_classifier(path: Path, version: int | None, threads: int) -> Classif
         SparseServeError: what else `Classifier` raises.
     """
     found = read_entry(path)
-    version = max(found.versions, default=0) if version is None else version
+    version = found.highest if version is None else version
     require_files(found.of_version(version), f"entry {path}")
     return Classifier(path, version=version, threads=threads)
 
