@@ -22,13 +22,15 @@ import onnxruntime
 import torch
 import typer
 from onnx import TensorProto, helper
-from turns import Run, time_in_turns
 
 from sparse_export.graph.functions import attach_functions
 from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, library_path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from turns import Run, time_in_turns
 
 from cases import BENCHMARK_CASES, AttentionCase, Element, aligned
 

@@ -31,7 +31,6 @@ import torch
 import typer
 from attention import OPSET, Variant, environment_of, fused_softmax, ort_value, session
 from onnx import TensorProto, helper
-from turns import Run, time_in_turns
 
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.encoders.checkpoint import load_checkpoint
@@ -41,7 +40,10 @@ from sparse_export.graph.functions import attach_functions
 from sparse_serve.data import read_data
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from turns import Run, time_in_turns
 
 from cases import AttentionCase
 

@@ -9,6 +9,7 @@ processor's, a figure is the sum over batches of each one's best time.
 """
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,6 @@ import typer
 from attention import OPSET, environment_of, ort_value, session
 from last_layer import in_turns, loads, packed
 from onnx import ModelProto, TensorProto, helper
-from turns import time_in_turns
 
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
@@ -32,6 +32,10 @@ from sparse_export.graph.int8 import quantized_graph
 from sparse_serve.data import read_data
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 from sparse_serve.processor import has_vnni
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from turns import time_in_turns
 
 TOKENS = (24, 512, 2048)
 ROUNDS = 12

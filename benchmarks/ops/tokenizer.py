@@ -20,14 +20,16 @@ import onnxruntime
 import tokenizers
 import typer
 from tokenizer_equality import dev_texts
-from turns import Run, time_in_turns
 
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from turns import Run, time_in_turns
 
 from tokenizing import GraphTokenizer, Texts, cutting, feeds
 

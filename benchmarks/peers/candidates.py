@@ -16,11 +16,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import psutil
-from servers import served
-from texts import parts
 
 from sparse_serve.profiling.windows import ServerTimes, Stretch, Timing, Window, measure_open_window
 from sparse_serve.triton.preflight import claim_ports
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from parts import parts
+from servers import served
 
 START_S, END_S, REQUEST_S = 180.0, 20.0, 300.0
 PAUSE_S = 0.2

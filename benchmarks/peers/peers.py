@@ -31,9 +31,6 @@ from typing import Annotated
 import numpy as np
 import psutil
 import typer
-
-sys.path.append(str(Path(__file__).parents[1] / "serving"))  # whose clients and results these are
-
 from candidates import (
     IN_PROCESS,
     LOADS,
@@ -48,18 +45,22 @@ from candidates import (
     ours,
     worker,
 )
-from clients import percentile_ms
-from commands import exit_on_sigterm
 from environments import environment_of, pinned
-from options import Checkpoint, Results, Rows
-from results import Line, environment, write_lines
-from servers import pss_bytes
 from texts import COUNTS, LONG, MIXED, SHORT, longest, text_sets
 from weights import ENTRIES, export_entries, export_onnx, plain_checkpoint
 
 from sparse_serve import Classifier
 from sparse_serve.errors import SparseServeError
 from sparse_serve.report.estimates import least_samples
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from environment import environment
+from lines import Line, write_lines
+from options import Checkpoint, Results, Rows
+from percentiles import percentile_ms
+from servers import pss_bytes
 
 APART = 1e-3
 CHECKED = 8

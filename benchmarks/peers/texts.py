@@ -54,8 +54,3 @@ def cut(tokens: Tokenizer, text: str) -> str:
 
 def count(tokens: Tokenizer, text: str) -> int:
     return len(tokens.encode(text).ids)
-
-
-def parts(texts: Sequence[str], size: int) -> list[Sequence[str]]:
-    """Return texts in parts of one size, those left over left out."""
-    return [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]

@@ -4,12 +4,15 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entries import export
-
 from sparse_serve.errors import OptionError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from entries import export
 
 OWN_KEY = "sparse_serve"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

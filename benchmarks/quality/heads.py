@@ -13,6 +13,7 @@ of whole entities, both of what is served.
 Writes `heads.csv`, a line per run, with the environment; what is there already is not measured again.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,11 +22,15 @@ from typing import Annotated
 
 import torch
 import typer
-from runs import provenance, read_csv, refuse_other_settings, train_each, write_csv
+from runs import provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import FinetuneOptions, FinetuneRecord
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import read_lines, write_lines
 
 SPANS = FinetuneOptions(task="question_answering", epochs=4, learning_rate=2e-4, batch_size=4)
 TAGS = FinetuneOptions(task="token_classification", epochs=2, learning_rate=2e-4, batch_size=16)
@@ -46,7 +51,7 @@ def main(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     path = results / "heads.csv"
-    runs = read_csv(path)
+    runs = read_lines(path)
     attentions = {
         "softmax": AttentionSpec(),
         **{each: AttentionSpec(float(each)) for each in lambdas.split(",")},
@@ -63,7 +68,7 @@ def main(
             }
             for name, record in train_each(wanted, done, encoder, train, dev, Path(scratch) / "checkpoint"):
                 runs.append(_line(record, name, encoder))
-                write_csv(path, runs)
+                write_lines(path, runs)
 
 
 def _sets(squad: Path | None, wnut: Path | None) -> Iterator[tuple[FinetuneOptions, Path, Path]]:

@@ -10,6 +10,7 @@ Writes `NAME_int8_runs.csv` (a line per model and number of bits, with the envir
 is not measured again) and `NAME_int8_summary.csv`: means over seeds with 95 % intervals.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,16 +21,7 @@ import numpy as np
 import onnx
 import torch
 import typer
-from runs import (
-    Run,
-    head,
-    interval,
-    provenance,
-    read_csv,
-    refuse_other_settings,
-    train_each,
-    write_csv,
-)
+from runs import Run, head, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -44,6 +36,10 @@ from sparse_export.training import FinetuneOptions
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.manifest import TargetCpu
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import read_lines, write_lines
 
 ATTENTIONS = {
     "softmax": AttentionSpec(),
@@ -72,7 +68,7 @@ def main(  # noqa: PLR0913  one parameter per option
     transformers_logging.disable_progress_bar()
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_int8_runs.csv"
-    runs = read_csv(runs_file)
+    runs = read_lines(runs_file)
     setting = FinetuneOptions(epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows)
     if task is not None:
         setting = replace(setting, task=task)
@@ -97,8 +93,8 @@ def main(  # noqa: PLR0913  one parameter per option
                 }
                 for target_cpu, report in reports_of(checkpoint, dev, Path(scratch))
             ]
-            write_csv(runs_file, runs)
-    write_csv(results / f"{name}_int8_summary.csv", list(summary(runs)))
+            write_lines(runs_file, runs)
+    write_lines(results / f"{name}_int8_summary.csv", list(summary(runs)))
 
 
 def reports_of(checkpoint: Path, dev: Path, folder: Path) -> Iterator[tuple[TargetCpu, QualityReport]]:

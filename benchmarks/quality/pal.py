@@ -12,6 +12,7 @@ Writes `NAME_tasks_runs.csv`, a line per variant and seed, with the environment;
 measured again. `NAME_tasks_summary.csv` has means over seeds with 95 % intervals (Student's t).
 """
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ import typer
 import yaml
 from apart import Apart, train_apart
 from rich.console import Console
-from runs import Run, interval, provenance, read_csv, refuse_other_settings, settings, write_csv
+from runs import Run, interval, provenance, refuse_other_settings, settings
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -33,6 +34,10 @@ from sparse_export.multitask.judging import headlines, overall_score
 from sparse_export.multitask.options import SCORE
 from sparse_serve.data import read_data
 from sparse_serve.environment import read_cpu
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import read_lines, write_lines
 
 BASELINE = "apart"
 # What each variant changes; the first two rows of the paper's table, then what it adds one by one.
@@ -83,7 +88,7 @@ def main(  # noqa: PLR0913  one parameter per option
     console = Console(stderr=True)
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{name}_tasks_runs.csv"
-    runs: list[Run] = [*read_csv(path)]
+    runs: list[Run] = [*read_lines(path)]
     with tempfile.TemporaryDirectory() as scratch:
         files = {
             more: write_tasks(Path(scratch), data, share, dev_rows, additional=more) for more in (False, True)
@@ -110,8 +115,8 @@ def main(  # noqa: PLR0913  one parameter per option
                 else:
                     line = _line(_run(encoder, files, variant, options, Path(scratch), console), encoder)
                 runs.append({"variant": variant, "seed": str(seed), **line, **common})
-                write_csv(path, runs)
-    write_csv(results / f"{name}_tasks_summary.csv", _summary(runs))
+                write_lines(path, runs)
+    write_lines(results / f"{name}_tasks_summary.csv", _summary(runs))
 
 
 def write_tasks(folder: Path, data: Path, share: float, dev_rows: int | None, *, additional: bool) -> Path:

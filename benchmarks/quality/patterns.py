@@ -14,6 +14,7 @@ Writes `NAME_patterns_runs.csv` (a line per run, with the environment; what is t
 again), `NAME_patterns_summary.csv` and `NAME_patterns.png`.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,16 +26,7 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from runs import (
-    Run,
-    head,
-    interval,
-    provenance,
-    read_csv,
-    refuse_other_settings,
-    train_each,
-    write_csv,
-)
+from runs import Run, head, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.patterns import Pattern
@@ -43,6 +35,10 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, FinetuneRecord, PatternOptions
 from sparse_export.training.schedule import fixed_rho
 from sparse_serve.data import read_data
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import read_lines, write_lines
 
 SYSTEMS = "softmax,local2,local2+global2,local3+global1,axis+local2"
 
@@ -92,7 +88,7 @@ def main(  # noqa: PLR0913  one parameter per option
     )
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_patterns_runs.csv"
-    runs = read_csv(runs_file)
+    runs = read_lines(runs_file)
     refuse_other_settings(runs_file, runs, setting)
     with tempfile.TemporaryDirectory() as scratch:
         dev = head(data / "dev.tsv", dev_rows, Path(scratch))
@@ -109,9 +105,9 @@ def main(  # noqa: PLR0913  one parameter per option
         checkpoint = Path(scratch) / "checkpoint"
         for _, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
             runs.append(line_of(record, encoder, target if record.options.learning else None))
-            write_csv(runs_file, runs)
+            write_lines(runs_file, runs)
     lines = list(summary(runs, metric))
-    write_csv(results / f"{name}_patterns_summary.csv", lines)
+    write_lines(results / f"{name}_patterns_summary.csv", lines)
     draw(name, lines, metric, results / f"{name}_patterns.png")
 
 

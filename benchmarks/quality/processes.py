@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.append(str(Path(__file__).parents[1] / "serving"))  # whose way to end this is
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import COMMAND, ending, exit_on_sigterm
 

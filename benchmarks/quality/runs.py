@@ -1,6 +1,5 @@
-"""The runs of the quality benchmarks: how they are trained, and kept from start to start; their means."""
+"""The runs of the quality benchmarks: how they are trained, what is told of each, and their means."""
 
-import csv
 import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -98,20 +97,3 @@ def interval(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[s
         f"{name}_high": values.mean() + margin,
     }
     return {column: f"{figure:.4f}" for column, figure in figures.items()}
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a file, none where it is not there yet."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write_csv(path: Path, lines: Sequence[Run]) -> None:
-    """Write lines, with a column for every name that any of them has."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)

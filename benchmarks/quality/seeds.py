@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from runs import read_csv, write_csv
 
-sys.path.append(str(Path(__file__).parents[1] / "serving"))  # whose way to end this is
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import ending, exit_on_sigterm
+from lines import read_lines, write_lines
 
 
 def main(
@@ -44,9 +44,9 @@ def main(
         if failed := [seed for seed, process in processes.items() if process.wait()]:
             raise SystemExit(f"{benchmark} failed with seed {', '.join(failed)}")
         for name in {path.name for part in parts.values() for path in part.glob("*_runs.csv")}:
-            kept = [line for line in read_csv(results / name) if line["seed"] not in parts]
-            own = [line for part in parts.values() for line in read_csv(part / name)]
-            write_csv(results / name, kept + own)
+            kept = [line for line in read_lines(results / name) if line["seed"] not in parts]
+            own = [line for part in parts.values() for line in read_lines(part / name)]
+            write_lines(results / name, kept + own)
         raise SystemExit(run(seeds, results).wait())
 
 

@@ -15,6 +15,7 @@ Writes `NAME_lambdas_runs.csv` (a line per run and swap, with the environment; w
 measured again), `NAME_lambdas_summary.csv` and `NAME_lambdas.png`.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,16 +27,7 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from runs import (
-    Run,
-    head,
-    interval,
-    provenance,
-    read_csv,
-    refuse_other_settings,
-    train_each,
-    write_csv,
-)
+from runs import Run, head, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.measures import zero_shares
@@ -46,6 +38,10 @@ from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.inspection.maps import select_attention
 from sparse_export.training import FinetuneOptions, FinetuneRecord
 from sparse_serve.data import TextData, read_data
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import read_lines, write_lines
 
 SOFTMAX = AttentionSpec()
 
@@ -80,7 +76,7 @@ def main(  # noqa: PLR0913  one parameter per option
     )
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_lambdas_runs.csv"
-    runs = read_csv(runs_file)
+    runs = read_lines(runs_file)
     refuse_other_settings(runs_file, runs, setting)
     done = {(run["trained"], run["seed"]) for run in runs}
     with tempfile.TemporaryDirectory() as scratch:
@@ -95,9 +91,9 @@ def main(  # noqa: PLR0913  one parameter per option
             attention = record.options.attention
             swapped = sparse if attention == SOFTMAX else []
             runs += lines_of(record, checkpoint, [attention, *swapped], read_data(dev), encoder)
-            write_csv(runs_file, runs)
+            write_lines(runs_file, runs)
     lines = list(summary(runs))
-    write_csv(results / f"{name}_lambdas_summary.csv", lines)
+    write_lines(results / f"{name}_lambdas_summary.csv", lines)
     draw(name, lines, results / f"{name}_lambdas.png")
 
 

@@ -1,7 +1,9 @@
-"""Clients of a model, what they are told, and how long that took."""
+"""Clients of a model, and what they are told."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 import tritonclient.http
-from servers import OUTPUT
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.connection import Protocol
-from sparse_serve.profiling.measure import PERCENTILE_METHOD
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from servers import OUTPUT
 
 TIMEOUT_S = 60.0
 WIRE_TYPES = {"O": "BYTES", "i": "INT64", "f": "FP32"}
@@ -73,7 +77,3 @@ def one_line(error: Exception) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     return re.sub(r"\d+", "N", " ".join(str(text).split()))[:MESSAGE_CHARACTERS]
-
-
-def percentile_ms(seconds: Sequence[float], percentile: float) -> float:
-    return float(np.percentile(seconds, percentile, method=PERCENTILE_METHOD)) * 1000

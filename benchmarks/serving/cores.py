@@ -1,15 +1,20 @@
 """Cores for the server, and others for those who ask it, as these are on other machines in earnest."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from results import Line
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.repository.tunable import THREADS_PARAMETER
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import Line
 
 ClientCores = Annotated[
     int,

@@ -36,12 +36,15 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from commands import COMMAND, ending, exit_on_sigterm
-from results import Line, write_lines
 
 from sparse_serve import Classifier
 from sparse_serve.data import read_data
 from sparse_serve.environment import available_cores, read_cpu
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import COMMAND, ending, exit_on_sigterm
+from lines import Line, write_lines
 
 
 def main(

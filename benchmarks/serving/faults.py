@@ -38,13 +38,8 @@ import psutil
 import tritonclient.grpc
 import typer
 from clients import Asker, one_line
-from commands import COMMAND, exit_on_sigterm
-from entries import export
 from gateways import START_S, Urls, start_gateway, write_gateway
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
-from results import Line, environment, write_lines
-from servers import served
 
 from sparse_serve.connection import Protocol
 from sparse_serve.data import read_data
@@ -55,7 +50,15 @@ from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.preflight import claim_ports
 from sparse_serve.triton.probe import is_ready
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from commands import COMMAND, exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from servers import served
 
 from wall_clock import WallClock
 
@@ -343,7 +346,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     faults: Annotated[
         str | None, typer.Option(help="What happens, separated by commas.", show_default="all")
     ] = None,

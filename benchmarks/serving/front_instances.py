@@ -13,19 +13,16 @@ of each round, the ratio to one instance's.
 
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from commands import exit_on_sigterm
-from entries import export, export_small
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
-from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_data
@@ -36,6 +33,15 @@ from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import TEXT_BACKEND, graph_name
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export, export_small
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from servers import OUTPUT, make_senders, served
 
 FRONT, SMALL = "reviews_front", "small_front"
 INSTANCES = (1, 2, 3)
@@ -51,7 +57,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 5,
 ) -> None:

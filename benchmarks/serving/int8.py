@@ -9,6 +9,7 @@ batches of 32: the largest difference of a logit between the two must be 0. Writ
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +20,19 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import typer
-from entries import export
 from onnx import numpy_helper
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
 
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.signature import TEXT_INPUT, nested
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 
 NAMES = {"fp32": "reviews", "int8": "reviews_int8"}
 BATCH = 32
@@ -93,7 +98,7 @@ def benchmark(
     rows: Rows,
     long_rows: Annotated[Path, typer.Option(help="Labelled texts of 512 tokens and more.")],
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     threads: Annotated[int, typer.Option(min=1, help="That compute.")] = 1,
     seconds: Annotated[float, typer.Option(help="For each kind of call, both precisions.")] = 10,
 ) -> None:

@@ -16,6 +16,7 @@ one saving or cost was, or a figure differs beyond the noise of two reports. It 
 that does nothing else. Three minutes a report.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,15 +24,18 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from commands import exit_on_sigterm, run
-from entries import export
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
-from results import Line, write_lines
 
 from sparse_serve.report.comparison import compare
 from sparse_serve.report.concluded import QUANTITIES
 from sparse_serve.report.document import Report, read_report
 from sparse_serve.report.titles import change_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm, run
+from entries import export
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results
 
 NAME = "reviews_dense"
 TWIN = "packed_dense"
@@ -42,7 +46,7 @@ def benchmark(
     checkpoint: Checkpoint,
     *,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     reports: Annotated[int, typer.Option(min=2, help="Reports to make.")] = 10,
     rounds: Annotated[int, typer.Option(min=2, help="Fresh servers of each variant in a report.")] = 3,
     lengths: Annotated[str, typer.Option(help="Lengths in tokens.")] = "64,128,256,512",

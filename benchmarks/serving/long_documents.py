@@ -9,13 +9,13 @@ tokenizer is used. Then the ordinary commands: `export --with-baselines`, and `p
 report.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from commands import exit_on_sigterm, run
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -25,6 +25,10 @@ from sparse_export.encoders.checkpoint import new_model, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_serve.data import read_texts
 from sparse_serve.tasks import Classification
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm, run
 
 POSITIONS = 4096
 # Texts that the biases are set on, short enough for quadratic attention in torch.

@@ -9,18 +9,23 @@ with the environment, and ends with 1 where eager attention is not within 15 % o
 only as much as `profile` cannot do without. About ten minutes, and five for the export.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from commands import exit_on_sigterm, run
-from entries import export_random
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
-from results import Line, environment, write_lines
 
 from sparse_serve.report.document import Report, read_report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm, run
+from entries import export_random
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results
 
 NAME = "long_reviews"
 POSITIONS = 2048
@@ -34,7 +39,7 @@ def benchmark(
     checkpoint: Checkpoint,
     *,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     rounds: Annotated[int, typer.Option(min=1, help="Fresh servers of each variant and length.")] = 2,
 ) -> None:
     exit_on_sigterm()

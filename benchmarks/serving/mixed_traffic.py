@@ -15,6 +15,7 @@ With `--gateway` all ask by way of the HAProxy that `deploy` configures. Writes 
 
 import random
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,19 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tritonclient.grpc
 import typer
-from clients import TIMEOUT_S, StockClient, one_line, percentile_ms
-from commands import exit_on_sigterm
-from entries import export
+from clients import TIMEOUT_S, StockClient, one_line
 from gateways import Urls, behind_gateway, urls_of
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
-from results import Line, environment, write_lines
-from servers import OUTPUT, pss_bytes, served
 from tritonclient.utils import InferenceServerException
 
 from sparse_serve.connection import Protocol
@@ -42,6 +39,16 @@ from sparse_serve.data import read_data
 from sparse_serve.profiling.memory import resident_bytes
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from percentiles import percentile_ms
+from servers import OUTPUT, pss_bytes, served
 
 NAME = "reviews"
 CLIENTS: Sequence[Protocol] = ("http", "grpc") * 4
@@ -279,7 +286,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of mixed traffic; a fifth is added of good alone.")] = 600,
     turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
     gateway: Annotated[

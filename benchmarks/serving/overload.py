@@ -13,31 +13,37 @@ what sending takes is missing where it is answered. Writes `overload.csv`.
 
 import asyncio
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tritonclient.grpc
 import typer
-from clients import percentile_ms
-from commands import exit_on_sigterm
 from cores import ClientCores, share_out
-from entries import export
 from gateways import behind_gateway
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
 from references import Logits, is_right, reference_answers
-from results import Line, environment, write_lines
-from servers import OUTPUT, served
 
 from sparse_serve.data import read_data
 from sparse_serve.deploy.limits import full_batches
 from sparse_serve.profiling.subjects import on_cores
 from sparse_serve.repository.entries import read_entry
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from percentiles import percentile_ms
+from servers import OUTPUT, served
 
 NAME = "reviews"
 TEXTS = 64
@@ -217,7 +223,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of the peak, and of what is above.")] = 60,
     client_cores: ClientCores = 0,
 ) -> None:

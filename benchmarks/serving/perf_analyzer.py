@@ -36,12 +36,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from commands import COMMAND, exit_on_sigterm
 from cores import ClientCores, Cores, share_out
-from entries import export
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results
-from results import Line, environment, write_lines
-from servers import served
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -52,6 +47,15 @@ from sparse_serve.report.table import PERF_ANALYZER_COLUMNS
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.signature import TEXT_INPUT
 from sparse_serve.triton.installation import find_triton
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import COMMAND, exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results
+from servers import served
 
 NAME = "reviews"
 WHEEL = "tritonclient==2.51.0"
@@ -111,7 +115,7 @@ def benchmark(  # noqa: PLR0913  one parameter per option
     checkpoint: Checkpoint,
     *,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     build: Annotated[Path, typer.Option(help="Folder for perf_analyzer.")] = Path("build/perf_analyzer"),
     length: Annotated[int, typer.Option(help="Of the texts, in tokens.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,

@@ -23,6 +23,7 @@ time that the processes took, with the environment.
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,14 +44,9 @@ import psutil
 import tritonclient.grpc
 import tritonclient.http
 import typer
-from clients import TIMEOUT_S, Answer, Asker, Request, one_line, percentile_ms, tensors_of
-from commands import exit_on_sigterm
+from clients import TIMEOUT_S, Answer, Asker, Request, one_line, tensors_of
 from cores import ClientCores, share_out
-from entries import export
 from gateways import Urls, behind_gateway, urls_of
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
-from servers import OUTPUT, served
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 from tritonclient.utils import InferenceServerException
 
@@ -63,6 +59,16 @@ from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from percentiles import percentile_ms
+from servers import OUTPUT, served
 
 NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
@@ -159,7 +165,7 @@ def main(  # noqa: PLR0913  one parameter per option
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of the good alone, and of the good beside the bad.")] = 60,
     turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
     pause: Annotated[float, typer.Option(help="Seconds between an answer and a bad one's next request.")] = 0,

@@ -23,6 +23,7 @@ import os
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +41,7 @@ import psutil
 import tritonclient.grpc
 import typer
 from clients import Asker
-from commands import exit_on_sigterm
-from entries import export
 from onnx import numpy_helper
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
-from servers import OUTPUT
 
 from sparse_serve.data import read_data
 from sparse_serve.op_library import library_path
@@ -55,6 +51,15 @@ from sparse_serve.repository.signature import TEXT_INPUT, nested
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from servers import OUTPUT
 
 NAME = "reviews"
 MIB = 1 << 20
@@ -129,7 +134,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of mixed traffic, each way.")] = 300,
     place: Annotated[str | None, typer.Option(help="One of the two places.", show_default="both")] = None,
 ) -> None:

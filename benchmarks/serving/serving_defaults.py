@@ -12,18 +12,15 @@ of each round, the ratio to the first setting's.
 
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from commands import exit_on_sigterm
-from entries import export
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
-from servers import OUTPUT, make_senders, served
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.data import read_data
@@ -33,6 +30,15 @@ from sparse_serve.profiling.windows import measure_window
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from entries import export
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from servers import OUTPUT, make_senders, served
 
 NAME = "reviews"
 EVERY_LONG = 10
@@ -73,7 +79,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each setting and load.")] = 4,
     loads: Annotated[

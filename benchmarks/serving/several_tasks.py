@@ -19,6 +19,7 @@ Writes `several_tasks.csv`: a line per measurement, with the environment.
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -31,9 +32,6 @@ import numpy as np
 import onnxruntime
 import torch
 import typer
-from commands import exit_on_sigterm
-from results import Line, write_lines
-from servers import pss_bytes, served
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_config, new_model, save_checkpoint
@@ -48,6 +46,12 @@ from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Classification, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import exit_on_sigterm
+from lines import Line, write_lines
+from servers import pss_bytes, served
 
 TASKS: dict[str, Task] = {
     "sentiment": Classification(tuple("01234")),

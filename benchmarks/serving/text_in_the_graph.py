@@ -23,6 +23,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -37,11 +38,6 @@ import numpy as np
 import onnxruntime
 import tritonclient.http
 import typer
-from commands import COMMAND, ending, exit_on_sigterm
-from entries import export, export_small
-from options import REPOSITORY, RESULTS, Checkpoint, Repository, Results, Rows
-from results import Line, environment, write_lines
-from servers import OUTPUT, make_senders, served
 
 from sparse_serve.classifier import Classifier
 from sparse_serve.client import Client
@@ -57,6 +53,16 @@ from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TEXT_INPUT
 from sparse_serve.tasks.encoding import text_column
 from sparse_serve.triton.launcher import TritonServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from commands import COMMAND, ending, exit_on_sigterm
+from entries import export, export_small
+from environment import environment
+from lines import Line, write_lines
+from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from parts import parts
+from servers import OUTPUT, make_senders, served
 
 DEMO, FRONT, SMALL = "reviews", "reviews_front", "small"
 PROTOCOLS: Sequence[Protocol] = ("http", "grpc")
@@ -105,7 +111,7 @@ def main(
     *,
     rows: Rows,
     repository: Repository = REPOSITORY,
-    results: Results = RESULTS,
+    results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of each window.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each load.")] = 5,
     starts: Annotated[int, typer.Option(min=1, help="How often a server is started.")] = 3,
@@ -203,11 +209,6 @@ def make_loads(
 def tokens_of(entry: Entry) -> Tokens:
     manifest = entry.manifest
     return Tokens(entry.path / "tokenizer.json", manifest.task, manifest.max_length, in_graph=True)
-
-
-def parts(texts: Sequence[str], size: int) -> list[Sequence[str]]:
-    """Return texts in parts of one size, those left over left out."""
-    return [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
 
 
 def measure(loads: dict[str, Asked], seconds: float, rounds: int) -> Iterator[Line]:

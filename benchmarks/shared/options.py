@@ -1,4 +1,4 @@
-"""What the benchmarks that export the demo's checkpoint are told alike."""
+"""What benchmarks that take the demo's checkpoint are told alike."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,4 +14,3 @@ Repository = Annotated[
 Results = Annotated[Path, typer.Option(help="Folder for the file.")]
 
 REPOSITORY = Path("benchmark_repository")
-RESULTS = Path(__file__).parent
