@@ -5,7 +5,7 @@
 `OUT/steps.csv` has a line for each step that has ended; the CSV files beside it are those of the steps.
 """
 
-import csv
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +13,11 @@ from typing import Annotated
 import typer
 from roofline import replaced, table
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import Line, read_lines
+
 PAGE = Path(__file__).parent / "RESULTS.md"
-Line = dict[str, str]
 # Goals at 32 sequences of 12 heads of 64 in bfloat16, on an H200: ours over which peers, by length.
 DENSE = ("sdpa_flash", "sdpa_cudnn", "flex_dense")
 GOALS: tuple[tuple[str, tuple[str, ...], dict[int, float]], ...] = (
@@ -23,14 +26,6 @@ GOALS: tuple[tuple[str, tuple[str, ...], dict[int, float]], ...] = (
     ("AxisAttention", DENSE, {512: 2.0, 2048: 6.0, 8192: 15.0}),
 )
 MOST_MEMORY, LEAST_JUDGED = 0.02, 512  # of eager's scores, from so many tokens on
-
-
-def read(path: Path) -> list[Line]:
-    """Return a file's lines; none where it is not there."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def steps(lines: Iterable[Line]) -> Iterator[list[str]]:
@@ -104,14 +99,14 @@ def correctness(lines: list[Line]) -> Iterator[list[str]]:
 
 def results(out: Path) -> str:
     """Return the page's part on what came out."""
-    measured = read(out / "op_speed.csv")
+    measured = read_lines(out / "op_speed.csv")
     sections = {
-        "Steps": table(steps(read(out / "steps.csv"))),
-        "Correctness": table(correctness(read(out / "correctness.csv"))),
-        "Entries": table(entries(read(out / "entries.csv"))),
+        "Steps": table(steps(read_lines(out / "steps.csv"))),
+        "Correctness": table(correctness(read_lines(out / "correctness.csv"))),
+        "Entries": table(entries(read_lines(out / "entries.csv"))),
         "Ops beside their peers: the goals": table(goals(measured)),
         "Device memory of the ops": table(memory(measured)),
-        "Models": table(models(read(out / "model_speed.csv"))),
+        "Models": table(models(read_lines(out / "model_speed.csv"))),
     }
     seen = {(line["gpu"] or line["cpu"], line["driver"], line["cuda"]) for line in measured}
     machine = "; ".join(" ".join(filter(None, each)) for each in sorted(seen)) or "no machine"

@@ -314,7 +314,7 @@ def write_csv(path: Path, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[st
     written: list[Mapping[str, Any]] = []
     with path.open("w", newline="") as file:
         for line in lines:
-            writer = csv.DictWriter(file, list(written[0] if written else line))
+            writer = csv.DictWriter(file, list(written[0] if written else line), lineterminator="\n")
             if not written:
                 writer.writeheader()
             writer.writerow(line)

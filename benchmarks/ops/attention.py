@@ -8,7 +8,6 @@ of each counts. `fused_over_this` is the time of ONNX Runtime's fused softmax at
 variant's: above 1 is faster than it.
 """
 
-import csv
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, libr
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from lines import write_lines
 from turns import Run, time_in_turns
 
 from cases import BENCHMARK_CASES, AttentionCase, Element, aligned
@@ -89,11 +89,7 @@ def main(
                 f"{case.name:20} {name:22} {element:9} {seconds * 1e3:10.3f} ms "
                 f"{best[REFERENCE] / seconds:6.2f}x fused"
             )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_lines(output, lines)
 
 
 def environment_of(threads: int) -> dict[str, Any]:

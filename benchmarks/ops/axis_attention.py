@@ -12,7 +12,6 @@ Both take turns and the best time of each counts; `fused_over_this` is the time 
 process that holds the inputs, outputs left out, and `of_eager_scores` its share of H·L² scores of float32.
 """
 
-import csv
 import gc
 import os
 import re
@@ -43,6 +42,7 @@ from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from lines import write_lines
 from turns import Run, time_in_turns
 
 from cases import AttentionCase
@@ -99,11 +99,7 @@ def main(
             f"{line['fused_over_this']:7.2f}x fused {100 * line['of_eager_scores']:6.2f} % of eager's scores",
             flush=True,
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_lines(output, lines)
 
 
 def kinds(checkpoint: Path | None, texts: Path | None) -> Iterator[list[Problem]]:

@@ -8,7 +8,6 @@ its graph is asked too, in float32 and in 8-bit integers, as `last_layer.py` doe
 processor's, a figure is the sum over batches of each one's best time.
 """
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from sparse_serve.processor import has_vnni
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
+from lines import write_lines
 from turns import time_in_turns
 
 TOKENS = (24, 512, 2048)
@@ -76,12 +76,8 @@ def main(
     lines = [of_op(op, tokens, width, threads) for op in OPS for width in op.widths for tokens in TOKENS]
     if checkpoint is not None and rows is not None:
         lines += of_model(checkpoint, rows, threads)
-    output.parent.mkdir(parents=True, exist_ok=True)
     environment = environment_of(threads)
-    with output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0] | environment, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(line | environment for line in lines)
+    write_lines(output, [line | environment for line in lines])
 
 
 def told(load: str, best_ms: float, ratio: float, difference: float) -> Line:

@@ -12,7 +12,7 @@ Writes `results/last_layer.csv`, a line per load with the environment. `largest_
 is that of a logit between the two, whose linear layers may be computed in other blocks.
 """
 
-import csv
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +35,10 @@ from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.packing import Packing
 from sparse_export.tasks.first_token import FirstTokenHead
 from sparse_serve.data import read_data
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from lines import write_lines
 
 Feed = dict[str, npt.NDArray[Any]]
 
@@ -97,11 +101,7 @@ def main(
             }
         )
         print(*(f"{name} {value}" for name, value in islice(lines[-1].items(), 7)), flush=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_lines(output, lines)
 
 
 def loads(texts: list[list[int]]) -> dict[str, list[list[list[int]]]]:

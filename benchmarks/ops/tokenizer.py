@@ -7,7 +7,6 @@ Python server asks it to (`encode_batch_fast`, with `--offsets` `encode_batch`),
 ONNX Runtime that is asked from Python. The two take turns and the best time of each counts: read the ratio.
 """
 
-import csv
 import os
 import sys
 import time
@@ -29,6 +28,7 @@ from sparse_serve.op_library import library_path
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from lines import write_lines
 from turns import Run, time_in_turns
 
 from tokenizing import GraphTokenizer, Texts, cutting, feeds
@@ -84,11 +84,7 @@ def main(
             line = measure(tokenizer, tables, each, data, ops, seconds, offsets=offsets)
             lines.append(line | {"derive_s": round(derived, 2)} | environment())
             print(*(f"{name}={value}" for name, value in line.items()), flush=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", newline="") as table:
-        writer = csv.DictWriter(table, lines[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_lines(output, lines)
 
 
 def measure(

@@ -7,7 +7,6 @@ Fine-tunes with the same settings and seeds in one process and in two (`torchrun
 Settings are the demo's, by which its model learns.
 """
 
-import csv
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import COMMAND, ending, exit_on_sigterm
+from lines import write_lines
 
 SEEDS = (0, 1, 2)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
@@ -62,11 +62,7 @@ def main(
                     **record["versions"],
                 }
             )
-    results.mkdir(parents=True, exist_ok=True)
-    with (results / "processes.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_lines(results / "processes.csv", lines)
     for processes in (1, 2):
         losses = [line["eval_loss"] for line in lines if line["processes"] == processes]
         print(f"{processes}: {statistics.mean(losses):.4f}, between seeds {statistics.stdev(losses):.4f}")
