@@ -26,13 +26,15 @@ from sparse_serve.cuda import (
     session_providers,
 )
 from sparse_serve.digests import file_digest
-from sparse_serve.environment import read_cpu, read_gpus
+from sparse_serve.environment import read_gpus
 from sparse_serve.errors import DeviceError
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION, Device, verify_library
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "ops"))
 
+from environment import columns
 from one_op import OUTPUTS  # type: ignore[import-not-found]  # of the op tests
 
 OPSET = 20
@@ -76,10 +78,9 @@ def environment(device: Device) -> dict[str, Any]:
         "device": device,
         "gpu": "" if gpu is None else gpu.name,
         "driver": "" if gpu is None else gpu.driver,
-        "cpu": read_cpu().model,
+        **columns("cpu"),
         "cuda": torch.version.cuda or "",
-        "torch": torch.__version__,
-        "onnxruntime": onnxruntime.__version__,
+        **columns("torch", "onnxruntime"),
         "op_library": file_digest(verify_library(device))[:12],
     }
 

@@ -23,12 +23,12 @@ import typer
 from onnx import TensorProto, helper
 
 from sparse_export.graph.functions import attach_functions
-from sparse_serve.environment import read_cpu
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION, instruction_set, library_path
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION, library_path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from environment import columns
 from lines import write_lines
 from turns import Run, time_in_turns
 
@@ -94,16 +94,7 @@ def main(
 
 def environment_of(threads: int) -> dict[str, Any]:
     """What the figures depend on besides the problem."""
-    cpu = read_cpu()
-    return {
-        "threads": threads,
-        "cpu": cpu.model,
-        "cores": cpu.cores,
-        "instruction_set": instruction_set(library_path()),
-        "onnxruntime": onnxruntime.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    return {"threads": threads} | columns("cpu", "cores", "instruction_set", "onnxruntime", "torch", "numpy")
 
 
 def session(

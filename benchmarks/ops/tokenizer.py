@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import onnxruntime
 import tokenizers
 import typer
 from tokenizer_equality import dev_texts
 
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.tables import TokenizerTables
-from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from environment import columns
 from lines import write_lines
 from turns import Run, time_in_turns
 
@@ -129,15 +128,7 @@ def measure(
 
 def environment() -> dict[str, Any]:
     """What the figures depend on besides the problem."""
-    cpu = read_cpu()
-    return {
-        "threads": 1,
-        "cpu": cpu.model,
-        "cores": cpu.cores,
-        "onnxruntime": onnxruntime.__version__,
-        "tokenizers": tokenizers.__version__,
-        "numpy": np.__version__,
-    }
+    return {"threads": 1} | columns("cpu", "cores", "onnxruntime", "tokenizers", "numpy")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ dense is what the peers compute. A round takes about 20 minutes on two cores, an
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -56,7 +55,7 @@ from sparse_serve.report.estimates import least_samples
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
-from environment import environment
+from environment import columns, environment
 from lines import Line, write_lines
 from options import Checkpoint, Results, Rows
 from percentiles import percentile_ms
@@ -134,7 +133,7 @@ def main(
         right = reference(repository / "dense_fp32", checked)
         about = environment("")
         for line in measure(chosen, texts, checked, right, rounds):
-            lines.append(about | {"load_average": f"{os.getloadavg()[0]:.1f}"} | line)
+            lines.append(about | columns("load_average") | line)
             write_lines(results / "peers.csv", lines)  # what there is, should it be ended
     report(chosen, lines)
 

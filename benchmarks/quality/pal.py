@@ -33,10 +33,10 @@ from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_
 from sparse_export.multitask.judging import headlines, overall_score
 from sparse_export.multitask.options import SCORE
 from sparse_serve.data import read_data
-from sparse_serve.environment import read_cpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
+from environment import columns
 from lines import read_lines, write_lines
 
 BASELINE = "apart"
@@ -180,8 +180,8 @@ def _baseline(encoder: Path, options: MultitaskOptions) -> dict[str, str]:
     )
     figures = train_apart(encoder, tasks, train, dev, apart)
     figures[SCORE] = overall_score({name: figures[name] for name in headlines(entries)})
-    used = {"rows": sum(len(each.rows) for each in train.values()), "cpu": read_cpu().model}
-    return {**_figures(figures), **{key: str(value) for key, value in used.items()}, **settings(options)}
+    rows = sum(len(each.rows) for each in train.values())
+    return {**_figures(figures), "rows": str(rows), **columns("cpu"), **settings(options)}
 
 
 def _line(record: MultitaskRecord, encoder: Path) -> dict[str, str]:

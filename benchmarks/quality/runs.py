@@ -1,6 +1,6 @@
 """The runs of the quality benchmarks: how they are trained, what is told of each, and their means."""
 
-import platform
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,10 @@ from rich.console import Console
 
 from sparse_export.training import FinetuneOptions, FinetuneRecord, TrainingOptions, TrainingRecord, finetune
 from sparse_serve.digests import file_digest
-from sparse_serve.environment import read_cpu
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from environment import columns
 
 Run = Mapping[str, str]
 
@@ -67,23 +70,23 @@ def train_each(
 
 def provenance(record: TrainingRecord, encoder: Path) -> dict[str, str]:
     """How a run was made, and on what."""
-    columns = {
+    told = {
         "best_epoch": record.best_epoch,
         "seconds": record.seconds,
         "rows": record.train.rows,
         "dev_rows": record.evaluation.rows,
         **settings(record.options),
-        "cpu": read_cpu().model,
+        **columns("cpu"),
         "device": record.device,
         "threads": record.threads,
-        "system": f"{platform.system()} {platform.machine()}",
+        **columns("system"),
         **record.versions,
         # Random weights are the seed's, whatever lies beside the architecture.
         "encoder_sha256": "" if record.options.from_scratch else file_digest(encoder / "model.safetensors"),
         "train_sha256": record.train.sha256,
         "dev_sha256": record.evaluation.sha256,
     }
-    return {column: str(value) for column, value in columns.items()}
+    return {column: str(value) for column, value in told.items()}
 
 
 def interval(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, str]:

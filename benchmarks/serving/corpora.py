@@ -18,7 +18,6 @@ with the environment.
 import itertools
 import json
 import multiprocessing
-import platform
 import random
 import shutil
 import statistics
@@ -39,11 +38,12 @@ import typer
 
 from sparse_serve import Classifier
 from sparse_serve.data import read_data
-from sparse_serve.environment import available_cores, read_cpu
+from sparse_serve.environment import available_cores
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import COMMAND, ending, exit_on_sigterm
+from environment import columns
 from lines import Line, write_lines
 
 
@@ -78,9 +78,7 @@ def main(
         "entry": entry.name,
         "texts": texts.parent.name,
         "rows": str(rows),
-        "cores": str(cores),
-        "cpu": read_cpu().model,
-        "system": f"{platform.system()} {platform.machine()}",
+        **columns("cores", "cpu", "system"),
         **{name: version(name) for name in ("ray", "onnxruntime", "pyarrow")},
     }
     write_lines(results / "corpora.csv", [line | environment for line in lines])

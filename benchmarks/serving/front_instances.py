@@ -11,7 +11,6 @@ Writes `front_instances.csv`, a line per window with the environment, and prints
 of each round, the ratio to one instance's.
 """
 
-import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
 from entries import export, export_small
-from environment import environment
+from environment import columns, environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from servers import OUTPUT, make_senders, served
@@ -127,7 +126,7 @@ def asked(
         "p50_ms": f"{statistics.median(latencies):.2f}",
         "p90_ms": f"{np.percentile(latencies, 90, method=PERCENTILE_METHOD):.2f}",
         "p99_ms": f"{np.percentile(latencies, 99, method=PERCENTILE_METHOD):.2f}",
-        "load_average": f"{os.getloadavg()[0]:.1f}",
+        **columns("load_average"),
     }
 
 

@@ -19,7 +19,6 @@ memory, and the medians of rates and seconds, with their ratios to the first way
 """
 
 import multiprocessing
-import os
 import random
 import shutil
 import statistics
@@ -56,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
 from entries import export
-from environment import environment
+from environment import columns, environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from servers import OUTPUT
@@ -121,7 +120,7 @@ class Asked:
             "most_mib": f"{peak_bytes(self.process_ids()) / MIB:.0f}",
             "texts_per_s": f"{count / took:.2f}",
             "processor_ms_a_text": f"{processors / count * 1000:.3f}",
-            "load_average": f"{os.getloadavg()[0]:.1f}",
+            **columns("load_average"),
         }
 
     def _processor_seconds(self) -> float:

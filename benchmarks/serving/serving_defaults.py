@@ -10,7 +10,6 @@ Writes `serving_defaults.csv`, a line per window with the environment, and print
 of each round, the ratio to the first setting's.
 """
 
-import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
 from entries import export
-from environment import environment
+from environment import columns, environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from servers import OUTPUT, make_senders, served
@@ -148,7 +147,7 @@ def asked(grpc_url: str, senders: int, batches: Sequence[Batch], seconds: float)
         "texts_per_s": f"{window.requests_per_second:.1f}",
         "p50_ms": f"{statistics.median(latencies):.2f}",
         "p99_ms": f"{np.percentile(latencies, 99, method=PERCENTILE_METHOD):.2f}",
-        "load_average": f"{os.getloadavg()[0]:.1f}",
+        **columns("load_average"),
     }
 
 

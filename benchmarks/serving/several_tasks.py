@@ -16,7 +16,6 @@ cores, several times in turn.
 Writes `several_tasks.csv`: a line per measurement, with the environment.
 """
 
-import platform
 import random
 import statistics
 import sys
@@ -42,7 +41,6 @@ from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
 from sparse_serve.data import read_texts
-from sparse_serve.environment import read_cpu
 from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Classification, Regression, Task
 from sparse_serve.triton.launcher import TritonServer
@@ -50,6 +48,7 @@ from sparse_serve.triton.launcher import TritonServer
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
+from environment import columns
 from lines import Line, write_lines
 from servers import pss_bytes, served
 
@@ -96,9 +95,7 @@ def main(
         "attention": attention.name if lambd is None else f"{attention.name} {lambd:g}",
         "concurrency": str(concurrency),
         "threads": str(threads),
-        "cpu": read_cpu().model,
-        "system": f"{platform.system()} {platform.machine()}",
-        "onnxruntime": onnxruntime.__version__,
+        **columns("cpu", "system", "onnxruntime"),
     }
     write_lines(results / "several_tasks.csv", [line | environment for line in lines])
     report(lines)

@@ -58,7 +58,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import COMMAND, ending, exit_on_sigterm
 from entries import export, export_small
-from environment import environment
+from environment import columns, environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from parts import parts
@@ -225,7 +225,7 @@ def measure(loads: dict[str, Asked], seconds: float, rounds: int) -> Iterator[Li
                 "texts_per_s": f"{loads[name].per_second(window):.1f}",
                 "median_ms": f"{median_ms(window):.2f}",
                 "client_cores": f"{window.client_cores:.2f}",
-                "load_average": f"{os.getloadavg()[0]:.1f}",
+                **columns("load_average"),
             }
         order = order[1:] + order[:1]
     for figure in FIGURES:
