@@ -10,8 +10,8 @@ batches of 32: the largest difference of a logit between the two must be 0. Writ
 
 import statistics
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +33,7 @@ from entries import export
 from environment import environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from turns import times_in_turns, turns_for
 
 NAMES = {"fp32": "reviews", "int8": "reviews_int8"}
 BATCH = 32
@@ -57,19 +58,10 @@ def in_batches(session: onnxruntime.InferenceSession, texts: Sequence[str], size
     return np.concatenate([ask(session, texts[at : at + size]) for at in range(0, len(texts), size)])
 
 
-def time_in_turns(
-    sessions: dict[str, onnxruntime.InferenceSession], texts: Sequence[str], seconds: float
-) -> Line:
+def figures(sessions: dict[str, onnxruntime.InferenceSession], texts: Sequence[str], seconds: float) -> Line:
     """Return the figures of calls with these texts, of each precision in turn."""
-    took: dict[str, list[float]] = {name: [] for name in sessions}
-    for session in sessions.values():
-        ask(session, texts)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(took["int8"]) < 5:
-        for name, session in sessions.items():
-            start = time.perf_counter()
-            ask(session, texts)
-            took[name].append(time.perf_counter() - start)
+    calls = {name: partial(ask, session, texts) for name, session in sessions.items()}
+    took = times_in_turns(calls, turns_for(seconds, at_least=5))
     ratios = [full / small for full, small in zip(took["fp32"], took["int8"], strict=True)]
     return {
         **{f"{name}_median_ms": f"{statistics.median(each) * 1e3:.2f}" for name, each in took.items()},
@@ -115,7 +107,7 @@ def benchmark(
         "1 text of 512 tokens": long_texts[:1],
         "8 texts of 512 tokens": long_texts[:8],
     }.items():
-        lines.append({"what": kind, **time_in_turns(sessions, asked, seconds)})
+        lines.append({"what": kind, **figures(sessions, asked, seconds)})
         print(kind, lines[-1]["median_ratio"], lines[-1]["best_ratio"], flush=True)
     sizes = {precision: (linear_bytes(graph), graph.stat().st_size) for precision, graph in graphs.items()}
     for number, what in enumerate(("linear weights and scales", "file")):

@@ -51,6 +51,7 @@ from commands import exit_on_sigterm
 from environment import columns
 from lines import Line, write_lines
 from servers import pss_bytes, served
+from turns import times_in_turns
 
 TASKS: dict[str, Task] = {
     "sentiment": Classification(tuple("01234")),
@@ -59,6 +60,7 @@ TASKS: dict[str, Task] = {
 }
 TOGETHER = "several"
 BATCH, LENGTH = 32, 128
+TURNS = 10
 
 
 def main(
@@ -204,14 +206,7 @@ def latencies(repositories: dict[str, Path], threads: int) -> Iterator[Line]:
             }
             taken = {each.name: inputs[each.name] for each in session.get_inputs()}
             runs[way, mix] = partial(session.run, ["logits"], taken)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    for number in range(12):
-        for key, run in runs.items():
-            started = time.perf_counter()
-            run()
-            if number >= 2:  # warmed up
-                times[key].append(time.perf_counter() - started)
-    for (way, mix), measured in times.items():
+    for (way, mix), measured in times_in_turns(runs, range(TURNS)).items():
         value = f"{statistics.median(measured) * 1000:.1f}"
         yield {"served": way, "figure": f"latency_ms {mix}", "value": value}
 

@@ -1,7 +1,8 @@
 """Times of variants that take turns in one process."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, TypeVar
 
 SECONDS = 2.0  # for each variant
@@ -28,10 +29,35 @@ def time_in_turns(
         for name, run in order:
             if turn >= MIN_ROUNDS and spent[name] > seconds_each:
                 continue
-            start = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - start
+            seconds = seconds_of(run)
             best[name] = min(best[name], seconds)
             spent[name] += seconds
             rounds[name] += 1
     return best, rounds
+
+
+def times_in_turns(variants: Mapping[Variant, Run], turns: Iterable[object]) -> dict[Variant, list[float]]:
+    """Return the seconds of every run; all run in every turn, so that those of a turn make a ratio."""
+    times: dict[Variant, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        run()
+    for _ in turns:
+        for name, run in variants.items():
+            times[name].append(seconds_of(run))
+    return times
+
+
+def turns_for(seconds: float, at_least: int) -> Iterator[int]:
+    """Yield the numbers of turns until the time is over, and so many in any case."""
+    end = time.perf_counter() + seconds
+    for number in count():
+        if number >= at_least and time.perf_counter() >= end:
+            return
+        yield number
+
+
+def seconds_of(run: Run) -> float:
+    """Return what one run takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

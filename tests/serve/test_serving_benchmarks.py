@@ -4,6 +4,7 @@ import csv
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a module of the folders."""
-    for folder in ("serving", "peers"):
+    for folder in ("serving", "peers", "shared"):
         monkeypatch.syspath_prepend(BENCHMARKS / folder)
     return import_module
 
@@ -135,3 +136,20 @@ def test_the_table_of_peers_has_no_p99_of_too_few_requests() -> None:
 )
 def test_a_figure_is_met_by_what_was_measured(module: Any, value: str, wanted: str, met: str) -> None:
     assert module("text_in_the_graph").met({"value": value, "wanted": wanted}) == met
+
+
+def test_lines_have_a_column_for_every_name_that_one_of_them_has(tmp_path: Path, module: Any) -> None:
+    lines, path = module("lines"), tmp_path / "out" / "lines.csv"
+    assert lines.read_lines(path) == []
+    lines.write_lines(path, [{"a": "1"}, {"a": "2", "b": "x, y"}])
+    assert path.read_bytes() == b'a,b\n1,\n2,"x, y"\n'
+    assert lines.read_lines(path) == [{"a": "1", "b": ""}, {"a": "2", "b": "x, y"}]
+
+
+def test_variants_that_make_ratios_run_in_every_turn(module: Any) -> None:
+    turns, ran = module("turns"), list[str]()
+    variants = {name: partial(ran.append, name) for name in "ab"}
+    times = turns.times_in_turns(variants, turns.turns_for(0, at_least=3))
+    assert ran == list("ab" * 4)
+    assert {name: len(each) for name, each in times.items()} == {"a": 3, "b": 3}
+    assert len(list(turns.turns_for(0.01, at_least=1))) > 1
