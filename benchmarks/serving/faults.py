@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
-import tritonclient.grpc
 import typer
 from clients import Asker, one_line
 from gateways import START_S, Urls, start_gateway, write_gateway
@@ -58,7 +57,7 @@ from entries import export
 from environment import environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
-from servers import served
+from servers import server_version
 
 from wall_clock import WallClock
 
@@ -115,7 +114,8 @@ class Stack:
     Attributes:
         serve: `sparse-serve serve`, kept.
         gateway: HAProxy, kept.
-        urls: where the gateway listens.
+        server: where the server listens.
+        urls: where the gateway does.
         repository: what is served.
         checkpoint: what it was exported from.
         clock: the wall clock that all of them go by.
@@ -123,6 +123,7 @@ class Stack:
 
     serve: Kept
     gateway: Kept
+    server: Urls
     urls: Urls
     repository: Path
     checkpoint: Path
@@ -261,17 +262,16 @@ def started(repository: Path, checkpoint: Path, model: str) -> Iterator[Stack]:
             )
         )
         stack.callback(serve.end)
-        urls = write_gateway(
-            folder, {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}, read_entry(models / model)
-        )
+        server: Urls = {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}
+        urls = write_gateway(folder, server, read_entry(models / model))
         gateway = Kept(lambda: start_gateway(folder, environment))
         stack.callback(gateway.end)
         deadline = time.monotonic() + START_S
-        while not (is_ready(f"127.0.0.1:{http}") and is_ready(urls["http"])):
+        while not (is_ready(server["http"]) and is_ready(urls["http"])):
             if time.monotonic() > deadline:
                 raise SystemExit((folder / "log").read_text())
             time.sleep(0.05)
-        yield Stack(serve, gateway, urls, models, checkpoint, clock)
+        yield Stack(serve, gateway, server, urls, models, checkpoint, clock)
 
 
 def ask_on(
@@ -304,11 +304,14 @@ def ask_on(
             seen.wrong += 1
 
 
-def run(repository: Path, checkpoint: Path, fault: str, asked: Sequence[tuple[str, Logits]]) -> Line:
-    """Let one thing happen, and return what clients saw."""
+def run(
+    repository: Path, checkpoint: Path, fault: str, asked: Sequence[tuple[str, Logits]]
+) -> tuple[Line, Line]:
+    """Let one thing happen; return with what it was measured, and what clients saw."""
     model, happen = FAULTS[fault]
     seen, stop = Seen(), threading.Event()
     with started(repository, checkpoint, model) as stack, ThreadPoolExecutor(len(CLIENTS)) as pool:
+        about = environment(server_version(stack.server["grpc"]))
         clients = [
             pool.submit(ask_on, number, stack, model, asked, seen, stop) for number in range(len(CLIENTS))
         ]
@@ -327,7 +330,7 @@ def run(repository: Path, checkpoint: Path, fault: str, asked: Sequence[tuple[st
             stop.set()
         for client in clients:
             client.result()
-    return {
+    return about, {
         "fault": fault,
         "model": model,
         "right_before": str(before),
@@ -357,14 +360,12 @@ def main(
     export(checkpoint, repository, FRONT, "--tokenizer", "server")
     texts = [row.text for row in read_data(rows).rows][:TEXTS]
     asked = list(zip(texts, reference_answers(checkpoint, repository / TEXT, texts), strict=True))
-    with served(repository, [TEXT]) as server:
-        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        about = environment(client.get_server_metadata().version)
-    lines = []
+    lines: list[Line] = []
     for fault in faults.split(",") if faults else FAULTS:
-        lines.append(run(repository, checkpoint, fault, asked))
-        typer.echo("  ".join(f"{name} {value}" for name, value in lines[-1].items()))
-    write_lines(results / "faults.csv", [about | line for line in lines])
+        about, saw = run(repository, checkpoint, fault, asked)
+        lines.append(about | saw)
+        typer.echo("  ".join(f"{name} {value}" for name, value in saw.items()))
+    write_lines(results / "faults.csv", lines)
     if any(
         line["wrong"] != "0" or line["unanswered"] != "0" or line["is_recovered"] == "no" for line in lines
     ):

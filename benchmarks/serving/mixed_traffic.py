@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import tritonclient.grpc
 import typer
 from clients import TIMEOUT_S, StockClient, one_line
 from gateways import Urls, behind_gateway, urls_of
@@ -48,7 +47,7 @@ from environment import environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from percentiles import percentile_ms
-from servers import OUTPUT, pss_bytes, served
+from servers import OUTPUT, pss_bytes, served, server_version
 
 NAME = "reviews"
 CLIENTS: Sequence[Protocol] = ("http", "grpc") * 4
@@ -305,9 +304,7 @@ def main(
     asked = [(text.encode(), right) for text, right in zip([*short, *long], answers, strict=True)]
     alone, mixed = Seen(), Seen()
     with served(repository, [NAME]) as server:
-        about = environment(
-            tritonclient.grpc.InferenceServerClient(server.grpc_url).get_server_metadata().version
-        )
+        about = environment(server_version(server.grpc_url))
         with (
             behind_gateway(server, entry) if gateway else nullcontext(urls_of(server)) as urls,
             MemoryMeter(server) as memory,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tritonclient.grpc
 import typer
 from cores import ClientCores, share_out
 from gateways import behind_gateway
@@ -43,7 +42,7 @@ from environment import environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from percentiles import percentile_ms
-from servers import OUTPUT, served
+from servers import OUTPUT, served, server_version
 
 NAME = "reviews"
 TEXTS = 64
@@ -238,8 +237,7 @@ def main(
         with on_cores(cores.server):
             server = stack.enter_context(served(repository, [NAME], cores.edit()))
             urls = stack.enter_context(behind_gateway(server, entry))
-        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        about = environment(client.get_server_metadata().version) | cores.line()
+        about = environment(server_version(server.grpc_url)) | cores.line()
         with on_cores(cores.clients):
             lines = asyncio.run(measure(Senders(urls["http"], texts, right), full_batches(entry), seconds))
         server.check()

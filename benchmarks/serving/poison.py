@@ -68,7 +68,7 @@ from environment import environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
 from percentiles import percentile_ms
-from servers import OUTPUT, served
+from servers import OUTPUT, served, server_version
 
 NAME = "pairs"
 CLIENTS: Sequence[Protocol] = ("http", "grpc", "http", "grpc")
@@ -202,8 +202,7 @@ def main(  # noqa: PLR0913  one parameter per option
             with on_cores(cores.clients):
                 found = compare(server, urls, model, good, bad, Load(seconds, turns, pause))
                 lines += [{"gateway": "yes" if gateway else "no"} | line for line in found]
-        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        about = environment(client.get_server_metadata().version) | cores.line()
+        about = environment(server_version(server.grpc_url)) | cores.line()
     write_lines(results / "poison.csv", [about | line for line in lines])
     for line in lines:
         typer.echo("  ".join(line.values()))

@@ -37,7 +37,6 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import psutil
-import tritonclient.grpc
 import typer
 from clients import Asker
 from onnx import numpy_helper
@@ -58,7 +57,7 @@ from entries import export
 from environment import columns, environment
 from lines import Line, write_lines
 from options import REPOSITORY, Checkpoint, Repository, Results, Rows
-from servers import OUTPUT
+from servers import OUTPUT, server_version
 
 NAME = "reviews"
 MIB = 1 << 20
@@ -197,8 +196,8 @@ def at_work(way: Way, entry: Path, folder: Path) -> Iterator[Asked]:
         options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0, verify=False)
         with TritonServer(options) as server:
             asker = Asker(server.grpc_url, "grpc", NAME)
-            about = tritonclient.grpc.InferenceServerClient(server.grpc_url).get_server_metadata()
-            yield Asked(lambda texts: asker.ask({TEXT_INPUT: texts}), server.process_ids, about.version)
+            version = server_version(server.grpc_url)
+            yield Asked(lambda texts: asker.ask({TEXT_INPUT: texts}), server.process_ids, version)
         return
     context = multiprocessing.get_context("spawn")  # a process that has nothing of this one's
     ours, theirs = context.Pipe()

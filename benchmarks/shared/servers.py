@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.profiling.load import TritonLoad
@@ -21,6 +22,12 @@ def served(
     """Return a server on free ports, of all models unless some are named."""
     options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
     return TritonServer(options, RepositoryView(models, edit))
+
+
+def server_version(grpc_url: str) -> str:
+    """Return the version that a server tells."""
+    with InferenceServerClient(grpc_url) as client:
+        return str(client.get_server_metadata().version)
 
 
 def make_senders(
