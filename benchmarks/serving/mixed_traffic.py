@@ -5,10 +5,12 @@
 Eight clients, half of them over HTTP and half over gRPC, send without a pause short texts (seven in ten),
 batches of 2 to 32 short ones and texts of 512 tokens. Of what they send, one in twenty is bad, in one of
 seven ways. Beside them one sends a text of 4 MB every three seconds, and one goes away every second, in
-mid-request or before the answer. In turns, the same clients send what is good alone: told is the p99 of
-short texts in the mix over that of the good alone. Each answer is held against torch's, each refusal against
-the code that it should have. The memory of the server's processes is read every two seconds, each with all
-that it maps (RSS) and what they share once (PSS); slopes are fitted over the second half.
+mid-request or before the answer. In turns as long, the same clients send the same good requests alone, drawn
+in the same order; which of the two is first alternates. Told is the p99 of short texts in the mix over that
+of the good alone: what of it is above 1 is what the bad ones, the large ones and those who go away cost. Each
+answer is held against torch's, each refusal against the code that it should have. The memory of the server's
+processes is read every two seconds, each with all that it maps (RSS) and what they share once (PSS); slopes
+are fitted over the second half.
 
 With `--gateway` all ask by way of the HAProxy that `deploy` configures. Writes `mixed_traffic.csv`.
 """
@@ -57,8 +59,6 @@ BAD_SHARE = 0.05
 LARGE_BYTES, LARGE_PAUSE_S = 4_000_000, 3.0
 GONE_PAUSE_S = 1.0
 MEMORY_PAUSE_S = 2.0
-ALONE_SHARE = 0.2
-"""Of a turn's seconds, those in which only good requests are sent, beside the others."""
 MIB = 1 << 20
 
 INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
@@ -204,8 +204,11 @@ class Traffic:
             time.sleep(0.02)
 
 
-def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) -> None:
-    """Send for so long, from all clients at the same time."""
+def run_turn(traffic: Traffic, turn: int, seconds: float, seen: Seen, *, with_bad: bool) -> None:
+    """Send for so long, from all clients at the same time.
+
+    What is good is drawn by the number of the turn and the client, whatever bad is sent between.
+    """
     end = time.monotonic() + seconds
     stop = threading.Event()
 
@@ -213,16 +216,16 @@ def run_turn(traffic: Traffic, seconds: float, seen: Seen, *, with_bad: bool) ->
         return time.monotonic() < end and not stop.is_set()
 
     def good(number: int) -> None:
-        rng = random.Random(f"{traffic.seed} {number} {end}")
+        rng, bad = (random.Random(f"{traffic.seed} {turn} {number} {kind}") for kind in ("good", "bad"))
         client = Client(traffic.urls[CLIENTS[number]], CLIENTS[number])
         while goes_on():
-            if with_bad and rng.random() < BAD_SHARE:
-                traffic.bad(client, rng, seen)
+            if with_bad and bad.random() < BAD_SHARE:
+                traffic.bad(client, bad, seen)
             else:
                 traffic.good(client, rng, seen)
 
     def now_and_then(act: Callable[[random.Random], None], pause: float) -> None:
-        rng = random.Random(traffic.seed)
+        rng = random.Random(f"{traffic.seed} {turn}")
         while goes_on():
             act(rng)
             time.sleep(pause)
@@ -286,8 +289,8 @@ def main(
     rows: Rows,
     repository: Repository = REPOSITORY,
     results: Results = Path(__file__).parent,
-    seconds: Annotated[float, typer.Option(help="Of mixed traffic; a fifth is added of good alone.")] = 600,
-    turns: Annotated[int, typer.Option(min=1, help="In how many turns, the good alone first.")] = 6,
+    seconds: Annotated[float, typer.Option(help="Of mixed traffic, and as many of good alone.")] = 600,
+    turns: Annotated[int, typer.Option(min=1, help="Of either; which is first alternates.")] = 6,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Ask by way of the gateway that `deploy` writes; needs HAProxy.")
     ] = False,
@@ -310,10 +313,11 @@ def main(
             MemoryMeter(server) as memory,
         ):
             traffic = Traffic(asked[:SHORT_TEXTS], asked[SHORT_TEXTS:], urls, seed)
-            run_turn(traffic, min(2.0, seconds / turns), Seen(), with_bad=False)
-            for _ in range(turns):
-                run_turn(traffic, ALONE_SHARE * seconds / turns, alone, with_bad=False)
-                run_turn(traffic, seconds / turns, mixed, with_bad=True)
+            run_turn(traffic, turns, min(2.0, seconds / turns), Seen(), with_bad=False)
+            for turn in range(turns):
+                for with_bad in (False, True)[:: -1 if turn % 2 else 1]:
+                    seen = mixed if with_bad else alone
+                    run_turn(traffic, turn, seconds / turns, seen, with_bad=with_bad)
         server.check()
     ratio = percentile_ms(mixed.seconds["short"], 99) / percentile_ms(alone.seconds["short"], 99)
     lines = [*alone.lines("good alone"), *mixed.lines("mixed"), *memory.lines()]
