@@ -56,8 +56,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import exit_on_sigterm
 from environment import columns, environment
-from lines import Line, write_lines
-from options import Checkpoint, Results, Rows
+from lines import Line, read_lines, write_lines
+from options import Add, Checkpoint, Results, Rows
 from percentiles import percentile_ms
 from servers import pss_bytes
 
@@ -111,6 +111,7 @@ def main(
         list[str] | None, typer.Option(help="Candidates whose names have this in them; again for more.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every candidate.")] = 1,
+    add: Add = False,
 ) -> None:
     """Make what is missing, measure, and write what came out."""
     exit_on_sigterm()
@@ -132,9 +133,11 @@ def main(
         checked.append(longest(long_rows))
         right = reference(repository / "dense_fp32", checked)
         about = environment("")
+        path = results / "peers.csv"
+        kept = read_lines(path) if add else []
         for line in measure(chosen, texts, checked, right, rounds):
             lines.append(about | columns("load_average") | line)
-            write_lines(results / "peers.csv", lines)  # what there is, should it be ended
+            write_lines(path, [*kept, *lines])  # what there is, should it be ended
     report(chosen, lines)
 
 

@@ -65,8 +65,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from commands import exit_on_sigterm
 from entries import export
 from environment import environment
-from lines import Line, write_lines
-from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from lines import Line, read_lines, write_lines
+from options import REPOSITORY, Add, Checkpoint, Repository, Results, Rows
 from percentiles import percentile_ms
 from servers import OUTPUT, served, server_version
 
@@ -177,6 +177,7 @@ def main(  # noqa: PLR0913  one parameter per option
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Ask by way of the gateway that `deploy` writes; needs HAProxy.")
     ] = False,
+    add: Add = False,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
     exit_on_sigterm()
@@ -203,7 +204,8 @@ def main(  # noqa: PLR0913  one parameter per option
                 found = compare(server, urls, model, good, bad, Load(seconds, turns, pause))
                 lines += [{"gateway": "yes" if gateway else "no"} | line for line in found]
         about = environment(server_version(server.grpc_url)) | cores.line()
-    write_lines(results / "poison.csv", [about | line for line in lines])
+    path = results / "poison.csv"
+    write_lines(path, [*(read_lines(path) if add else ()), *(about | line for line in lines)])
     for line in lines:
         typer.echo("  ".join(line.values()))
 

@@ -55,8 +55,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from commands import exit_on_sigterm
 from entries import export
 from environment import columns, environment
-from lines import Line, write_lines
-from options import REPOSITORY, Checkpoint, Repository, Results, Rows
+from lines import Line, read_lines, write_lines
+from options import REPOSITORY, Add, Checkpoint, Repository, Results, Rows
 from servers import OUTPUT, server_version
 
 NAME = "reviews"
@@ -135,12 +135,20 @@ def main(
     results: Results = Path(__file__).parent,
     seconds: Annotated[float, typer.Option(help="Of mixed traffic, each way.")] = 300,
     place: Annotated[str | None, typer.Option(help="One of the two places.", show_default="both")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Ways, separated by semicolons.", show_default="all")
+    ] = None,
+    add: Add = False,
 ) -> None:
     """Export what is missing, measure, and write what came out."""
     exit_on_sigterm()
+    ways = [way for way in WAYS if place in (None, way.place) and (not only or str(way) in only.split(";"))]
+    if not ways:
+        raise typer.BadParameter(f"--only names no way of these: {'; '.join(dict.fromkeys(map(str, WAYS)))}")
     export(checkpoint, repository, NAME)
     texts = [row.text for row in read_data(rows).rows]
-    ways = [way for way in WAYS if place in (None, way.place)]
+    path = results / "resident_memory.csv"
+    kept = read_lines(path) if add else []
     lines: list[Line] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -148,7 +156,7 @@ def main(
         about = environment(max(each.triton for each in asked.values()))
         for line in measure(asked, texts, seconds):
             lines.append(about | {"seconds": f"{seconds:g}"} | line)
-            write_lines(results / "resident_memory.csv", lines)  # what there is, should it be ended
+            write_lines(path, [*kept, *lines])  # what there is, should it be ended
     report(ways, lines)
 
 

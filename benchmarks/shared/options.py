@@ -12,5 +12,6 @@ Repository = Annotated[
     typer.Option(help="Where the entries are; what is not there, or made of something else, is exported."),
 ]
 Results = Annotated[Path, typer.Option(help="Folder for the file.")]
+Add = Annotated[bool, typer.Option("--add", help="Keep the lines that the file has, and write behind them.")]
 
 REPOSITORY = Path("benchmark_repository")
