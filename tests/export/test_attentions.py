@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from matplotlib import image
 from transformers import BertConfig
 
 import sparse_export.training.attentions as module
+from command_line import exit_status
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli import app
 from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.diagonals import AdaptiveDiagonals
 from sparse_export.encoders.patterned import layer_patterns, pattern_modules
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, choose_attentions, finetune, runs_of
-from sparse_serve.cli.commands import CONTEXT
-from sparse_serve.cli.options import run
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import Classification
 from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows
@@ -261,11 +259,7 @@ def test_options_go_where_they_have_a_use() -> None:
 
 
 def command(*args: object) -> int:
-    app = typer.Typer()
-    app.command("finetune", context_settings=CONTEXT)(finetune_command)
-    with pytest.raises(SystemExit) as ended:
-        run(app, [str(argument) for argument in args])
-    return int(ended.value.code or 0)
+    return exit_status(app, "finetune", *args)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 
+from command_line import outcome
 from sparse_export.cli import app
-from sparse_serve.cli import run
 
 PROGRAM: Any = typer.main.get_command(app)
 
@@ -75,10 +75,9 @@ def test_a_checkpoint_that_is_profiled_is_exported_by_a_process_of_its_own(
         return subprocess.CompletedProcess(command, 1, None, "error: enough")
 
     monkeypatch.setattr(subprocess, "run", started)
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", "trained/reviews", f"--output-dir={tmp_path}"])
-    assert ended.value.code == 1
-    assert "checkpoint trained/reviews could not be exported: enough" in capsys.readouterr().err
+    status, _, errors = outcome(capsys, app, "profile", "trained/reviews", f"--output-dir={tmp_path}")
+    assert status == 1
+    assert "checkpoint trained/reviews could not be exported: enough" in errors
     (command,) = called
     program = "from sparse_export.cli import main; main()"
     assert command[:5] == [sys.executable, "-c", program, "export", "trained/reviews"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from command_line import outcome
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.cli import app
 from sparse_export.cli.export import _summary
@@ -20,18 +21,8 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ASKED_FOR, Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport
 from sparse_export.parity.quality import Fidelity, QualityReport
-from sparse_serve.cli.options import run
 from sparse_serve.repository.entries import read_entry
 from tiny_models import CLASSES, LABELS, POSITIONS, make_model, make_tokenizer
-
-
-def invoke(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command line."""
-    with pytest.raises(SystemExit) as exit_info:
-        run(app, [str(arg) for arg in args])
-    captured = capsys.readouterr()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code, captured.out, captured.err
 
 
 def assert_one_line_error(stderr: str, *parts: str) -> None:
@@ -54,7 +45,7 @@ def test_json_figures_and_manifest(
         "--json",
     ]
     monkeypatch.setattr(sys, "argv", ["/somewhere/sparse-serve", *args])
-    status, out, _ = invoke(capsys, *args)
+    status, out, _ = outcome(capsys, app, *args)
     assert status == 0
     figures = json.loads(out)
     assert figures["attention"] == {"normalizer": "sparsegen", "lambd": -1.0, "pattern": None}
@@ -70,9 +61,8 @@ def test_json_figures_and_manifest(
 def test_gate_not_met_is_status_3(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = invoke(
-        capsys, "export", checkpoint, "--model-repository", tmp_path / "r", "--name", "x", "--atol", "1e-15"
-    )
+    args = ("--model-repository", tmp_path / "r", "--name", "x", "--atol", "1e-15")
+    status, out, err = outcome(capsys, app, "export", checkpoint, *args)
     assert (status, out) == (3, "")
     assert_one_line_error(err, "parity not met", "nothing was written")
     assert not (tmp_path / "r").exists()
@@ -84,7 +74,7 @@ def test_quality_not_met_is_status_3(
     """Weights of next to no bits: most answers are others."""
     monkeypatch.setattr("sparse_export.graph.int8._LARGEST", {"vnni": 1, "any": 1})
     args = ("--model-repository", tmp_path / "r", "--name", "x", "--dtype", "int8", "--max-loss", "0")
-    status, out, err = invoke(capsys, "export", checkpoint, *args)
+    status, out, err = outcome(capsys, app, "export", checkpoint, *args)
     assert (status, out) == (3, "")
     assert_one_line_error(err, "quality not met: in int8 ONNX Runtime with the op library has agreement")
     assert not (tmp_path / "r").exists()
@@ -139,7 +129,7 @@ def test_errors_are_one_line(
     status: int,
     parts: list[str],
 ) -> None:
-    code, out, err = invoke(capsys, "export", checkpoint, "--model-repository", tmp_path / "r", *args)
+    code, out, err = outcome(capsys, app, "export", checkpoint, "--model-repository", tmp_path / "r", *args)
     assert (code, out) == (status, "")
     assert_one_line_error(err, *parts)
     assert not (tmp_path / "r").exists()
@@ -169,7 +159,8 @@ def test_axis_layer_that_cannot_be_served(
     save_file(
         weights | ({} if changed is None else {name: changed}), folder / "model.safetensors", {"format": "pt"}
     )
-    status, out, err = invoke(capsys, "export", folder, "--model-repository", tmp_path / "r", "--name", "x")
+    args = ("--model-repository", tmp_path / "r", "--name", "x")
+    status, out, err = outcome(capsys, app, "export", folder, *args)
     assert (status, out) == (1, "")
     assert_one_line_error(err, name, message)
     assert not (tmp_path / "r").exists()
@@ -183,7 +174,8 @@ def test_pattern_and_metrics_from_the_environment(
     monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "local2+global1")
     monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "-4")
     monkeypatch.setenv("SPARSE_SERVE_METRICS", "1")
-    status, out, _ = invoke(capsys, "export", checkpoint, "--model-repository", repository, "--name", "x")
+    args = ("--model-repository", repository, "--name", "x")
+    status, out, _ = outcome(capsys, app, "export", checkpoint, *args)
     assert status == 0
     assert "mask flips" not in out
     attention = read_entry(repository / "x").manifest.attention
@@ -199,7 +191,7 @@ def test_embedding_of_a_classifiers_encoder(
     folder = shutil.copytree(checkpoint, tmp_path / "sentences")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40}', encoding="utf-8")
     args = ("--model-repository", repository, "--name", "x", "--task", "embedding", "--normalize", "--json")
-    status, out, err = invoke(capsys, "export", folder, *args)
+    status, out, err = outcome(capsys, app, "export", folder, *args)
     assert status == 0
     assert err.count("\n") == 1
     assert err.startswith("warning: sentence-transformers embeds the first 40 tokens of a text with ")
@@ -222,7 +214,7 @@ def test_a_longer_cut_than_the_trained_one_warns(
     save_checkpoint(model, load_tokenizer(checkpoint), folder)
     (folder / "finetune.json").write_text('{"max_length": 40}')
     args = ("--model-repository", tmp_path / "r", "--name=x", "--max-length=50", "--tokenizer=server")
-    status, _, err = invoke(capsys, "export", folder, *args)
+    status, _, err = outcome(capsys, app, "export", folder, *args)
     assert status == 0
     assert err.count("\n") == 1
     assert err.startswith("warning: --max-length 50 is more than the 40 tokens")
@@ -262,8 +254,8 @@ def test_second_texts_are_read_from_the_column_that_is_named(
     file = tmp_path / "eval.tsv"
     file.write_text("text_a\tother\tlabel\na\tb\tneutral\nc\t\tneutral\n")
     for column, reason in (("other", "line 3: the second text ('other') is missing"), ("x", "column 'x'")):
-        status, _, err = invoke(
-            capsys, "export", checkpoint, "--eval", file, "--text-pair-column", column, "--name", "x"
+        status, _, err = outcome(
+            capsys, app, "export", checkpoint, "--eval", file, "--text-pair-column", column, "--name", "x"
         )
         assert status == 1
         assert_one_line_error(err, reason)
@@ -275,7 +267,7 @@ def test_lambda_from_the_environment(
     monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "1.5")
     monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "sparsegen")
     monkeypatch.setenv("SPARSE_SERVE_MODEL_REPOSITORY", str(tmp_path / "r"))
-    status, _, err = invoke(capsys, "export", checkpoint)
+    status, _, err = outcome(capsys, app, "export", checkpoint)
     assert status == 2
     assert_one_line_error(err, "1.5")
 
@@ -284,13 +276,13 @@ def test_repository_that_cannot_be_written(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    status, _, err = invoke(capsys, "export", checkpoint, "--model-repository", tmp_path / "file" / "r")
+    status, _, err = outcome(capsys, app, "export", checkpoint, "--model-repository", tmp_path / "file" / "r")
     assert status == 1
     assert_one_line_error(err, "cannot be written")
 
 
 def test_root_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = invoke(capsys, "--help")
+    status, out, _ = outcome(capsys, app, "--help")
     assert status == 0
     for command in ("finetune", "export", "inspect", "serve", "classify", "profile", "check", "info"):
         assert command in out

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import typer
 from forked_processes import Forked, sparse_serve
 from transformers import BertConfig
 
@@ -24,8 +23,9 @@ import sparse_export.cli.training as training_module
 import sparse_export.training as module
 import sparse_export.training.attentions as attentions_module
 import sparse_export.training.options as options_module
+from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli import app
 from sparse_export.cli.options import load_model_side
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec, Positions
@@ -33,8 +33,6 @@ from sparse_export.multitask.options import SimcseForm
 from sparse_export.multitask.plan import Sampling
 from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
-from sparse_serve.cli.commands import CONTEXT
-from sparse_serve.cli.options import run
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
 from sparse_serve.op_library import Device
@@ -72,11 +70,7 @@ def handlers() -> Any:
 
 def command(*args: object) -> int:
     """Run the command in this process; the exit status."""
-    app = typer.Typer()
-    app.command("finetune", context_settings=CONTEXT)(finetune_command)
-    with pytest.raises(SystemExit) as ended:
-        run(app, [str(argument) for argument in args])
-    return int(ended.value.code or 0)
+    return exit_status(app, "finetune", *args)
 
 
 class CalledError(Exception):

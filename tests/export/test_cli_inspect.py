@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from inspecting import make_checkpoint
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.cli.inspect import inspect_command
+from sparse_export.cli import app
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
-from sparse_serve.cli.commands import CONTEXT
-from sparse_serve.cli.options import run
 from tiny_models import LABELS, LAYERS
 
 
@@ -28,11 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(*args: object) -> int:
     """Run the command in this process; the exit status."""
-    app = typer.Typer()
-    app.command("inspect", context_settings=CONTEXT)(inspect_command)
-    with pytest.raises(SystemExit) as ended:
-        run(app, [str(argument) for argument in args])
-    return int(ended.value.code or 0)
+    return exit_status(app, "inspect", *args)
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import sparse_export.pretraining as module
+from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.cli.finetune import finetune_command
+from sparse_export.cli import app
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.training.hub_data import DatasetSplit
-from sparse_serve.cli.commands import CONTEXT
-from sparse_serve.cli.options import run
 from sparse_serve.data import Columns
 from tiny_training import make_encoder, write_rows
 
@@ -39,11 +37,7 @@ def text(tmp_path: Path) -> Path:
 
 def command(*args: object) -> int:
     """Run the command in this process; the exit status."""
-    app = typer.Typer()
-    app.command("finetune", context_settings=CONTEXT)(finetune_command)
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["--task", "mlm", *map(str, args)])
-    return int(ended.value.code or 0)
+    return exit_status(app, "finetune", "--task", "mlm", *args)
 
 
 class CalledError(Exception):

@@ -3,7 +3,6 @@
 import http.client
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-SCRIPT = "import sys; from sparse_serve.cli import app, run; run(app, sys.argv[1:])"
+from command_line import own_process
+
 ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
@@ -25,7 +25,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
 def serve(repository: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start the command on free ports."""
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "serve", str(repository), *ANY_PORTS, *arguments],
+        own_process("serve", repository, *ANY_PORTS, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparse_serve.cli import app, run
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.cli import replies as shown_replies
 from sparse_serve.cli.classify import Ask, Interface, _ask
 from sparse_serve.cli.texts import Text
@@ -26,14 +27,6 @@ class Echo(Ask):
 
 
 ECHO = Echo("127.0.0.1:1", Interface.http, 0, "any", None)
-
-
-def classified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["classify", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, captured.out, captured.err
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ def test_replies_stay_in_order(
         "--format=jsonl",
         "--top-k=2",
     )
-    one, several = (classified(capsys, *asked, f"--concurrency={number}") for number in (1, 3))
+    one, several = (outcome(capsys, app, "classify", *asked, f"--concurrency={number}") for number in (1, 3))
     assert (one[0], one[2]) == (several[0], several[2]) == (0, "")
     replies = [json.loads(line) for line in several[1].splitlines()]
     alone = [json.loads(line) for line in one[1].splitlines()]
@@ -75,7 +68,7 @@ def test_a_refused_text_is_numbered_in_the_whole_file(
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(json.dumps({"text_a": "w1 w2", "task": task}) for task in tasks))
     asked = ("several", f"--file={path}", "--task-column=task", f"--url={server.http_url}", "--concurrency=2")
-    status, output, errors = classified(capsys, *asked, "--format=jsonl")
+    status, output, errors = outcome(capsys, app, "classify", *asked, "--format=jsonl")
     assert (status, errors.count("\n")) == (1, 1)
     assert "there is no task 'absent'" in errors
     assert errors.endswith("it is text 401, 'w1 w2'\n")
@@ -110,7 +103,8 @@ def test_long_tables_come_in_parts(
     server: TritonServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shown_replies, "_ROWS_OF_TABLE", 2)
-    status, output, _ = classified(capsys, "tiny", "w1", "w2", "w3", "w4", "--url", server.http_url)
+    texts = ("w1", "w2", "w3", "w4")
+    status, output, _ = outcome(capsys, app, "classify", "tiny", *texts, "--url", server.http_url)
     assert status == 0
     heads = [number for number, line in enumerate(output.splitlines()) if line.startswith("label")]
     assert heads == [0, 3]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import typer
 
-from sparse_serve.cli import app, run
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.cli import classify as classify_command
 from sparse_serve.cli.options import Verbose, read_size
 from sparse_serve.errors import GateError, OptionError
@@ -30,11 +31,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line in this process: status, stdout, stderr."""
 
     def run_command(*arguments: str, commands: typer.Typer = app) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run(commands, arguments)
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
+        return outcome(capsys, commands, *arguments)
 
     return run_command
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from sample_report import JITTER, MIB, full_report, measurement, report_of, servers
 
-from sparse_serve.cli import app, run
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.report.comparison import compare
 from sparse_serve.report.document import Report
 from sparse_serve.report.measured import Measurement, Quality, Variant
@@ -135,38 +136,31 @@ def test_what_makes_reports_hard_to_compare_is_said() -> None:
     assert "different machines: A processor, 2 cores, and A processor, 16 cores" in cautions
 
 
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str | int | None, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        run(app, arguments)
-    output, errors = capsys.readouterr()
-    return ended.value.code, output, errors
-
-
 def test_the_command_ends_with_3_on_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     for path, p50 in zip(paths, (10.0, 12.0), strict=True):
         path.write_text(report_of([measurement(p50=p50)]).to_json(), encoding="utf-8")
-    a, b = map(str, paths)
-    status, output, errors = told(["report", "diff", a, b], capsys)
+    a, b = paths
+    status, output, errors = outcome(capsys, app, "report", "diff", a, b)
     assert status == 3
     assert "reviews, this model, 128 tokens × 1, 1 request in flight" in output
     assert "3 of 6 figures changed beyond noise, 3 for the worse" in output
     assert errors.startswith(f"error: {b} is worse than {a} beyond the noise of both in reviews, this model")
     assert errors.count("\n") == 1
-    status, output, errors = told(["report", "diff", b, a, "--json"], capsys)
+    status, output, errors = outcome(capsys, app, "report", "diff", b, a, "--json")
     assert (status, errors) == (0, "")
     verdicts = {each["figure"]: each["verdict"] for each in json.loads(output)["differences"]}
     assert verdicts["p50 latency, ms"] == "better"
-    assert told(["report", "diff", a, b, "--tolerance", "25"], capsys)[0] == 0
-    assert told(["report", "diff", a, str(tmp_path / "c.json")], capsys)[0] == 1
-    assert told(["report", "diff", a, b, "--variants", "best"], capsys)[0] == 2
+    assert outcome(capsys, app, "report", "diff", a, b, "--tolerance", "25")[0] == 0
+    assert outcome(capsys, app, "report", "diff", a, tmp_path / "c.json")[0] == 1
+    assert outcome(capsys, app, "report", "diff", a, b, "--variants", "best")[0] == 2
 
 
 def test_a_report_is_shown_and_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
     path.write_text(report_of([measurement(), measurement("packed_dense", p50=12)]).to_json())
-    status, output, _ = told(["report", "show", str(path)], capsys)
+    status, output, _ = outcome(capsys, app, "report", "show", path)
     assert status == 0
     assert "saves 17% of the p50 latency" in output
-    assert told(["report", "show", str(path), "--output-dir", str(tmp_path / "new")], capsys)[0] == 0
+    assert outcome(capsys, app, "report", "show", path, "--output-dir", tmp_path / "new")[0] == 0
     assert (tmp_path / "new" / "report.html").is_file()

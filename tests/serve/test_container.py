@@ -20,9 +20,10 @@ import psutil
 import pytest
 import yaml
 from sample_report import MIB
-from serving import SCRIPT, addresses, alive, leftovers, serve, wait_for
+from serving import addresses, alive, leftovers, serve, wait_for
 
-from sparse_serve.cli import app, run
+from command_line import exit_status, outcome, own_process
+from sparse_serve.cli import app
 from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, RepositoryError, ServerError
 from sparse_serve.profiling import memory, subjects
@@ -77,10 +78,8 @@ def dry_run(
     repository: Path, capsys: pytest.CaptureFixture[str], *arguments: str, is_whole: bool = True
 ) -> tuple[str, str]:
     """Return the line, and what is said about it, which is nothing where it `is_whole` in itself."""
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["serve", str(repository), "--dry-run", *arguments])
-    output, notes = capsys.readouterr()
-    assert (ended.value.code, output.count("\n"), notes.count("\n")) == (0, 1, 0 if is_whole else 1), notes
+    status, output, notes = outcome(capsys, app, "serve", repository, "--dry-run", *arguments)
+    assert (status, output.count("\n"), notes.count("\n")) == (0, 1, 0 if is_whole else 1), notes
     return output, notes
 
 
@@ -196,9 +195,9 @@ def test_container_options_in_the_environment_are_for_containers_only(
     assert "other:1" not in dry_run(repository, capsys, "--mode=bundled", is_whole=False)[0]
     line = parsed(dry_run(repository, capsys, "--mode=docker")[0])
     assert (line.image, line.gpus, line.memory) == ("other:1", "all", "4g")
-    with pytest.raises(SystemExit):
-        run(app, ["serve", str(repository), "--mode=bundled", "--gpus=all"])
-    assert "--gpus all is the container's" in capsys.readouterr().err
+    status, _, errors = outcome(capsys, app, "serve", repository, "--mode=bundled", "--gpus=all")
+    assert status == 2
+    assert "--gpus all is the container's" in errors
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no docker command")
@@ -227,10 +226,8 @@ def test_docker_itself_understands_the_line(repository: Path) -> None:
 def test_options_that_do_not_go_together(
     repository: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["serve", str(repository), "--dry-run", *arguments])
-    output, errors = capsys.readouterr()
-    assert (ended.value.code, output, errors.count("\n")) == (2, "", 1)
+    status, output, errors = outcome(capsys, app, "serve", repository, "--dry-run", *arguments)
+    assert (status, output, errors.count("\n")) == (2, "", 1)
     assert message in errors
 
 
@@ -361,9 +358,7 @@ def test_profile_measures_containers(
     groups: list[tuple[int, str]] = []
     monkeypatch.setattr(subjects, "container_group", lambda *asked: groups.append(asked))
     where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--docker={DEFAULT_IMAGE}")
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", "tiny", *where, *SHORT, "--variants=model,text,portable"])
-    assert ended.value.code == 0
+    assert exit_status(app, "profile", "tiny", *where, *SHORT, "--variants=model,text,portable") == 0
     report = read_report(tmp_path / "report.json")
     assert report.failures == ()
     assert {m.variant for m in report.measurements} == {"model", "text"}
@@ -399,7 +394,7 @@ def test_an_interrupted_profile_leaves_no_container(
     repository: Path, tmp_path: Path, docker: FakeDocker
 ) -> None:
     where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--docker={DEFAULT_IMAGE}")
-    command = [sys.executable, "-c", SCRIPT, "profile", "tiny", *where, *SHORT, "--variants=model"]
+    command = own_process("profile", "tiny", *where, *SHORT, "--variants=model")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: not docker.has_none())
     container = docker.container()
@@ -429,10 +424,8 @@ def test_a_profile_without_its_image_is_refused(
     message: str,
 ) -> None:
     where = (f"--model-repository={repository}", f"--output-dir={tmp_path}", "--lengths=8")
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", "tiny", *where, *arguments])
-    errors = capsys.readouterr().err
-    assert (ended.value.code, errors.count("\n")) == (status, 1)
+    found, _, errors = outcome(capsys, app, "profile", "tiny", *where, *arguments)
+    assert (found, errors.count("\n")) == (status, 1)
     assert message in errors
 
 

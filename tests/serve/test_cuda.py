@@ -20,9 +20,10 @@ from manifests import require_valid_compose
 from test_launcher import FAKE_TRITON as RECORDING_TRITON
 from tiny_entry import DOCKER, MAX_LENGTH, edit
 
+from command_line import exit_status, outcome
 from sparse_serve import cuda, op_library
 from sparse_serve.classifier import Classifier
-from sparse_serve.cli import app, run
+from sparse_serve.cli import app
 from sparse_serve.cuda import CUDA_PROVIDER, Machine, is_out_of_memory, probe
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DeviceError, OpLibraryError, OptionError, ServerError
@@ -390,10 +391,7 @@ def test_info_says_whether_a_gpu_can_be_used(
 
 def deployed(repository: Path, target: str, out: Path, *more: str) -> int:
     line = ["deploy", "tiny", "--target", target, "--output-dir", str(out)]
-    with pytest.raises(SystemExit) as ended:
-        run(app, [*line, "--model-repository", str(repository), *more])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+    return exit_status(app, *line, "--model-repository", repository, *more)
 
 
 def test_deployments_get_the_gpu_that_the_entry_needs(
@@ -417,10 +415,9 @@ def test_profile_of_a_machine_without_a_gpu_ends_with_one_line(
 ) -> None:
     """Before any server is started, and not once for each."""
     line = ["profile", "tiny", "--model-repository", str(repository), "--lengths", "8"]
-    with pytest.raises(SystemExit) as ended:
-        run(app, [*line, "--output-dir", str(tmp_path / "out")])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.count("model 'tiny' needs a GPU, but no NVIDIA driver answers here") == 1
+    status, _, errors = outcome(capsys, app, *line, "--output-dir", tmp_path / "out")
+    assert status == 1
+    assert errors.count("model 'tiny' needs a GPU, but no NVIDIA driver answers here") == 1
 
 
 def test_the_images_compose_file_gets_a_gpu() -> None:

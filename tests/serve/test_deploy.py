@@ -11,7 +11,8 @@ import pytest
 import yaml
 from manifests import require_valid_compose
 
-from sparse_serve.cli import app, run
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.deploy.deployment import require_certificate
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.digests import file_digest
@@ -38,11 +39,7 @@ def deploy(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     def run_deploy(*arguments: str, name: str = "tiny") -> tuple[int, str, str]:
         line = ["deploy", name, "--target", "compose", "--output-dir", str(tmp_path / "out")]
-        with pytest.raises(SystemExit) as ended:
-            run(app, [*line, "--model-repository", str(repository), *arguments])
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
+        return outcome(capsys, app, *line, "--model-repository", repository, *arguments)
 
     return run_deploy
 

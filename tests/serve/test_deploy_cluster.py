@@ -17,8 +17,9 @@ from manifests import NEWEST, OLDEST, Manifest, require_valid
 from sample_report import SSAF, measurement, report_of
 from tiny_entry import take_out_of_service
 
+from command_line import outcome
 from sparse_serve import __version__
-from sparse_serve.cli import app, run
+from sparse_serve.cli import app
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
 from sparse_serve.deploy.limits import Limits
@@ -49,11 +50,7 @@ def deploy(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     def run_deploy(target: str, *arguments: str, name: str = "tiny") -> tuple[int, str, str]:
         line = ["deploy", name, "--target", target, "--output-dir", str(tmp_path / "out")]
-        with pytest.raises(SystemExit) as ended:
-            run(app, [*line, "--model-repository", str(repository), *arguments])
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
+        return outcome(capsys, app, *line, "--model-repository", repository, *arguments)
 
     return run_deploy
 

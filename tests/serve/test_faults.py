@@ -19,10 +19,11 @@ from threading import Event
 
 import psutil
 import pytest
-from serving import SCRIPT, addresses, alive, leftovers, pending, serve, wait_for
+from serving import addresses, alive, leftovers, pending, serve, wait_for
 from test_gateway import is_ready, needs_haproxy, started
 from tiny_entry import WORDS, edit
 
+from command_line import own_process
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol
 from sparse_serve.deploy import limits
@@ -376,7 +377,7 @@ def test_a_launcher_killed_during_its_start_takes_its_server_along(repository: P
 
 def test_a_killed_profile_takes_its_servers_along(repository: Path, tmp_path: Path) -> None:
     """It starts them on threads of its own."""
-    command = [sys.executable, "-c", SCRIPT, "profile", "tiny", f"--model-repository={repository}"]
+    command = own_process("profile", "tiny", f"--model-repository={repository}")
     options = [f"--output-dir={tmp_path}", "--lengths=8,16", "--variants=model,text"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE)
     wait_for(lambda: len(stubs(process.pid)) >= 2)

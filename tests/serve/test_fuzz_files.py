@@ -23,8 +23,8 @@ import pytest
 from test_sample import SAMPLE
 from tiny_entry import DOCKER
 
+from command_line import outcome
 from sparse_serve.cli import app
-from sparse_serve.cli.options import run
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError, RepositoryError
 from sparse_serve.op_library import library_path
@@ -279,10 +279,8 @@ def test_the_command_says_it_in_one_line(
     (repository / name).write_bytes(b'{"a\n": \xff' * 3)
     entry = repository / entry_of(name)
     for arguments in (["check", str(entry)], ["serve", str(repository), "--dry-run"]):
-        with pytest.raises(SystemExit) as ended:
-            run(app, arguments)
-        output, errors = capsys.readouterr()
-        assert ended.value.code == 1
+        status, output, errors = outcome(capsys, app, *arguments)
+        assert status == 1
         assert errors.startswith("error: ")
         assert errors.count("\n") == 1
         assert "Traceback" not in output + errors

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +22,8 @@ from serving import alive
 from tiny_entry import SPANS, WORDS, take_out_of_service
 from trained_tokenizers import bert_like
 
-from sparse_serve.cli import app, run
+from command_line import exit_status, outcome, own_process
+from sparse_serve.cli import app
 from sparse_serve.cli import profile as profile_command
 from sparse_serve.data import read_texts
 from sparse_serve.profiling import summary
@@ -112,9 +112,7 @@ def profiled(
         "--text-column=sentence",
         "--label-column=target",
     ]
-    with pytest.raises(SystemExit) as ended:
-        run(app, arguments)
-    assert ended.value.code == 0
+    assert exit_status(app, *arguments) == 0
     return output, Report.model_validate_json((output / "report.json").read_bytes())
 
 
@@ -272,9 +270,7 @@ def test_a_model_of_questions_is_profiled(
         f"--inputs={texts_file}",
         f"--eval={questions_file}",
     ]
-    with pytest.raises(SystemExit) as ended:
-        run(app, arguments)
-    assert ended.value.code == 0
+    assert exit_status(app, *arguments) == 0
     report = Report.model_validate_json((tmp_path / "report" / "report.json").read_bytes())
     assert [served.task for served in report.served] == ["question_answering"]
     assert [each.row_lengths for each in report.inputs] == [(48, 10) * REQUESTS]
@@ -302,9 +298,7 @@ def test_a_model_of_several_tasks_is_sent_texts_of_all(
         "--max-trials=3",
         f"--inputs={texts_file}",
     ]
-    with pytest.raises(SystemExit) as ended:
-        run(app, arguments)
-    assert ended.value.code == 0
+    assert exit_status(app, *arguments) == 0
     found = json.loads((tmp_path / "report.json").read_text())
     jsonschema.validate(found, json.loads(report_schema()))
     report = Report.model_validate(found)
@@ -352,10 +346,8 @@ def test_tasks_that_cannot_be_measured_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     defaults = [f"--model-repository={server.repository}", f"--output-dir={tmp_path}", "--lengths=12"]
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", *arguments, *defaults])
-    output, errors = capsys.readouterr()
-    assert (ended.value.code, output) == (2, "")
+    status, output, errors = outcome(capsys, app, "profile", *arguments, *defaults)
+    assert (status, output) == (2, "")
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert message in errors
@@ -366,9 +358,8 @@ def test_a_running_server_is_measured_as_it_is(
 ) -> None:
     arguments = ["profile", "tiny", f"--model-repository={server.repository}", "-u", server.grpc_url]
     short = ["--lengths=8", "--rounds=2", "--measurement-interval=20", "--request-rate-range=50"]
-    with pytest.raises(SystemExit) as ended:
-        run(app, [*arguments, f"--output-dir={tmp_path}", *short])
-    assert ended.value.code == 0, capsys.readouterr().err
+    status, _, errors = outcome(capsys, app, *arguments, f"--output-dir={tmp_path}", *short)
+    assert status == 0, errors
     report = read_report(tmp_path / "report.json")
     (measured,) = report.measurements
     assert (measured.variant, measured.load, measured.rounds) == ("text", (None, 50.0), (1, 2))
@@ -416,8 +407,7 @@ def test_environment_and_settings_are_stated(profiled: Profiled) -> None:
 
 
 def test_ctrl_c_leaves_no_server(repository: Path, texts_file: Path, tmp_path: Path) -> None:
-    script = "from sparse_serve.cli import app, run; run(app)"
-    command = [sys.executable, "-c", script, "profile", "attending", f"--model-repository={repository}"]
+    command = own_process("profile", "attending", f"--model-repository={repository}")
     options = [f"--inputs={texts_file}", f"--output-dir={tmp_path}", "--lengths=512", "--variants=model,text"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         family = _wait_for_servers(psutil.Process(process.pid))
@@ -483,10 +473,8 @@ def test_errors_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     defaults = [f"--model-repository={repository}", f"--output-dir={tmp_path}", f"--inputs={texts_file}"]
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", "attending", *defaults, *arguments])
-    output, errors = capsys.readouterr()
-    assert (ended.value.code, output) == (status, "")
+    found, output, errors = outcome(capsys, app, "profile", "attending", *defaults, *arguments)
+    assert (found, output) == (status, "")
     line = errors.splitlines()[-1]
     assert line.startswith("error: ")
     assert message in line

@@ -15,7 +15,8 @@ import pytest
 import typer
 from sample_report import MIB
 
-from sparse_serve.cli import app, run
+from command_line import exit_status, outcome
+from sparse_serve.cli import app
 from sparse_serve.cli import profile as profile_command
 from sparse_serve.cli.checkpoints import is_checkpoint
 from sparse_serve.cli.commands import CommandGroup
@@ -288,12 +289,8 @@ def test_ctrl_c_leaves_a_part_of_the_report(
             raise KeyboardInterrupt
 
     script.memory = memory
-    with pytest.raises(SystemExit) as ended:
-        run(
-            app,
-            ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={tmp_path}", *SHORT],
-        )
-    assert ended.value.code == 130
+    place = [f"--model-repository={repository}", f"--output-dir={tmp_path}"]
+    assert exit_status(app, "profile", "tiny", *place, *SHORT) == 130
     report = read_report(tmp_path / "report.json")
     assert report.partial == "it was interrupted"
     assert {m.rounds for m in report.measurements} == {(1, 2)}
@@ -309,16 +306,12 @@ def test_a_profile_outlives_its_terminal_if_it_is_told_to(
     script.memory = lambda _variant, _server: os.kill(os.getpid(), signal.SIGHUP)
     before = signal.SIG_IGN if ignored else signal.SIG_DFL
     former = signal.signal(signal.SIGHUP, before)
+    place = [f"--model-repository={repository}", f"--output-dir={tmp_path}"]
     try:
-        with pytest.raises(SystemExit) as ended:
-            run(
-                app,
-                ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={tmp_path}", *SHORT],
-            )
+        assert exit_status(app, "profile", "tiny", *place, *SHORT) == status
         assert signal.getsignal(signal.SIGHUP) is before
     finally:
         signal.signal(signal.SIGHUP, former)
-    assert ended.value.code == status
 
 
 def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> None:
@@ -518,10 +511,9 @@ def test_a_disk_that_is_full_loses_nothing(
     monkeypatch.setattr(profile_command, "write_report", full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     output = tmp_path / "report"
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", "tiny", f"--model-repository={repository}", f"--output-dir={output}", *SHORT])
-    assert ended.value.code == 1
-    errors = capsys.readouterr().err
+    place = [f"--model-repository={repository}", f"--output-dir={output}"]
+    status, _, errors = outcome(capsys, app, "profile", "tiny", *place, *SHORT)
+    assert status == 1
     assert errors.count("No space left on device") == 3
     (spare,) = tmp_path.glob("sparse-serve-report-*.json")
     assert errors.splitlines()[-1].endswith(f"what was measured is in {spare}: see report show")
@@ -548,10 +540,8 @@ def test_a_checkpoint_is_exported_for_its_report(
         f"shutil.copytree({str(repository)!r}, sys.argv[-1], dirs_exist_ok=True)"
     )
     place = [f"--model-repository={tmp_path / 'models'}", f"--output-dir={tmp_path / 'report'}"]
-    with pytest.raises(SystemExit) as ended:
-        run(with_program(export), ["profile", "trained/tiny", *place, *SHORT])
-    errors = capsys.readouterr().err
-    assert ended.value.code == 0, errors
+    status, _, errors = outcome(capsys, with_program(export), "profile", "trained/tiny", *place, *SHORT)
+    assert status == 0, errors
     assert "warning: its tokenizer cuts from the left" in errors
     report = read_report(tmp_path / "report" / "report.json")
     (served,) = report.served
@@ -594,20 +584,18 @@ def test_a_checkpoint_that_cannot_be_exported_is_one_line(
     message: str,
 ) -> None:
     place = [f"--model-repository={repository}", f"--output-dir={tmp_path}"]
-    with pytest.raises(SystemExit) as ended:
-        run(app if program is None else with_program(program), ["profile", *arguments, *place])
-    assert ended.value.code == status
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[-1].startswith(f"error: {message}" if status == 1 else "error: ")
-    assert message in errors[-1]
-    assert sum(line.startswith("error: ") for line in errors) == 1
+    commands = app if program is None else with_program(program)
+    found, _, errors = outcome(capsys, commands, "profile", *arguments, *place)
+    assert found == status
+    lines = errors.splitlines()
+    assert lines[-1].startswith(f"error: {message}" if status == 1 else "error: ")
+    assert message in lines[-1]
+    assert sum(line.startswith("error: ") for line in lines) == 1
 
 
 def test_the_path_of_an_entry_is_no_checkpoint(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["profile", f"{repository}/tiny/"])
-    errors = capsys.readouterr().err
-    assert ended.value.code == 2
+    status, _, errors = outcome(capsys, app, "profile", f"{repository}/tiny/")
+    assert status == 2
     assert errors.endswith(
         f"'{repository}/tiny' is the path of an entry, where its name is taken: give tiny with "
         f"--model-repository {repository}\n"

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,14 +15,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from command_line import exit_status, outcome, own_process
 from sparse_serve import Classifier
-from sparse_serve.cli import app, run
+from sparse_serve.cli import app
 from sparse_serve.scoring.engine import connected
 from sparse_serve.scoring.job import Job, Progress, run_job
 
 SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
+SCORE = ("score", "sample", "--model-repository", SAMPLE.parent)
 WORDS = ["a", "warm", "funny", "and", "beautifully", "acted", "little", "film", "that", "comes", "together"]
-COMMAND = "from sparse_serve.cli import app, run; run(app)"
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,7 @@ def test_a_killed_job_goes_on(ray: None, texts: list[str], tmp_path: Path) -> No
         pq.write_table(table, source / f"{number}.parquet", row_group_size=500)
     output = tmp_path / "output"
     options = ("--input", str(source), "--output", str(output), "--part-rows", "100", "--keep", "id=key")
-    named = ("score", "sample", "--model-repository", str(SAMPLE.parent))
-    driver = subprocess.Popen([sys.executable, "-c", COMMAND, *named, *options])
+    driver = subprocess.Popen(own_process(*SCORE, *options))
     while driver.poll() is None and len(list(output.glob("part-*"))) < 3:
         time.sleep(0.05)
     started = processes_of(driver.pid)
@@ -151,13 +150,10 @@ def test_the_command_scores_csv(
     """It tells of a malformed table in one line, and goes on where it was mended."""
     pa.csv.write_csv(pa.table({"text_a": texts[:300], "id": range(300)}), tmp_path / "a.csv")
     output = tmp_path / "output"
-    arguments = ["score", "sample", "--model-repository", str(SAMPLE.parent), "--workers", "1"]
-    arguments += ["--input", str(tmp_path / "*.csv"), "--output"]
-    with pytest.raises(SystemExit) as ended:
-        run(app, [*arguments, str(output), "--json"])
-    told = capfd.readouterr()
-    assert (ended.value.code, told.err) == (0, "")
-    assert json.loads(told.out)["rows"] == 300
+    arguments = (*SCORE, "--workers", "1", "--input", tmp_path / "*.csv", "--output")
+    status, told, errors = outcome(capfd, app, *arguments, output, "--json")
+    assert (status, errors) == (0, "")
+    assert json.loads(told)["rows"] == 300
     require_answers(rows_of(output), texts[:300])
     with (tmp_path / "a.csv").open("a") as file:
         file.write('"1,2\n')
@@ -165,11 +161,9 @@ def test_the_command_scores_csv(
         (output, f"is of another job, which read {tmp_path / 'a.csv'} before it was changed"),
         (tmp_path / "other", f"{tmp_path / 'a.csv'}, line 302: not a well-formed table"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            run(app, [*arguments, str(folder)])
-        told = capfd.readouterr()
-        assert (ended.value.code, told.out, told.err.count("\n")) == (1, "", 1)
-        assert message in told.err
+        status, told, errors = outcome(capfd, app, *arguments, folder)
+        assert (status, told, errors.count("\n")) == (1, "", 1)
+        assert message in errors
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -181,12 +175,9 @@ def test_any_column_can_be_kept_beside_the_one_that_is_read(
     table = pa.table({"text": others, "body": texts[:30], "text_pair": others})
     (pa.csv.write_csv if suffix == "csv" else pq.write_table)(table, source)
     for text_column, read in (("text", others), ("body", texts[:30])):
-        arguments = ["score", "sample", "--model-repository", str(SAMPLE.parent), "--workers", "1"]
-        arguments += ["--input", str(source), "--output", str(tmp_path / text_column)]
-        arguments += ["--text-column", text_column, "--keep", "text", "--keep", "body=text_pair"]
-        with pytest.raises(SystemExit) as ended:
-            run(app, arguments)
-        assert ended.value.code == 0
+        files = ("--input", source, "--output", tmp_path / text_column)
+        columns = ("--text-column", text_column, "--keep", "text", "--keep", "body=text_pair")
+        assert exit_status(app, *SCORE, "--workers", "1", *files, *columns) == 0
         rows = rows_of(tmp_path / text_column)
         require_answers(rows, read)
         assert [(row["text"], row["text_pair"]) for row in rows] == list(zip(others, texts[:30], strict=True))

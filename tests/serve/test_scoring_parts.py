@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_entry import CLASSES, SEVERAL, VECTORS
 
-from sparse_serve.cli import app, run
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.errors import DataError, JobError, OptionError, RepositoryError
 from sparse_serve.replies import Embedding, Prediction, Reply
 from sparse_serve.scoring.answers import answer
@@ -499,11 +500,9 @@ def test_files_are_looked_at_before_the_graph_is_opened(
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def run_command(*arguments: str) -> tuple[int, str]:
-        options = ("--model-repository", str(SAMPLE.parent), *arguments)
-        with pytest.raises(SystemExit) as ended:
-            run(app, ["score", "sample", *options])
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, capsys.readouterr().err
+        named = ("score", "sample", "--model-repository", SAMPLE.parent)
+        status, _, errors = outcome(capsys, app, *named, *arguments)
+        return status, errors
 
     return run_command
 

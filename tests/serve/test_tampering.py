@@ -10,10 +10,11 @@ from typing import Any
 import onnx
 import pytest
 from image_runs import FAKE_TRITON, check_in_image, entrypoint
+from serving import ANY_PORTS
 from tiny_entry import LEGACY, add, edit, take_out_of_service
 
+from command_line import outcome
 from sparse_serve.cli import app
-from sparse_serve.cli.options import run
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import check_entry
@@ -214,10 +215,8 @@ def test_what_was_tampered_with_starts_nothing(
     output, of_image = process.communicate(timeout=30)
     assert (process.returncode, output) == (1, "")
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(SystemExit) as ended:
-        run(app, ["serve", str(repository), "--http-port=0", "--grpc-port=0", "--metrics-port=0"])
-    output, of_serve = capsys.readouterr()
-    assert (ended.value.code, output) == (1, "")
+    status, output, of_serve = outcome(capsys, app, "serve", repository, *ANY_PORTS)
+    assert (status, output) == (1, "")
     for errors in (of_image, of_serve):
         assert errors.startswith("error: ")
         assert errors.count("\n") == 1
@@ -289,11 +288,8 @@ def test_a_manifest_can_be_pinned_from_outside(
     """Who can write the repository can make a manifest that its files agree with."""
 
     def serve(*pins: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            run(app, ["serve", str(repository), "--dry-run", *(f"--manifest-digest={pin}" for pin in pins)])
-        errors = capsys.readouterr().err
-        code = ended.value.code
-        assert isinstance(code, int)
+        asked = (f"--manifest-digest={pin}" for pin in pins)
+        code, _, errors = outcome(capsys, app, "serve", repository, "--dry-run", *asked)
         return code, errors if code else ""
 
     (manifest, *_) = check_entry(repository / "tiny")
@@ -326,9 +322,10 @@ def test_pins_are_for_what_is_verified(
     repository: Path, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pin = f"tiny={file_digest(repository / 'tiny' / 'manifest.json')}"
-    with pytest.raises(SystemExit):
-        run(app, ["serve", str(repository), "--dry-run", "--no-verify", f"--manifest-digest={pin}"])
-    assert "--manifest-digest pins what --no-verify does not look at" in capsys.readouterr().err
+    asked = ("--dry-run", "--no-verify", f"--manifest-digest={pin}")
+    status, _, errors = outcome(capsys, app, "serve", repository, *asked)
+    assert status == 2
+    assert "--manifest-digest pins what --no-verify does not look at" in errors
     errors = check_in_image(image, repository, VERIFY="0", MANIFEST_DIGESTS=pin)
     assert "MANIFEST_DIGESTS pins what VERIFY=0 does not look at" in errors
 
