@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.measures import zero_share
 from sparse_export.attention.spec import AttentionSpec
@@ -50,12 +51,7 @@ class Exported:
         return {name: tensors[name].numpy() for name in input_names(self.model.config)}
 
     def session(self, *, op_library: bool, **settings: Any) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        for name, value in settings.items():
-            setattr(options, name, value)
-        if op_library:
-            options.register_custom_ops_library(str(library_path()))
-        return onnxruntime.InferenceSession(str(self.graph), options, providers=["CPUExecutionProvider"])
+        return open_graph(self.graph, op_library=op_library, **settings)
 
 
 def tiny(name: str) -> PreTrainedModel:

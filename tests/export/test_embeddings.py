@@ -11,11 +11,11 @@ import torch
 from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer
 
+from graph_session import open_graph
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.data import read_data, read_texts
-from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding
 
@@ -60,10 +60,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, warnings: list[str]) -> E
 
 @pytest.fixture(scope="module")
 def session(exported: Exported) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(library_path()))
-    graph = exported.path / "1" / "model.onnx"
-    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return open_graph(exported.path / "1" / "model.onnx")
 
 
 @torch.no_grad()

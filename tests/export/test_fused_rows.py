@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import helper, parser
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.functions import attach_functions
 from sparse_export.graph.fused_rows import fuse_rows
 from sparse_export.graph.int8 import quantized_graph
-from sparse_serve.op_library import DOMAIN, Device, library_path
+from sparse_serve.op_library import DOMAIN, Device
 from tiny_models import LAMBD, LAYERS, ROW_OPS, make_model
 
 NORM = "LayerNormalization <axis = -1, epsilon = 0.001>"
@@ -85,12 +85,7 @@ def fused(model: onnx.ModelProto) -> onnx.ModelProto:
 def answer(model: onnx.ModelProto, *, with_library: bool) -> Any:
     rng = np.random.default_rng(0)
     x, z = rng.standard_normal((2, 1, 5, 4)).astype(np.float32)
-    options = onnxruntime.SessionOptions()
-    if with_library:
-        options.register_custom_ops_library(str(library_path()))
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_graph(model, op_library=with_library)
     asked = {each.name for each in session.get_inputs()}
     return session.run(None, {name: value for name, value in (("x", x), ("z", z)) if name in asked})[0]
 

@@ -3,23 +3,22 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.measures import zero_shares
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.functions import GRAPH_DOMAIN
-from sparse_serve.op_library import DOMAIN, library_path
+from sparse_serve.op_library import DOMAIN
 from tiny_models import LAMBD, LAYERS, ROW_OPS, make_model, masks, token_ids
 
 Feed = dict[str, npt.NDArray[np.int64]]
@@ -28,15 +27,6 @@ Feed = dict[str, npt.NDArray[np.int64]]
 @pytest.fixture(scope="module")
 def graph(model: PreTrainedModel, graphs: GraphTable) -> Path:
     return graphs.path(model, "packed", GraphTarget())
-
-
-def session(graph: Path, *, op_library: bool, **settings: Any) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    for name, value in settings.items():
-        setattr(options, name, value)
-    if op_library:
-        options.register_custom_ops_library(str(library_path()))
-    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def feed(mask_name: str) -> Feed:
@@ -118,7 +108,7 @@ def test_tells_nothing_of_the_machine_that_exported_it(graph: Path) -> None:
 @pytest.mark.parametrize("op_library", [True, False], ids=["op_library", "portable"])
 def test_answers_as_torch_does(model: PreTrainedModel, graph: Path, mask_name: str, op_library: bool) -> None:
     batch = feed(mask_name)
-    logits, rho = session(graph, op_library=op_library).run(["logits", "rho"], batch)
+    logits, rho = open_graph(graph, op_library=op_library).run(["logits", "rho"], batch)
     has_token = batch["attention_mask"].any(1)
     np.testing.assert_allclose(logits[has_token], logits_of(model, batch)[has_token], rtol=0, atol=1e-4)
     assert not logits[~has_token].any()
@@ -128,7 +118,7 @@ def test_answers_as_torch_does(model: PreTrainedModel, graph: Path, mask_name: s
 
 @pytest.mark.parametrize("op_library", [True, False], ids=["op_library", "portable"])
 def test_no_row_depends_on_its_companions(graph: Path, op_library: bool) -> None:
-    running = session(graph, op_library=op_library)
+    running = open_graph(graph, op_library=op_library)
     batch = feed("left_padded_and_empty")
     together, rho = running.run(None, batch)
     for row in reversed(range(len(together))):
@@ -141,13 +131,13 @@ def test_no_row_depends_on_its_companions(graph: Path, op_library: bool) -> None
 def test_takes_any_batch_and_length(model: PreTrainedModel, graph: Path, shape: tuple[int, int]) -> None:
     ids = np.random.default_rng(0).integers(5, 80, shape)
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    logits = session(graph, op_library=True).run(["logits"], batch)[0]
+    logits = open_graph(graph, op_library=True).run(["logits"], batch)[0]
     np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["input_ids", "token_type_ids"])
 def test_refuses_negative_ids_but_not_under_the_mask(model: PreTrainedModel, graph: Path, name: str) -> None:
-    running = session(graph, op_library=True)
+    running = open_graph(graph, op_library=True)
     batch = feed("right_padded")
     expected = logits_of(model, batch)
     hidden = {key: values.copy() for key, values in batch.items()}
@@ -159,7 +149,7 @@ def test_refuses_negative_ids_but_not_under_the_mask(model: PreTrainedModel, gra
 
 
 def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> None:
-    running = session(
+    running = open_graph(
         graph, op_library=True, enable_profiling=True, profile_file_prefix=str(tmp_path / "profile")
     )
     running.run(None, feed("right_padded"))
@@ -170,7 +160,7 @@ def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> No
     assert executed["SparsegenAttention"] >= LAYERS - 1
     assert executed["SparsegenCrossAttention"] >= 1
     assert not {"Loop", "TopK", "SparsegenLin"} & set(executed)
-    portable = session(
+    portable = open_graph(
         graph, op_library=False, enable_profiling=True, profile_file_prefix=str(tmp_path / "portable")
     )
     portable.run(None, feed("right_padded"))
@@ -195,7 +185,7 @@ def test_twins_share_the_weights(
     nodes = [n.op_type for n in onnx.load(path).graph.node if n.domain == domain]
     assert sum(each.endswith(node) for each in nodes) == LAYERS
     batch = feed("right_padded")
-    logits = session(path, op_library=True).run(["logits"], batch)[0]
+    logits = open_graph(path, op_library=True).run(["logits"], batch)[0]
     np.testing.assert_allclose(logits, logits_of(twin, batch), rtol=0, atol=1e-4)
 
 
@@ -207,7 +197,7 @@ def test_opset_decides_the_file_format(model: PreTrainedModel, graphs: GraphTabl
     assert proto.opset_import[0].version == 18
     batch = feed("holes")
     for op_library in (True, False):
-        logits = session(path, op_library=op_library).run(["logits"], batch)[0]
+        logits = open_graph(path, op_library=op_library).run(["logits"], batch)[0]
         np.testing.assert_allclose(logits, logits_of(model, batch), rtol=0, atol=1e-4)
 
 
@@ -217,6 +207,6 @@ def test_padded_twin_of_a_family_without_segments(graphs: GraphTable) -> None:
     path = graphs.path(model, "padded_fused", GraphTarget())
     batch = feed("left_padded")
     del batch["token_type_ids"]
-    running = session(path, op_library=False)
+    running = open_graph(path, op_library=False)
     assert {tensor.name for tensor in running.get_inputs()} == set(batch)
     np.testing.assert_allclose(running.run(["logits"], batch)[0], logits_of(model, batch), rtol=0, atol=1e-4)

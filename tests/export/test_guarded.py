@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names, max_tokens
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.guarded import guarded_graph
-from sparse_serve.op_library import library_path
 from sparse_serve.tasks import TokenClassification
 from tiny_models import FAMILIES, LAMBD, make_model, masks, token_ids
 
@@ -42,9 +41,7 @@ class Pair:
 
 
 def running(graph: Path) -> Run:
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(library_path()))
-    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    session = open_graph(graph)
     names = [output.name for output in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
@@ -26,7 +26,6 @@ from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.precision import FP16, PRECISIONS
 from sparse_serve.client import Client
 from sparse_serve.errors import GateError, OptionError
-from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -73,12 +72,7 @@ def feed(model: PreTrainedModel, mask: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def answers(graph: Path | bytes, batch: dict[str, torch.Tensor], *, op_library: bool) -> list[Array]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if op_library:
-        options.register_custom_ops_library(str(library_path()))
-    model = graph if isinstance(graph, bytes) else str(graph)
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_graph(graph, op_library=op_library, log_severity_level=3)
     outputs: list[Array] = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
     return outputs
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
@@ -23,7 +24,6 @@ from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.graph.packing import PaddedPacking
 from sparse_export.tasks import model_head
-from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
 from sparse_serve.tasks.embedding import LAYERS, POOLINGS
 from tiny_models import FAMILIES, LAMBD, make_model, masks, token_ids
@@ -161,10 +161,7 @@ class Graph:
     path: Path
 
     def session(self, *, op_library: bool) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        if op_library:
-            options.register_custom_ops_library(str(library_path()))
-        return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        return open_graph(self.path, op_library=op_library)
 
     def feeds(self) -> Iterator[dict[str, Tensor]]:
         return (batch_of(self.model, mask) for mask in masks().values())

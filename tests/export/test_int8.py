@@ -8,13 +8,13 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
@@ -26,7 +26,6 @@ from sparse_export.graph.int8 import quantized_columns, quantized_graph
 from sparse_export.parity import quality
 from sparse_serve.classifier import Classifier
 from sparse_serve.errors import GateError, OptionError
-from sparse_serve.op_library import library_path
 from sparse_serve.processor import has_vnni
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry
@@ -124,13 +123,7 @@ Feed = dict[str, npt.NDArray[np.int64]]
 
 
 def answer(graph: Path | bytes, feed: Feed, *, op_library: bool = True) -> Array:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    if op_library:
-        options.register_custom_ops_library(str(library_path()))
-    model = graph if isinstance(graph, bytes) else str(graph)
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_graph(graph, op_library=op_library, log_severity_level=3, intra_op_num_threads=1)
     logits: Array = session.run(["logits"], feed)[0]
     return logits
 

@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
 from sparse_export.graph.export import GraphTarget
 from sparse_export.tasks import head_of
-from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Embedding, MultiLabel, QuestionAnswering, Regression, Task, TokenClassification
 from tiny_models import CLASSES, FAMILIES, LAMBD, LAYERS, ROWS, make_model, masks, token_ids
 
@@ -56,13 +55,6 @@ def inputs(model: PreTrainedModel) -> dict[str, npt.NDArray[np.int64]]:
     return {name: tensors[name].numpy() for name in input_names(model.config)}
 
 
-def session(graph: Path | ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(library_path()))
-    given = str(graph) if isinstance(graph, Path) else graph.SerializeToString()
-    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-
-
 def test_rows_that_are_computed(model: PreTrainedModel, graph: Path) -> None:
     """Of everything in a layer that has a bias."""
     proto = onnx.load(graph)
@@ -75,7 +67,7 @@ def test_rows_that_are_computed(model: PreTrainedModel, graph: Path) -> None:
     batch = inputs(model)
     tokens = int(batch["attention_mask"].sum())
     assert tokens != ROWS
-    values: list[Any] = session(proto).run(None, batch)
+    values: list[Any] = open_graph(proto).run(None, batch)
     rows: dict[str, set[int]] = {}
     for biases, value in zip(made.values(), values, strict=True):
         for bias in biases:
@@ -90,7 +82,7 @@ def test_rows_that_are_computed(model: PreTrainedModel, graph: Path) -> None:
 
 
 def test_a_row_answers_the_same_bits_in_any_company(model: PreTrainedModel, graph: Path) -> None:
-    running, batch = session(graph), inputs(model)
+    running, batch = open_graph(graph), inputs(model)
     together = running.run(None, batch)
     for row in range(ROWS):
         alone = running.run(None, {name: values[row : row + 1] for name, values in batch.items()})

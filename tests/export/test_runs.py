@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 from onnx import ModelProto
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.runs import in_runs
-from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Embedding, TokenClassification
 from tiny_models import ADAPTERS, LAMBD, PAIRED_TASKS, make_model
 
@@ -67,13 +66,7 @@ def padded(*lengths: int) -> dict[str, Array]:
 
 
 def ask(graph: ModelProto, feeds: Mapping[str, Array], *, has_library: bool = True) -> dict[str, Array]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if has_library:
-        options.register_custom_ops_library(str(library_path()))
-    session = onnxruntime.InferenceSession(
-        graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_graph(graph, op_library=has_library, log_severity_level=3)
     taken = {each.name: feeds[each.name] for each in session.get_inputs()}
     return dict(zip([each.name for each in session.get_outputs()], session.run(None, taken), strict=True))
 

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
+from graph_session import open_graph
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client
-from sparse_serve.op_library import library_path
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Tokens, make_workload
 from sparse_serve.repository.check import Level, check_entry
@@ -155,11 +155,8 @@ def op_library(request: pytest.FixtureRequest) -> bool:
 
 
 def session(entry: Exported, *, op_library: bool) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    if op_library:
-        options.register_custom_ops_library(str(library_path()))
     path = entry.path.with_name(f"{entry.path.name}_model") / "1" / "model.onnx"
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return open_graph(path, op_library=op_library)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

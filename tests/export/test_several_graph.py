@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
@@ -20,7 +21,6 @@ from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.errors import OptionError
-from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
 from tiny_models import LAMBD, LAYERS, ROW_OPS, TASKS, make_model, make_tokenizer, masks, token_ids
 
@@ -51,10 +51,7 @@ def graph(model: PreTrainedModel, graphs: GraphTable) -> Path:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["library", "portable"])
 def session(graph: Path, request: pytest.FixtureRequest) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    if request.param:
-        options.register_custom_ops_library(str(library_path()))
-    return onnxruntime.InferenceSession(graph, options)
+    return open_graph(graph, op_library=request.param)
 
 
 def inputs(mask: Tensor, tasks: list[int]) -> dict[str, npt.NDArray[np.int64]]:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import ModelProto
 from transformers import PreTrainedModel
 
+from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
@@ -27,7 +27,6 @@ from sparse_export.graph.text import TextReading, obstacle, text_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from sparse_export.tasks import head_of, model_head
-from sparse_serve.op_library import library_path
 from sparse_serve.tasks import Classification, Embedding, MultiLabel, Regression, Several, Task
 from sparse_serve.tasks.encoding import encode_cut
 from tiny_models import ADAPTERS, FAMILIES, LAMBD, PAIRED_TASKS, TASKS, make_model, make_tokenizer
@@ -102,15 +101,6 @@ def core(model: PreTrainedModel, graphs: GraphTable) -> Path:
     return graphs.path(model, "tokens", GraphTarget())
 
 
-def session_of(graph: ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.register_custom_ops_library(str(library_path()))
-    return onnxruntime.InferenceSession(
-        graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
 def column(values: Sequence[str | bytes]) -> Array:
     if isinstance(values[0], str):
         return np.array(values, dtype=object)[:, None]
@@ -118,7 +108,7 @@ def column(values: Sequence[str | bytes]) -> Array:
 
 
 def ask(graph: ModelProto, **columns: Sequence[str | bytes]) -> dict[str, Array]:
-    session = session_of(graph)
+    session = open_graph(graph, log_severity_level=3)
     names = [output.name for output in session.get_outputs()]
     return dict(
         zip(names, session.run(names, {name: column(each) for name, each in columns.items()}), strict=True)

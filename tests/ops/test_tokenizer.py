@@ -12,9 +12,8 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
-from one_op import library_under_test, session_options
+from one_op import library_under_test, open_session
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from sparse_export.graph.tokenizer.derive import derive_tables
@@ -390,7 +389,7 @@ def test_a_batch_of_nothing(pairs: bool) -> None:
 def test_offsets_that_the_node_names_but_leaves_out() -> None:
     model = shaped_model(known("uncased")[1], 16)
     model.graph.node[0].output.append("")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(library_under_test()))
+    session = open_session(model.SerializeToString(), library_under_test())
     assert session.run(["token_count"], feeds(["a b"]))[0].tolist() == [[4]]
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_op import library_under_test, session_options
+from one_op import library_under_test, open_session
 from onnx import TensorProto, helper
 
 from sparse_export.graph.tokenizer.tables import TokenizerTables
@@ -198,7 +197,7 @@ def test_strings_that_are_no_utf8() -> None:
     vocabulary = next(each for each in model.graph.initializer if each.name == "vocabulary")
     vocabulary.string_data[3] = b"a\xff"
     with pytest.raises(Exception, match=r"vocabulary\[3\] is no UTF-8 from byte 1 on; accepted: UTF-8"):
-        onnxruntime.InferenceSession(model.SerializeToString(), session_options(library_under_test()))
+        open_session(model.SerializeToString(), library_under_test())
 
 
 def test_tables_that_are_fed() -> None:
@@ -207,7 +206,7 @@ def test_tables_that_are_fed() -> None:
     model.graph.initializer.remove(fed)
     model.graph.input.append(helper.make_tensor_value_info("vocabulary", TensorProto.STRING, [None]))
     with pytest.raises(Exception, match="vocabulary is computed or fed; accepted: an initializer"):
-        onnxruntime.InferenceSession(model.SerializeToString(), session_options(library_under_test()))
+        open_session(model.SerializeToString(), library_under_test())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
+from graph_session import open_graph
 from sparse_serve.client import Client
-from sparse_serve.op_library import library_path
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, text_graph_config, to_text
 from sparse_serve.repository.entries import read_entry
@@ -38,11 +37,7 @@ def test_the_sample_is_up_to_date() -> None:
 
 def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:
     shutil.copytree(SAMPLE, tmp_path / "sample")
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(library_path()))
-    session = onnxruntime.InferenceSession(
-        SAMPLE / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    session = open_graph(SAMPLE / "1" / "model.onnx")
     with (
         TritonServer(ServerOptions(tmp_path, http_port=0, grpc_port=0, metrics_port=0)) as server,
         Client(server.grpc_url, "grpc") as client,
