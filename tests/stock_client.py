@@ -34,5 +34,10 @@ def infer(
         return [result.as_numpy(output) for output in outputs]
 
 
+def column(*texts: str | bytes) -> Array:
+    """Return texts as an input of a model takes them: one a row."""
+    return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], dtype=object)
+
+
 def texts_of(*texts: str) -> dict[str, Array]:
-    return {"TEXT": np.array([[text.encode()] for text in texts], dtype=object)}
+    return {"TEXT": column(*texts)}

@@ -18,6 +18,7 @@ from sparse_export.tasks.asked import TaskOptions
 from sparse_serve.data import read_data, read_texts
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding
+from tokenizing import feeds
 
 pytestmark = pytest.mark.slow
 
@@ -78,10 +79,6 @@ def mean_pooled(texts: list[str]) -> Array:
     return values
 
 
-def column(texts: list[str]) -> npt.NDArray[np.object_]:
-    return np.array(texts, dtype=object)[:, None]
-
-
 def test_the_folder_says_how_to_pool(exported: Exported, warnings: list[str]) -> None:
     entry = read_entry(exported.path)
     assert entry.manifest.task == Embedding(size=384, layers="last", pooling="mean", normalize=True)
@@ -99,7 +96,7 @@ def test_embeddings_in_mixed_batches_are_mean_pooled_transformers(
     orders: list[list[int]] = [[*range(len(TEXTS))], [0], [15]]
     orders.append(np.random.default_rng(0).permutation(len(TEXTS)).tolist())
     for order in orders:
-        (served,) = session.run(["embedding"], {"TEXT": column([TEXTS[index] for index in order])})
+        (served,) = session.run(["embedding"], feeds([TEXTS[index] for index in order]))
         np.testing.assert_allclose(served, expected[order], rtol=0, atol=1e-5)
         np.testing.assert_allclose(np.linalg.norm(served, axis=1), 1, rtol=0, atol=1e-6)
 
@@ -112,8 +109,8 @@ def test_similarity_of_sentences_without_training(
     data = read_data(STS, task="embedding", max_rows=300)
     (task,) = exported.tasks.values()
     texts, _ = task.asked(data)
-    batches = [column(texts[start : start + 64]) for start in range(0, len(texts), 64)]
-    answered = np.concatenate([session.run(["embedding"], {"TEXT": batch})[0] for batch in batches])
+    batches = [feeds(texts[start : start + 64]) for start in range(0, len(texts), 64)]
+    answered = np.concatenate([session.run(["embedding"], batch)[0] for batch in batches])
     spearman = task.evaluate({"embedding": answered}, task.targets(data))["spearman"]
     print(f"Spearman on {len(data.rows)} pairs: {spearman:.4f}")
     assert spearman == pytest.approx(0.8076, abs=0.001)

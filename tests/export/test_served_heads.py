@@ -30,7 +30,7 @@ from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
-from stock_client import MODULES, infer
+from stock_client import MODULES, column, infer, texts_of
 from tiny_models import LAMBD, POSITIONS, make_model, make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -148,10 +148,6 @@ def plain(checkpoints: Path) -> dict[str, Plain]:
     return loaded
 
 
-def column(values: list[str]) -> Array:
-    return np.array([[value.encode()] for value in values], dtype=object)
-
-
 def test_the_entries_say_what_they_answer(exported: dict[str, Exported]) -> None:
     tasks = {name: read_entry(each.path).manifest.task for name, each in exported.items()}
     assert tasks == {
@@ -176,7 +172,7 @@ def test_spans(
     task = exported[name].tasks["default"]
     assert isinstance(task, QuestionAnswering)
     questions, contexts = zip(*QUESTIONS, strict=True)
-    inputs = {"TEXT": column([*questions]), "TEXT_PAIR": column([*contexts])}
+    inputs = {"TEXT": column(*questions), "TEXT_PAIR": column(*contexts)}
     answers, starts, ends, scores, truncated = infer(
         server, protocol, name, inputs, "answer", "start", "end", "score", "truncated"
     )
@@ -196,7 +192,7 @@ def test_spans(
 @pytest.mark.parametrize("protocol", MODULES)
 @pytest.mark.parametrize("name", ["tags", "sparse_tags"])
 def test_entities(server: TritonServer, plain: dict[str, Plain], name: str, protocol: str) -> None:
-    (rows,) = infer(server, protocol, name, {"TEXT": column(TEXTS)}, "entities")
+    (rows,) = infer(server, protocol, name, texts_of(*TEXTS), "entities")
     labels = set()
     for text, row in zip(TEXTS, rows[:, 0], strict=True):
         served: list[Mapping[str, Any]] = json.loads(row)
@@ -234,8 +230,8 @@ def vectors(plain: Plain, name: str) -> Array:
 def test_embeddings(server: TritonServer, plain: dict[str, Plain], name: str, protocol: str) -> None:
     expected = vectors(plain[name], name)
     assert np.abs(expected - expected[0]).max() > 0.1
-    (together,) = infer(server, protocol, name, {"TEXT": column(TEXTS)}, "embedding")
+    (together,) = infer(server, protocol, name, texts_of(*TEXTS), "embedding")
     np.testing.assert_allclose(together, expected, rtol=0, atol=2e-5)
     for row in (0, 1, 5):
-        (alone,) = infer(server, protocol, name, {"TEXT": column([TEXTS[row]])}, "embedding")
+        (alone,) = infer(server, protocol, name, texts_of(TEXTS[row]), "embedding")
         np.testing.assert_allclose(alone[0], together[row], rtol=0, atol=1e-5)

@@ -21,7 +21,7 @@ from sparse_serve.data import read_data
 from sparse_serve.metrics import regression_metrics
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
-from stock_client import MODULES, infer, url_of
+from stock_client import MODULES, column, infer, url_of
 from tiny_models import TASKS
 
 pytestmark = pytest.mark.slow
@@ -60,12 +60,8 @@ def torchs(checkpoint: Path, texts: list[str], pairs: list[str], tasks: list[str
     return logits
 
 
-def column(rows: list[str]) -> npt.NDArray[np.object_]:
-    return np.array([[row.encode()] for row in rows], dtype=np.object_)
-
-
 def ask(server: TritonServer, protocol: str, texts: list[str], tasks: list[str]) -> list[npt.NDArray[Any]]:
-    inputs = {"TEXT": column(texts), "TASK": column(tasks)}
+    inputs = {"TEXT": column(*texts), "TASK": column(*tasks)}
     return infer(server, protocol, "several", inputs, "logits", "scores", "label")
 
 
@@ -100,7 +96,7 @@ def test_a_mixed_batch(server: TritonServer, checkpoint: Path, protocol: str) ->
     rows = [int(row) for row in rng.integers(len(TEXTS), size=32)]
     tasks = [NAMES[number] for number in rng.integers(len(NAMES), size=32)]
     texts, pairs = [TEXTS[row] for row in rows], [PAIRS[row] for row in rows]
-    inputs = {"TEXT": column(texts), "TEXT_PAIR": column(pairs), "TASK": column(tasks)}
+    inputs = {"TEXT": column(*texts), "TEXT_PAIR": column(*pairs), "TASK": column(*tasks)}
     outputs = infer(server, protocol, "several", inputs, "logits", "scores", "label")
     model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
     assert isinstance(model, SeveralTasksModel)

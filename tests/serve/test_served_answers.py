@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from sparse_serve.repository.writing import EntrySpec
 from sparse_serve.tasks.encoding import graph_inputs
 from sparse_serve.triton.launcher import TritonServer
-from stock_client import Array, infer
+from stock_client import Array, column, infer
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -32,10 +32,6 @@ CONTEXTS = (
     "unknown words alone",
 )
 QUESTIONS = ("w1", "w2 w3", "", "w4 " * 40, "w5", "w6", "w7")
-
-
-def column(*rows: str | bytes) -> Array:
-    return np.array([row if isinstance(row, bytes) else row.encode() for row in rows], np.object_)[:, None]
 
 
 def ask(server: TritonServer, protocol: str, name: str, questions: Any, contexts: Any) -> list[Array]:

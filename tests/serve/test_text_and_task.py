@@ -26,7 +26,7 @@ from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.tasks import TASK_IDS, Classification, Several
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer
 from sparse_serve.triton.launcher import TritonServer
-from stock_client import Array, infer
+from stock_client import Array, column, infer
 
 MakeSpec = Callable[..., EntrySpec]
 
@@ -54,10 +54,6 @@ def rows_of(number: int) -> list[Row]:
         )
         for row in range(number)
     ]
-
-
-def column(*values: str | bytes) -> Array:
-    return np.array([each if isinstance(each, bytes) else each.encode() for each in values], object)[:, None]
 
 
 def tensors_of(rows: Sequence[Row]) -> dict[str, Array]:
