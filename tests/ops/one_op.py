@@ -198,3 +198,9 @@ def run_axis(library: Path, case: AxisCase, threads: int = 1) -> list[Array]:
 def bits(array: Array) -> Array:
     """Return a float32 array's bit patterns: equal only where the last bit is."""
     return np.ascontiguousarray(array).view(np.uint32)
+
+
+def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
+    """See that outputs of an op are others of it, to the last bit."""
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b))

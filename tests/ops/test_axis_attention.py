@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_op import (
     Array,
+    assert_same_bits,
     axis_attributes,
     axis_inputs,
-    bits,
     library_under_test,
     run_axis,
     run_function,
@@ -298,11 +298,6 @@ def select(inputs: dict[str, Array], sequences: list[Array]) -> dict[str, Array]
 def assert_same_results(found: list[Array], expected: list[Array]) -> None:
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=TOLERANCE)
     np.testing.assert_array_equal(found[1], expected[1])
-
-
-def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

@@ -12,7 +12,7 @@ from axis_cuda_host import library
 from cuda_host import ELEMENTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_op import Array, axis_inputs, bits, cross_inputs
+from one_op import Array, assert_same_bits, axis_inputs, cross_inputs
 from reference import AXIS_TOLERANCE, AxisExpected, allowed_pairs, axis_attention, axis_gpu_budget, random_key
 
 from axis_cases import AXIS_CASES, LOCAL2, MIXED, AxisCase
@@ -122,11 +122,6 @@ def test_as_many_random_keys_as_there_may_be(lengths: tuple[int, ...]) -> None:
 @lru_cache(maxsize=64)
 def by_tokens(case: AxisCase) -> list[Array]:
     return attend(axis_inputs(case), case)
-
-
-def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_op import (
     Array,
+    assert_same_bits,
     attention_attributes,
     attention_inputs,
     axis_attributes,
     axis_inputs,
-    bits,
     cross_inputs,
     library_under_test,
     run_attention,
@@ -47,11 +47,6 @@ def run_cross(
     if library is None:
         return run_function(op, inputs, **attributes)
     return run_op(library, op, inputs, threads, **attributes)
-
-
-def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def check(library: Path, op: str, case: AttentionCase, asked: Asked, threads: int = 1) -> None:

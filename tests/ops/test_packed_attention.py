@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_op import (
     Array,
+    assert_same_bits,
     attention_attributes,
     attention_inputs,
-    bits,
     library_under_test,
     run_attention,
     run_function,
@@ -183,11 +183,6 @@ def select(inputs: dict[str, Array], sequences: list[Array]) -> dict[str, Array]
     rows = np.concatenate(sequences)
     borders = np.concatenate([[0], np.cumsum([len(own) for own in sequences])]).astype(np.int32)
     return {name: inputs[name][rows] for name in ("query", "key", "value")} | {"cu_seqlens": borders}
-
-
-def assert_same_bits(found: list[Array], expected: list[Array]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def test_dense_and_sparse_sums_agree_where_the_support_changes_over(library: Path) -> None:
