@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -84,3 +86,9 @@ def interrupted_after(step: int) -> Iterator[None]:
         patch.setattr(trainer_module, "Steering", Interrupting)
         with pytest.raises(KeyboardInterrupt):
             yield
+
+
+def told(console: Console) -> str:
+    """Return what a training has said on a console that writes to memory."""
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()

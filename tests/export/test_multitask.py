@@ -23,7 +23,7 @@ from sparse_export.multitask.objectives import SimCSE, contrast
 from sparse_export.training.objectives import Part
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.tasks import TASK_IDS
-from tiny_training import BAD, GOOD, NEUTRAL, interrupted_after, make_encoder, weights
+from tiny_training import BAD, GOOD, NEUTRAL, interrupted_after, make_encoder, told, weights
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
@@ -95,11 +95,6 @@ def options_of(tasks: Path, **given: Any) -> MultitaskOptions:
         "seed": 1,
     }
     return MultitaskOptions(tasks=read_task_file(tasks), **usual | given)
-
-
-def told(console: Console) -> str:
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
 
 
 @pytest.fixture(scope="module")

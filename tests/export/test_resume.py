@@ -19,7 +19,7 @@ import sparse_export.training.run as run_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
 from sparse_serve.errors import CheckpointError, SparseServeError
-from tiny_training import FAST, interrupted_after, make_encoder, weights, write_rows
+from tiny_training import FAST, interrupted_after, make_encoder, told, weights, write_rows
 
 ROWS = 61
 STEPS = 7  # of an epoch: 55 of the rows in batches of 8, the rest are held out
@@ -138,11 +138,6 @@ def test_the_user_is_told_how_to_go_on(encoder: Path, train: Path, output: Path,
     assert f"resuming after step {STEPS} ({partial})\n" in told(console)
     assert "warning" not in told(console)
     assert "epoch 4 of 4" in told(console)
-
-
-def told(console: Console) -> str:
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
 
 
 def test_a_run_in_the_way_is_neither_overwritten_nor_continued_unasked(
