@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tiny_entry import take_out_of_service, tiny_graph
+from tiny_entry import edit, take_out_of_service, tiny_graph
 
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
@@ -28,12 +28,6 @@ def entry(tmp_path: Path, make_spec: MakeSpec) -> Path:
 
 def faults(path: Path, release: str | None = None) -> list[Finding]:
     return [finding for finding in check_entry(path, release) if finding.level is not Level.ok]
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 def test_a_fresh_entry_passes(entry: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_sample import SAMPLE
+from tiny_entry import SAMPLE
 
 from sparse_serve import Classifier
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import mutations
 import onnx
 import pytest
-from test_sample import SAMPLE
-from tiny_entry import DOCKER
+from tiny_entry import DOCKER, SAMPLE
 
 from command_line import outcome
 from sparse_serve.cli import app

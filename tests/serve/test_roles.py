@@ -6,13 +6,11 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
+from tiny_entry import SAMPLE
 
 # What is not of the role is not there. Runs command lines one after the other, and gives their statuses.
 SCRIPT = """

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+from tiny_entry import SAMPLE
 
 from graph_session import open_graph
 from sparse_serve.client import Client
@@ -14,9 +15,6 @@ from sparse_serve.repository.manifest import SCHEMA_VERSION
 from sparse_serve.repository.signature import graph_signature, load_graph
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
-
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
-SAMPLE = REPOSITORY / "sample"
 
 
 def test_the_sample_is_up_to_date() -> None:

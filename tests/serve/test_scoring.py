@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from tiny_entry import SAMPLE
 
 from command_line import exit_status, outcome, own_process
 from sparse_serve import Classifier
@@ -21,7 +22,6 @@ from sparse_serve.cli import app
 from sparse_serve.scoring.engine import connected
 from sparse_serve.scoring.job import Job, Progress, run_job
 
-SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
 SCORE = ("score", "sample", "--model-repository", SAMPLE.parent)
 WORDS = ["a", "warm", "funny", "and", "beautifully", "acted", "little", "film", "that", "comes", "together"]
 

@@ -18,7 +18,7 @@ import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tiny_entry import CLASSES, SEVERAL, VECTORS
+from tiny_entry import CLASSES, SAMPLE, SEVERAL, VECTORS
 
 from command_line import outcome
 from sparse_serve.cli import app
@@ -42,7 +42,6 @@ from sparse_serve.scoring.record import (
 from sparse_serve.scoring.storage import Location
 from sparse_serve.tasks import Classification, Several, Task
 
-SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
 COLUMNS = InputColumns("text_a", None, None, {})
 PAIRS = InputColumns("text_a", "text_b", "task", {"key": "id"})
 Rows = list[dict[str, Any]]

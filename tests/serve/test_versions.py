@@ -14,8 +14,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from serving import addresses, serve, wait_for
-from test_sample import SAMPLE
-from tiny_entry import WORDS, tiny_graph
+from tiny_entry import SAMPLE, WORDS, tiny_graph
 
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol

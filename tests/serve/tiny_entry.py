@@ -50,6 +50,8 @@ AAA = Attention(normalizer="softmax", pattern="axis+local2")
 LEGACY = Path(__file__).parent / "legacy"
 """A repository with an entry that an earlier version wrote: a front of its own, manifest schema 1."""
 DOCKER = Path(__file__).parents[2] / "docker"
+SAMPLE = Path(__file__).parents[2] / "model_repository" / "sample"
+"""The entry in git, which `make_sample.py` writes."""
 
 
 def tiny_graph(
