@@ -5,22 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Prints its arguments, one a line.
-FAKE_TRITON = """#!/bin/sh
-if [ "$1" = --help ]; then
-  echo "  --allow-vertex-ai <boolean>" >&2
-  exit 1
-fi
-printf '%s\\n' "$@"
-"""
+from fake_triton import write_triton
 
 
 def entrypoint(image: Path, triton: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     """Run the entry point with `triton` as the `tritonserver` on its PATH."""
     programs = image / "bin"
-    programs.mkdir(exist_ok=True)
-    (programs / "tritonserver").write_text(triton)
-    (programs / "tritonserver").chmod(0o755)
+    write_triton(programs, triton)
     return subprocess.Popen(
         ["sh", str(image / "entrypoint.sh"), *arguments],
         env=environment | {"PATH": f"{programs}:{environment.get('PATH', os.environ['PATH'])}"},

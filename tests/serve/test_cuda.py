@@ -15,9 +15,9 @@ import pynvml
 import pytest
 import yaml
 from fake_nvml import H200, no_driver, one_h200
-from image_runs import FAKE_TRITON, check_in_image, entrypoint
+from fake_triton import PRINTING_TRITON, RECORDING_TRITON, write_triton
+from image_runs import check_in_image, entrypoint
 from manifests import require_valid_compose
-from test_launcher import FAKE_TRITON as RECORDING_TRITON
 from tiny_entry import DOCKER, MAX_LENGTH, edit
 
 from command_line import exit_status, outcome
@@ -243,11 +243,9 @@ def test_one_library_is_on_the_path_by_the_name_that_entries_have(
     """It is the one for GPUs, before all others; where no model computes on one it is not there."""
     machine(WHOLE)
     record, programs = tmp_path / "record", tmp_path / "bin"
-    programs.mkdir()
     found = f'cp -L "${{LD_LIBRARY_PATH%%:*}}/{LIBRARY_NAME}" {tmp_path}/loaded\n'
     script = RECORDING_TRITON.format(record=record).replace('echo "error', f'{found}echo "error')
-    (programs / "tritonserver").write_text(script)
-    (programs / "tritonserver").chmod(0o755)
+    write_triton(programs, script)
     for backend in ("python", "onnxruntime"):
         (tmp_path / "backends" / backend).mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -450,7 +448,7 @@ def fake_driver(image: Path, body: str) -> None:
 
 
 def test_the_image_loads_the_library_for_what_computes(image: Path, repository: Path) -> None:
-    recording = FAKE_TRITON.replace("printf '%s\\n' \"$@\"", 'echo "$LD_LIBRARY_PATH"')
+    recording = PRINTING_TRITON.replace("printf '%s\\n' \"$@\"", 'echo "$LD_LIBRARY_PATH"')
     where = {"MODEL_REPOSITORY": str(repository), "LD_LIBRARY_PATH": "/opt/sparse-serve/lib"}
     assert "the image was built without the op library for it: build it with --build-arg CUDA=1" in (
         check_in_image(image, repository)

@@ -2,13 +2,12 @@
 
 import json
 import shlex
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from haproxy import check_config, needs_haproxy
 from manifests import require_valid_compose
 
 from command_line import outcome
@@ -143,12 +142,10 @@ def test_the_command_that_starts_it_is_for_a_shell(deploy: Run, tmp_path: Path) 
     assert shlex.split(output)[3] == str(tmp_path / "my films")
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+@needs_haproxy
 def test_haproxy_takes_the_gateway(deploy: Run, tmp_path: Path) -> None:
     assert deploy()[0] == 0
-    config = tmp_path / "out" / "gateway" / CONFIG
-    done = subprocess.run(["haproxy", "-c", "-f", config], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_config(tmp_path / "out" / "gateway" / CONFIG)
 
 
 def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from haproxy import check_config, needs_haproxy
 from manifests import NEWEST, OLDEST, Manifest, require_valid
 from sample_report import SSAF, measurement, report_of
 from tiny_entry import take_out_of_service
@@ -390,7 +391,7 @@ def test_models_come_from_a_volume(deploy: Run, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+@needs_haproxy
 def test_haproxy_takes_a_secret_with_certificate_and_key(
     deploy: Run, tmp_path: Path, certificate: Path
 ) -> None:
@@ -410,8 +411,7 @@ def test_haproxy_takes_a_secret_with_certificate_and_key(
         shutil.copy2(parts[item["key"]], tmp_path / item["path"])
     config = tmp_path / "out" / "gateway" / CONFIG
     config.write_text(config.read_text().replace(mounted, str(tmp_path)))
-    done = subprocess.run(["haproxy", "-c", "-f", config], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_config(config)
 
 
 def test_routes_lead_to_the_service(deploy: Run, tmp_path: Path) -> None:

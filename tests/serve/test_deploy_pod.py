@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 import yaml
+from haproxy import HAPROXY, needs_haproxy
 from image_runs import entrypoint
 from serving import wait_for
 from tiny_entry import DOCKER
@@ -34,7 +34,6 @@ from sparse_serve.triton.installation import backend_directory, find_triton
 
 pytestmark = pytest.mark.slow
 
-HAPROXY = shutil.which("haproxy")
 PORTS = (8000, 8001, 8002, 8404, 18000, 18001)
 
 
@@ -133,7 +132,7 @@ def metric_names(expressions: list[str]) -> set[str]:
     return {name for each in expressions for name in re.findall(r"\b(?:nv|haproxy|sparse_serve)_\w+", each)}
 
 
-@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+@needs_haproxy
 @pytest.mark.parametrize("target", ["kubernetes", "kserve"])
 def test_a_pod_starts_answers_and_ends(
     target: str, image: Path, tmp_path: Path, make_spec: Callable[..., EntrySpec]

@@ -13,7 +13,8 @@ from threading import Thread
 
 import psutil
 import pytest
-from image_runs import FAKE_TRITON, entrypoint
+from fake_triton import PRINTING_TRITON
+from image_runs import entrypoint
 from tiny_entry import PAIRS, SEVERAL, SPANS
 
 from sparse_serve.op_library import LIBRARY_NAME, library_path, library_version
@@ -40,7 +41,7 @@ HARDENED = [
 
 
 def launch_line(image: Path, *arguments: str, **environment: str) -> list[str]:
-    output, errors = entrypoint(image, FAKE_TRITON, *arguments, **environment).communicate(timeout=30)
+    output, errors = entrypoint(image, PRINTING_TRITON, *arguments, **environment).communicate(timeout=30)
     assert errors == ""
     return output.splitlines()
 
@@ -63,14 +64,14 @@ def test_the_launch_line_is_hardened(image: Path, tmp_path: Path) -> None:
 def test_a_file_without_a_key_is_refused(image: Path, tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "key").write_text(content)
-    process = entrypoint(image, FAKE_TRITON, ADMIN_KEY_FILE=str(tmp_path / "key"))
+    process = entrypoint(image, PRINTING_TRITON, ADMIN_KEY_FILE=str(tmp_path / "key"))
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output) == (2, "")
     assert re.fullmatch(r"error: ADMIN_KEY_FILE \S+ has no key: give .*\n", errors)
 
 
 def test_a_key_that_docker_inspect_shows_is_refused(image: Path) -> None:
-    process = entrypoint(image, FAKE_TRITON, ADMIN_KEY="secret")
+    process = entrypoint(image, PRINTING_TRITON, ADMIN_KEY="secret")
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output) == (2, "")
     assert "secret" not in errors
@@ -127,14 +128,14 @@ def test_grpc_with_tls(image: Path) -> None:
         "--grpc-root-cert=/r.pem",
     ):
         assert flag in line
-    process = entrypoint(image, FAKE_TRITON, GRPC_ROOT_CERT="/r.pem")
+    process = entrypoint(image, PRINTING_TRITON, GRPC_ROOT_CERT="/r.pem")
     assert "without GRPC_SERVER_CERT" in process.communicate(timeout=30)[1]
     assert process.returncode == 2
 
 
 def refusal(image: Path, **environment: str) -> str:
     """Return the one line with which the entry point refuses to start Triton."""
-    process = entrypoint(image, FAKE_TRITON, **environment)
+    process = entrypoint(image, PRINTING_TRITON, **environment)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output) == (1, "")
     assert errors.startswith("error: ")

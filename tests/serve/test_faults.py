@@ -19,8 +19,8 @@ from threading import Event
 
 import psutil
 import pytest
+from haproxy import is_ready, needs_haproxy, started
 from serving import addresses, alive, leftovers, pending, serve, wait_for
-from test_gateway import is_ready, needs_haproxy, started
 from tiny_entry import WORDS, edit
 
 from command_line import own_process

@@ -25,12 +25,11 @@ import onnxruntime
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from haproxy import needs_haproxy, started
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutations import Mutated, Target
-from test_gateway import needs_haproxy, started
-from test_sample import SAMPLE
-from tiny_entry import SEVERAL
+from tiny_entry import SAMPLE, SEVERAL
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 from tritonclient.utils import InferenceServerException
 

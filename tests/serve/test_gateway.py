@@ -2,19 +2,17 @@
 
 import json
 import re
-import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,35 +25,25 @@ import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from haproxy import ask, check_config, is_ready, needs_haproxy, started, write_gateway
 from serving import wait_for
 from tiny_entry import PAIRS, SEVERAL, SPANS
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from sparse_serve.deploy.gateway import CONFIG, Gateway, gateway_files
+from sparse_serve.deploy.gateway import CONFIG, Gateway
 from sparse_serve.deploy.limits import Limits, health_request
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
-from sparse_serve.triton.preflight import claim_ports
 
 MakeSpec = Callable[..., EntrySpec]
 
 SERVICE = "/inference.GRPCInferenceService"
-HAPROXY = shutil.which("haproxy")
-needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 
 LIMITS = Limits(
     max_body=100_000, max_requests=1, max_pending_requests=0, request_timeout=2, queue_timeout=0.2
 )
-
-
-def check_config(folder: Path) -> None:
-    done = subprocess.run(
-        [HAPROXY or "", "-c", "-f", folder / CONFIG], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[WARNING]" not in done.stderr
 
 
 @needs_haproxy
@@ -70,7 +58,7 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, certificate: Path, with
         grpc_server="127.0.0.1:8001",
     )
     write_gateway(tmp_path, replace(gateway, certificate=str(certificate)) if with_tls else gateway)
-    check_config(tmp_path)
+    assert "[WARNING]" not in check_config(tmp_path / CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -94,53 +82,6 @@ def test_health_asks_for_what_the_entry_needs(
     line = [sys.executable, "-S", "-c", program, str(entry)]
     done = subprocess.run(line, cwd=image, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == asked
-
-
-def write_gateway(folder: Path, gateway: Gateway) -> None:
-    for name, text in gateway_files(gateway).items():
-        (folder / name).write_text(text, newline="")
-
-
-@contextmanager
-def started(folder: Path, gateway: Gateway) -> Iterator[Gateway]:
-    """Run HAProxy on free ports until it calls its server ready."""
-    http, grpc_port, metrics = (f"127.0.0.1:{port}" for port in claim_ports("127.0.0.1", 0, 0, 0))
-    gateway = replace(gateway, http=http, grpc=grpc_port, metrics=metrics)
-    folder.mkdir(exist_ok=True)
-    write_gateway(folder, gateway)
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([HAPROXY or "", "-db", "-f", folder / CONFIG], stdout=log, stderr=log)
-    try:
-        wait_for(lambda: process.poll() is not None or is_ready(gateway))
-        assert process.poll() is None, (folder / "log").read_text()
-        yield gateway
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_ready(gateway: Gateway) -> bool:
-    try:
-        return ask(gateway, "GET", "/v2/health/ready")[0] == 200
-    except OSError:
-        return False
-
-
-def ask(
-    gateway: Gateway, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-) -> tuple[int, str, dict[str, str]]:
-    """Return status, body and headers of what the gateway's HTTP answers."""
-    if gateway.certificate is None:
-        connection = HTTPConnection(gateway.http, timeout=10)
-    else:
-        trusted = ssl.create_default_context(cafile=gateway.certificate)
-        connection = HTTPSConnection(gateway.http, timeout=10, context=trusted)
-    try:
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        return response.status, response.read().decode(), dict(response.getheaders())
-    finally:
-        connection.close()
 
 
 def metrics(gateway: Gateway) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_triton import RECORDING_TRITON, write_triton
 from serving import addresses, alive, leftovers, pending, serve, wait_for
-from test_stopping import SLOW_CONFIG, SLOW_MODEL, ask_http
+from slow_model import ask_http, write_slow_model
 
 from sparse_serve import op_library
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
@@ -380,9 +381,7 @@ def test_the_command_serves_until_a_signal(repository: Path, tmp_path: Path, num
 
 def test_a_second_signal_kills(repository: Path) -> None:
     """What is in flight too, for which the first one would have it wait for ten minutes."""
-    (repository / "slow" / "1").mkdir(parents=True)
-    (repository / "slow" / CONFIG_NAME).write_text(SLOW_CONFIG)
-    (repository / "slow" / "1" / "model.py").write_text(SLOW_MODEL)
+    write_slow_model(repository)
     process = serve(repository, "--drain-timeout", "600")
     urls = addresses(process)
     with ThreadPoolExecutor() as threads:
@@ -429,25 +428,12 @@ def test_the_command_fails_in_one_line(tmp_path: Path) -> None:
     assert errors == f"error: model repository {tmp_path / 'nowhere'} is not a folder\n"
 
 
-FAKE_TRITON = """#!/bin/sh
-if [ "$1" = --help ]; then
-  printf '  --model-repository <string>\\n  --http-address <string>\\n  --http-restricted-api <x>\\n'
-  exit
-fi
-printf '%s\\n' "$LD_LIBRARY_PATH" "$@" > {record}
-echo "error: fake" >&2
-exit 1
-"""
-
-
 def test_a_triton_on_path_gets_the_flags_it_knows(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "record"
     programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "tritonserver").write_text(FAKE_TRITON.format(record=record))
-    (programs / "tritonserver").chmod(0o755)
+    write_triton(programs, RECORDING_TRITON.format(record=record))
     (tmp_path / "backends" / "python").mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with pytest.raises(ServerError, match="error: fake"):
@@ -472,9 +458,7 @@ def test_backends_of_a_triton_on_path_are_merged_with_ours(
     for name in ("python/libtriton_python.so", "onnxruntime/libtriton_onnxruntime.so", "pytorch/x", "bin"):
         (root / "backends" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "backends" / name).write_text(name)
-    (root / "bin").mkdir()
-    (root / "bin" / "tritonserver").write_text("#!/bin/sh\n")
-    (root / "bin" / "tritonserver").chmod(0o755)
+    write_triton(root / "bin", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
     installation = find_triton("path")
     assert installation.has_onnxruntime

@@ -1,6 +1,5 @@
 """Stopping: idle connections are not waited for, requests in flight are, for as long as is said."""
 
-import json
 import os
 import signal
 import socket
@@ -15,48 +14,19 @@ import grpc
 import numpy as np
 import pytest
 from serving import addresses, leftovers, pending, serve, wait_for
+from slow_model import ask_http, write_slow_model
 from tritonclient import grpc as triton_grpc
 
-from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.connections import end_receiving
-
-SLOW_CONFIG = """backend: "python"
-max_batch_size: 1
-input { name: "SECONDS" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "SLEPT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
-
-SLOW_MODEL = """
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        seconds = pb_utils.get_input_tensor_by_name(request, "SECONDS").as_numpy()
-        time.sleep(float(seconds.max()))
-        return pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT", seconds)])
-"""
 
 
 @pytest.fixture
 def repository(tmp_path: Path, make_spec: Callable[..., EntrySpec]) -> Path:
     models = tmp_path / "models"
     write_entry(models, make_spec())
-    (models / "slow" / "1").mkdir(parents=True)
-    (models / "slow" / CONFIG_NAME).write_text(SLOW_CONFIG)
-    (models / "slow" / "1" / "model.py").write_text(SLOW_MODEL)
+    write_slow_model(models)
     return models
-
-
-def ask_http(connection: HTTPConnection, seconds: float) -> float:
-    tensor = {"name": "SECONDS", "shape": [1, 1], "datatype": "FP32", "data": [seconds]}
-    connection.request("POST", "/v2/models/slow/infer", json.dumps({"inputs": [tensor]}))
-    answer = json.loads(connection.getresponse().read())
-    return float(answer["outputs"][0]["data"][0])
 
 
 def ask_grpc(url: str, seconds: float) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 
 import onnx
 import pytest
-from image_runs import FAKE_TRITON, check_in_image, entrypoint
+from fake_triton import PRINTING_TRITON
+from image_runs import check_in_image, entrypoint
 from serving import ANY_PORTS
 from tiny_entry import LEGACY, add, edit, take_out_of_service
 
@@ -211,7 +212,7 @@ def test_what_was_tampered_with_starts_nothing(
     tamper, message = TAMPERING[name]
     tamper(repository)
     environment = {**os.environ, "MODEL_REPOSITORY": str(repository)}
-    process = entrypoint(image, FAKE_TRITON, **environment)
+    process = entrypoint(image, PRINTING_TRITON, **environment)
     output, of_image = process.communicate(timeout=30)
     assert (process.returncode, output) == (1, "")
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -226,7 +227,7 @@ def test_what_was_tampered_with_starts_nothing(
 
 
 def serves_in_image(image: Path, repository: Path, **environment: str) -> bool:
-    process = entrypoint(image, FAKE_TRITON, MODEL_REPOSITORY=str(repository), **environment)
+    process = entrypoint(image, PRINTING_TRITON, MODEL_REPOSITORY=str(repository), **environment)
     output, errors = process.communicate(timeout=30)
     assert bool(errors) == bool(process.returncode)
     return f"--model-repository={repository}" in output
