@@ -4,9 +4,15 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
+import pytest
+from make_sample import write_checkpoint
+from onnx import numpy_helper
 from tiny_entry import SAMPLE
 
+from command_line import exit_status
 from graph_session import open_graph
+from sparse_export.cli import app
 from sparse_serve.client import Client
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import CONFIG_NAME, text_graph_config, to_text
@@ -31,6 +37,31 @@ def test_the_sample_is_up_to_date() -> None:
         max_length=manifest.max_length,
     )
     assert (SAMPLE / CONFIG_NAME).read_text() == to_text(config)
+
+
+@pytest.mark.slow
+def test_the_graph_is_what_export_writes(tmp_path: Path) -> None:
+    """If not: run tests/serve/make_sample.py."""
+    write_checkpoint(tmp_path / "checkpoint")
+    place = ("--model-repository", tmp_path / "models", "--name", "sample")
+    assert exit_status(app, "export", tmp_path / "checkpoint", *place) == 0
+    ours, theirs = (
+        onnx.load(entry / "1" / "model.onnx") for entry in (SAMPLE, tmp_path / "models" / "sample")
+    )
+    numbers, expected = (
+        {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+        for model in (ours, theirs)
+    )
+    assert numbers.keys() == expected.keys()
+    for name, array in numbers.items():
+        assert (name, array.dtype) == (name, expected[name].dtype)
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(array, expected[name], rtol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    for model in (ours, theirs):
+        del model.graph.initializer[:]
+    assert str(ours) == str(theirs)
 
 
 def test_the_served_sample_answers_as_onnxruntime_with_the_library(tmp_path: Path) -> None:
