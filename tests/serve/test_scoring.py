@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from serving import wait_for
 from tiny_entry import SAMPLE
 
 from command_line import exit_status, outcome, own_process
@@ -74,10 +74,11 @@ def test_a_killed_job_goes_on(ray: None, texts: list[str], tmp_path: Path) -> No
     output = tmp_path / "output"
     options = ("--input", str(source), "--output", str(output), "--part-rows", "100", "--keep", "id=key")
     driver = subprocess.Popen(own_process(*SCORE, *options))
-    while driver.poll() is None and len(list(output.glob("part-*"))) < 3:
-        time.sleep(0.05)
-    started = processes_of(driver.pid)
-    driver.kill()
+    try:
+        wait_for(lambda: driver.poll() is not None or len(list(output.glob("part-*"))) >= 3, 120)
+        started = processes_of(driver.pid)
+    finally:
+        driver.kill()
     assert driver.wait() == -signal.SIGKILL
     assert "raylet" in {each.name() for each in started}
     before = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
