@@ -39,5 +39,5 @@ def column(*texts: str | bytes) -> Array:
     return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], dtype=object)
 
 
-def texts_of(*texts: str) -> dict[str, Array]:
+def texts_of(*texts: str | bytes) -> dict[str, Array]:
     return {"TEXT": column(*texts)}

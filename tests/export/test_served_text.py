@@ -27,7 +27,7 @@ from sparse_serve.stub.meter import PUBLISH_SECONDS
 from sparse_serve.tasks.encoding import Truncation, encode_cut
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
-from stock_client import MODULES, infer, texts_of, url_of
+from stock_client import MODULES, column, infer, texts_of, url_of
 from tiny_models import ADAPTERS, LABELS, LAMBD, LAYERS, PAIRED_TASKS, POSITIONS, make_model, make_tokenizer
 
 TEXTS = ["", "a", "it isn't", "the film is 100 % good?", "very " * 90, "naïve café\x00 after", "[SEP] x1-y2"]
@@ -69,10 +69,6 @@ def client(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[Cli
         yield made
 
 
-def column(values: list[Any]) -> Array:
-    return np.array([[each.encode() if isinstance(each, str) else each] for each in values], dtype=object)
-
-
 @pytest.mark.parametrize("protocol", MODULES)
 def test_text_in_answers_out(
     server: TritonServer, model: PreTrainedModel, checkpoint: Path, protocol: str
@@ -97,9 +93,9 @@ def test_text_in_answers_out(
 def test_what_is_no_text_is_marked_and_harms_nobody(server: TritonServer, protocol: str) -> None:
     """In one request, and in requests that share a batch."""
     names = ("logits", "label", "invalid_at")
-    good = dict(zip(names, infer(server, protocol, "tiny", {"TEXT": column(TEXTS)}, *names), strict=True))
+    good = dict(zip(names, infer(server, protocol, "tiny", texts_of(*TEXTS), *names), strict=True))
     mixed = [each for pair in zip(TEXTS, BROKEN * 3, strict=False) for each in pair]
-    found = dict(zip(names, infer(server, protocol, "tiny", {"TEXT": column(mixed)}, *names), strict=True))
+    found = dict(zip(names, infer(server, protocol, "tiny", texts_of(*mixed), *names), strict=True))
     np.testing.assert_allclose(found["logits"][::2], good["logits"], rtol=0, atol=1e-5)
     assert (found["label"][::2] == good["label"]).all()
     assert np.isnan(found["logits"][1::2]).all()
@@ -108,7 +104,7 @@ def test_what_is_no_text_is_marked_and_harms_nobody(server: TritonServer, protoc
 
     def ask(number: int) -> Array:
         rows = BROKEN[number % 3 :][:1] if number % 2 else [TEXTS[number // 2 % len(TEXTS)]]
-        (logits,) = infer(server, protocol, "tiny", {"TEXT": column(rows)}, "logits")
+        (logits,) = infer(server, protocol, "tiny", texts_of(*rows), "logits")
         return logits
 
     with ThreadPoolExecutor(8) as pool:
@@ -167,7 +163,7 @@ def test_what_becomes_of_texts_is_counted(server: TritonServer) -> None:
     """By the backend of the bundled Triton."""
     time.sleep(4 * PUBLISH_SECONDS)  # what was asked before has been told then
     before = counters(server)
-    infer(server, "grpc", "error", {"TEXT": column(["a", "very " * 300, b"\xff", "naïve café"])}, "label")
+    infer(server, "grpc", "error", texts_of("a", "very " * 300, b"\xff", "naïve café"), "label")
     wanted = {"texts_total": 2, "truncated_total": 0, "not_utf8": 1, "too_long": 1}
     deadline = time.monotonic() + 30
     while True:
@@ -269,7 +265,7 @@ def test_a_text_that_is_too_long_is_no_unknown_task(closed: Client) -> None:
 
 
 def test_inputs_that_a_graph_does_not_have_are_the_clients_mistake(server: TritonServer) -> None:
-    for inputs in ({"TEXT": column(["a"]), "TEXT_PAIR": column(["b"])}, {"TEXT_PAIR": column(["b"])}):
+    for inputs in ({"TEXT": column("a"), "TEXT_PAIR": column("b")}, {"TEXT_PAIR": column("b")}):
         with pytest.raises(
             InferenceServerException, match=r"unexpected inference input|expected 1 inputs|missing"
         ):

@@ -22,6 +22,7 @@ from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.writing import EntrySpec
 from sparse_serve.stub.meter import PUBLISH_SECONDS
 from sparse_serve.triton.launcher import TritonServer
+from stock_client import column
 
 TEXTS = ["w1", "", "w2 w3 " * 30, "w4 w5 w6", "nothing known", "   ", "w9 w8 w7 w6 w5", "w29"] * 4
 
@@ -71,13 +72,9 @@ def post(server: TritonServer, path: str, body: object) -> tuple[int, Any]:
     return response.status, answer
 
 
-def text(*rows: str | bytes) -> npt.NDArray[Any]:
-    return np.array([row if isinstance(row, bytes) else row.encode() for row in rows], np.object_)[:, None]
-
-
 def test_all_tensors_of_the_contract(wire: Wire) -> None:
     names = ["scores", "label", "logits", "token_count", "truncated", "rho"]
-    arrays = wire.infer("tiny", {"TEXT": text("w1 w2", "w3 " * 50)}, names)
+    arrays = wire.infer("tiny", {"TEXT": column("w1 w2", "w3 " * 50)}, names)
     assert {name: (array.shape, array.dtype.char) for name, array in arrays.items()} == {
         "scores": ((2, 2), "f"),
         "label": ((2, 1), "O"),
@@ -99,7 +96,7 @@ def test_the_graph_answers_as_onnxruntime_does(wire: Wire, make_spec: Callable[.
 
 
 def test_classification_extension_gives_the_top_classes(wire: Wire) -> None:
-    scores = wire.infer("tiny", {"TEXT": text("w1 w2 w3")}, ["scores"], class_count=2)["scores"]
+    scores = wire.infer("tiny", {"TEXT": column("w1 w2 w3")}, ["scores"], class_count=2)["scores"]
     best, other = (value.decode().split(":") for value in scores.reshape(-1))
     assert {best[2], other[2]} == {"negative", "positive"}
     assert float(best[0]) >= float(other[0])
@@ -140,7 +137,7 @@ def test_concurrent_clients_get_their_own_answers(server: TritonServer) -> None:
                 np.testing.assert_allclose(own.classify("tiny", [each])[0].logits, expected[each], atol=1e-5)
                 np.testing.assert_allclose(own.classify("tiny", ["w1"], ["w2"])[0].logits, paired, atol=1e-5)
                 with pytest.raises(InferenceServerException, match="UTF-8"):
-                    wire.infer("tiny", {"TEXT": text(b"\xff\xfe")}, ["label"])
+                    wire.infer("tiny", {"TEXT": column(b"\xff\xfe")}, ["label"])
             wire.client.close()
 
     with ThreadPoolExecutor(8) as pool:
@@ -217,41 +214,41 @@ IDS = np.ones((1, 3), np.int64)
 GRAPH_INPUTS = {"input_ids": IDS, "attention_mask": IDS, "token_type_ids": IDS * 0}
 
 FAULTS = {
-    "wrong tensor name": ("tiny", {"TEXTS": text("w1")}, "unexpected inference input 'TEXTS'"),
-    "missing tensor": ("tiny", {"TEXT_PAIR": text("w1")}, "input TEXT is missing"),
+    "wrong tensor name": ("tiny", {"TEXTS": column("w1")}, "unexpected inference input 'TEXTS'"),
+    "missing tensor": ("tiny", {"TEXT_PAIR": column("w1")}, "input TEXT is missing"),
     "wrong dtype": ("tiny", {"TEXT": IDS[:, :1]}, "data-type is 'INT64', .* expects 'BYTES'"),
-    "wrong shape": ("tiny", {"TEXT": text("w1", "w2").reshape(1, 2)}, r"unexpected shape for input 'TEXT'"),
-    "too few axes": ("tiny", {"TEXT": text("w1").reshape(1)}, r"unexpected shape for input 'TEXT'"),
-    "invalid UTF-8": ("tiny", {"TEXT": text(b"caf\xe9")}, "must be UTF-8"),
-    "invalid UTF-8 in a pair": ("tiny", {"TEXT": text("a"), "TEXT_PAIR": text(b"\xff")}, "must be UTF-8"),
-    "batch above the maximum": ("tiny", {"TEXT": text(*["w1"] * 65)}, "batch-size must be <= 64"),
-    "pairs of another number": ("tiny", {"TEXT": text("a", "b"), "TEXT_PAIR": text("a")}, "batch"),
+    "wrong shape": ("tiny", {"TEXT": column("w1", "w2").reshape(1, 2)}, r"unexpected shape for input 'TEXT'"),
+    "too few axes": ("tiny", {"TEXT": column("w1").reshape(1)}, r"unexpected shape for input 'TEXT'"),
+    "invalid UTF-8": ("tiny", {"TEXT": column(b"caf\xe9")}, "must be UTF-8"),
+    "invalid UTF-8 in a pair": ("tiny", {"TEXT": column("a"), "TEXT_PAIR": column(b"\xff")}, "must be UTF-8"),
+    "batch above the maximum": ("tiny", {"TEXT": column(*["w1"] * 65)}, "batch-size must be <= 64"),
+    "pairs of another number": ("tiny", {"TEXT": column("a", "b"), "TEXT_PAIR": column("a")}, "batch"),
     "a text of too many bytes": (
         "tiny",
-        {"TEXT": text("w1", "w2 " * 400_000)},
+        {"TEXT": column("w1", "w2 " * 400_000)},
         r"input 'TEXT' has a text of 1200000 bytes: give at most 1048576 \(max_text_bytes of config.pbtxt\)",
     ),
     "a second text of too many bytes": (
         "tiny",
-        {"TEXT": text("w1"), "TEXT_PAIR": text("w" * 1_048_577)},
+        {"TEXT": column("w1"), "TEXT_PAIR": column("w" * 1_048_577)},
         "input 'TEXT_PAIR' has a text of 1048577 bytes: give at most 1048576",
     ),
     "a context of too many bytes": (
         "spans",
-        {"TEXT": text("w1"), "TEXT_PAIR": text("w2 " * 100_000)},
+        {"TEXT": column("w1"), "TEXT_PAIR": column("w2 " * 100_000)},
         "input 'TEXT_PAIR' has a text of 300000 bytes: give at most 262144",
     ),
     "texts of too many bytes": (
         "tiny",
-        {"TEXT": text(*["w1 " * 300_000] * 5)},
+        {"TEXT": column(*["w1 " * 300_000] * 5)},
         "the texts of the request have 4500000 bytes: give at most 4194304 at once, others in further",
     ),
     "a text of too many tokens, where that is an error": (
         "strict",
-        {"TEXT": text("w1", "w2 " * 50)},
+        {"TEXT": column("w1", "w2 " * 50)},
         "text 2 of the request has 52 tokens, at most 16 are read: shorten it, or leave it out",
     ),
-    "unknown model": ("unknown", {"TEXT": text("w1")}, "unknown model"),
+    "unknown model": ("unknown", {"TEXT": column("w1")}, "unknown model"),
     "graph: wrong dtype": (
         "tiny_model",
         GRAPH_INPUTS | {"input_ids": IDS.astype(np.int32)},
@@ -282,7 +279,7 @@ def test_faults_are_refused_and_the_next_request_is_answered(
     )
     assert raised.value.status() == expected
     assert "\n" not in raised.value.message()
-    assert wire.infer("tiny", {"TEXT": text("w1 w2")}, ["token_count"])["token_count"].item() == 4
+    assert wire.infer("tiny", {"TEXT": column("w1 w2")}, ["token_count"])["token_count"].item() == 4
     server.check()
 
 
@@ -343,7 +340,7 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
     wire = Wire(triton_grpc, server.grpc_url)
     with Client(server.grpc_url, "grpc") as client, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda text: client.classify(name, [text]), TEXTS))
-    wire.infer(name, {"TEXT": text("w0", "w0 w1 w2")}, ["rho"])
+    wire.infer(name, {"TEXT": column("w0", "w0 w1 w2")}, ["rho"])
     texts = f'sparse_serve_texts_total{{model="{name}",version="1"}}'
     grown = grown_since(server, before, lambda grown: grown[texts] >= len(TEXTS) + 2)
     assert grown[texts] == len(TEXTS) + 2
@@ -364,7 +361,7 @@ def test_metrics_are_the_sums_of_what_the_graph_measures(
 
 def test_what_becomes_of_texts_is_counted(server: TritonServer, wire: Wire) -> None:
     before = settled(server)
-    wire.infer("tiny", {"TEXT": text("w1 w2", "w3 " * 50)}, ["label"])
+    wire.infer("tiny", {"TEXT": column("w1 w2", "w3 " * 50)}, ["label"])
     for fault in ("invalid UTF-8", "a text of too many bytes"):
         with pytest.raises(InferenceServerException):
             wire.infer("tiny", FAULTS[fault][1], ["label"])
