@@ -315,7 +315,7 @@ def main(
             traffic = Traffic(asked[:SHORT_TEXTS], asked[SHORT_TEXTS:], urls, seed)
             run_turn(traffic, turns, min(2.0, seconds / turns), Seen(), with_bad=False)
             for turn in range(turns):
-                for with_bad in (False, True)[:: -1 if turn % 2 else 1]:
+                for with_bad in (True, False) if turn % 2 else (False, True):
                     seen = mixed if with_bad else alone
                     run_turn(traffic, turn, seconds / turns, seen, with_bad=with_bad)
         server.check()
