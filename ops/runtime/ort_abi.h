@@ -1,4 +1,5 @@
-// Own declarations of the part of the ONNX Runtime C ABI that a custom-op library needs.
+// Own declarations of the part of the ONNX Runtime C ABI that a custom-op library needs, and a program
+// that opens sessions.
 //
 // OrtApi is a table of function pointers that only ever grows at its end; a member's position is its
 // contract. The members used here stand at their slot (checked below), the rest are counted as unused. All of
@@ -12,14 +13,18 @@ extern "C" {
 
 struct OrtAllocator;
 struct OrtCustomOpDomain;
+struct OrtEnv;
 struct OrtKernelContext;
 struct OrtKernelInfo;
 struct OrtMemoryInfo;
 struct OrtOpAttr;
+struct OrtRunOptions;
+struct OrtSession;
 struct OrtSessionOptions;
 struct OrtShapeInferContext;
 struct OrtStatus;
 struct OrtTensorTypeAndShapeInfo;
+struct OrtTypeInfo;
 struct OrtValue;
 struct OrtCustomOp;
 
@@ -31,11 +36,17 @@ enum OrtErrorCode : int {
 enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 = 2,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 = 3,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16 = 4,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16 = 5,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 = 6,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 = 7,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING = 8,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL = 9,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 = 10,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE = 11,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32 = 12,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64 = 13,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 = 16,
 };
 
@@ -44,25 +55,85 @@ enum OrtAllocatorType : int { OrtArenaAllocator = 1 };
 enum OrtMemType : int { OrtMemTypeDefault = 0 };
 enum OrtCustomOpInputOutputCharacteristic : int { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 
+enum ExecutionMode : int { ORT_SEQUENTIAL = 0, ORT_PARALLEL = 1 };
+enum GraphOptimizationLevel : int {
+  ORT_DISABLE_ALL = 0,
+  ORT_ENABLE_BASIC = 1,
+  ORT_ENABLE_EXTENDED = 2,
+  ORT_ENABLE_ALL = 99,
+};
+enum OrtLoggingLevel : int {
+  ORT_LOGGING_LEVEL_VERBOSE = 0,
+  ORT_LOGGING_LEVEL_INFO = 1,
+  ORT_LOGGING_LEVEL_WARNING = 2,
+  ORT_LOGGING_LEVEL_ERROR = 3,
+  ORT_LOGGING_LEVEL_FATAL = 4,
+};
+
+using OrtLoggingFunction = void (*)(void* data, OrtLoggingLevel level, const char* category, const char* id,
+                                    const char* location, const char* message);
 using OrtUnusedSlot = void (*)();
 
 struct OrtApi {
   OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);
-  OrtUnusedSlot unused_1[25];
+  OrtErrorCode (*GetErrorCode)(const OrtStatus* status);
+  const char* (*GetErrorMessage)(const OrtStatus* status);
+  OrtUnusedSlot unused_3[1];
+  OrtStatus* (*CreateEnvWithCustomLogger)(OrtLoggingFunction log, void* log_data, OrtLoggingLevel level,
+                                          const char* id, OrtEnv** out);
+  OrtUnusedSlot unused_5[2];
+  OrtStatus* (*CreateSession)(const OrtEnv* env, const char* path, const OrtSessionOptions* options,
+                              OrtSession** out);
+  OrtUnusedSlot unused_8[1];
+  OrtStatus* (*Run)(OrtSession* session, const OrtRunOptions* options, const char* const* input_names,
+                    const OrtValue* const* inputs, size_t input_count, const char* const* output_names,
+                    size_t output_count, OrtValue** outputs);
+  OrtStatus* (*CreateSessionOptions)(OrtSessionOptions** out);
+  OrtUnusedSlot unused_11[2];
+  OrtStatus* (*SetSessionExecutionMode)(OrtSessionOptions* options, ExecutionMode mode);
+  OrtUnusedSlot unused_14[2];
+  OrtStatus* (*EnableMemPattern)(OrtSessionOptions* options);
+  OrtStatus* (*DisableMemPattern)(OrtSessionOptions* options);
+  OrtStatus* (*EnableCpuMemArena)(OrtSessionOptions* options);
+  OrtStatus* (*DisableCpuMemArena)(OrtSessionOptions* options);
+  OrtUnusedSlot unused_20[3];
+  OrtStatus* (*SetSessionGraphOptimizationLevel)(OrtSessionOptions* options, GraphOptimizationLevel level);
+  OrtStatus* (*SetIntraOpNumThreads)(OrtSessionOptions* options, int threads);
+  OrtStatus* (*SetInterOpNumThreads)(OrtSessionOptions* options, int threads);
   OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);
   OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);
-  OrtUnusedSlot unused_29[22];
+  OrtUnusedSlot unused_29[1];
+  OrtStatus* (*SessionGetInputCount)(const OrtSession* session, size_t* out);
+  OrtStatus* (*SessionGetOutputCount)(const OrtSession* session, size_t* out);
+  OrtUnusedSlot unused_32[1];
+  OrtStatus* (*SessionGetInputTypeInfo)(const OrtSession* session, size_t index, OrtTypeInfo** out);
+  OrtStatus* (*SessionGetOutputTypeInfo)(const OrtSession* session, size_t index, OrtTypeInfo** out);
+  OrtUnusedSlot unused_35[1];
+  OrtStatus* (*SessionGetInputName)(const OrtSession* session, size_t index, OrtAllocator* allocator,
+                                    char** out);
+  OrtStatus* (*SessionGetOutputName)(const OrtSession* session, size_t index, OrtAllocator* allocator,
+                                     char** out);
+  OrtUnusedSlot unused_38[1];
+  OrtStatus* (*CreateRunOptions)(OrtRunOptions** out);
+  OrtUnusedSlot unused_40[8];
+  OrtStatus* (*CreateTensorAsOrtValue)(OrtAllocator* allocator, const int64_t* shape, size_t rank,
+                                       ONNXTensorElementDataType type, OrtValue** out);
+  OrtStatus* (*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo* info, void* data, size_t bytes,
+                                               const int64_t* shape, size_t rank,
+                                               ONNXTensorElementDataType type, OrtValue** out);
+  OrtUnusedSlot unused_50[1];
   OrtStatus* (*GetTensorMutableData)(OrtValue* value, void** out);
   OrtUnusedSlot unused_52[1];
   OrtStatus* (*GetStringTensorDataLength)(const OrtValue* value, size_t* bytes);
   OrtStatus* (*GetStringTensorContent)(const OrtValue* value, void* data, size_t bytes, size_t* offsets,
                                        size_t count);
-  OrtUnusedSlot unused_55[2];
+  OrtStatus* (*CastTypeInfoToTensorInfo)(const OrtTypeInfo* info, const OrtTensorTypeAndShapeInfo** out);
+  OrtUnusedSlot unused_56[1];
   OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);
   OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType type);
   OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dimensions, size_t count);
-  OrtUnusedSlot unused_60[1];
+  OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info, ONNXTensorElementDataType* out);
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dimensions, size_t count);
   OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* info, const char** names,
@@ -74,7 +145,9 @@ struct OrtApi {
   OrtUnusedSlot unused_70[5];
   OrtStatus* (*AllocatorAlloc)(OrtAllocator* allocator, size_t bytes, void** out);
   OrtStatus* (*AllocatorFree)(OrtAllocator* allocator, void* memory);
-  OrtUnusedSlot unused_77[8];
+  OrtUnusedSlot unused_77[1];
+  OrtStatus* (*GetAllocatorWithDefaultOptions)(OrtAllocator** out);
+  OrtUnusedSlot unused_79[6];
   OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name, float* out);
   OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name, int64_t* out);
   OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name, char* out,
@@ -83,28 +156,39 @@ struct OrtApi {
   OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index, const OrtValue** out);
   OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* dimensions,
                                         size_t count, OrtValue** out);
-  OrtUnusedSlot unused_92[1];
+  void (*ReleaseEnv)(OrtEnv* env);
   void (*ReleaseStatus)(OrtStatus* status);
   void (*ReleaseMemoryInfo)(OrtMemoryInfo* info);
-  OrtUnusedSlot unused_95[4];
+  void (*ReleaseSession)(OrtSession* session);
+  void (*ReleaseValue)(OrtValue* value);
+  void (*ReleaseRunOptions)(OrtRunOptions* options);
+  void (*ReleaseTypeInfo)(OrtTypeInfo* info);
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);
-  OrtUnusedSlot unused_100[32];
+  void (*ReleaseSessionOptions)(OrtSessionOptions* options);
+  OrtUnusedSlot unused_101[29];
+  OrtStatus* (*AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);
+  OrtUnusedSlot unused_131[1];
   void (*ReleaseAllocator)(OrtAllocator* allocator);
   OrtUnusedSlot unused_133[29];
   OrtStatus* (*KernelInfoGetAttributeArray_float)(const OrtKernelInfo* info, const char* name, float* out,
                                                   size_t* size);
   OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out,
                                                   size_t* size);
-  OrtUnusedSlot unused_164[29];
+  OrtUnusedSlot unused_164[1];
+  OrtStatus* (*AddRunConfigEntry)(OrtRunOptions* options, const char* key, const char* value);
+  OrtUnusedSlot unused_166[27];
   OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** out);
-  OrtUnusedSlot unused_194[37];
+  OrtUnusedSlot unused_194[34];
+  OrtStatus* (*RegisterCustomOpsLibrary_V2)(OrtSessionOptions* options, const char* path);
+  OrtUnusedSlot unused_229[2];
   OrtStatus* (*KernelInfo_GetOutputCount)(const OrtKernelInfo* info, size_t* out);
   OrtUnusedSlot unused_232[1];
   OrtStatus* (*KernelInfo_GetOutputName)(const OrtKernelInfo* info, size_t index, char* out, size_t* size);
   OrtUnusedSlot unused_234[15];
   OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index, int* is_constant,
                                                   const OrtValue** out);
-  OrtUnusedSlot unused_250[3];
+  OrtUnusedSlot unused_250[2];
+  OrtStatus* (*GetResizedStringTensorElementBuffer)(OrtValue* value, size_t index, size_t bytes, char** out);
   OrtStatus* (*KernelContext_GetAllocator)(const OrtKernelContext* context, const OrtMemoryInfo* info,
                                            OrtAllocator** out);
   OrtUnusedSlot unused_254[14];
@@ -161,15 +245,40 @@ constexpr uint32_t kOrtApiVersion = 17;
 #define SPARSE_OPS_CHECK_SLOT(member, slot) \
   static_assert(offsetof(OrtApi, member) == (slot) * sizeof(void*), "OrtApi::" #member " left its slot")
 SPARSE_OPS_CHECK_SLOT(CreateStatus, 0);
+SPARSE_OPS_CHECK_SLOT(GetErrorCode, 1);
+SPARSE_OPS_CHECK_SLOT(GetErrorMessage, 2);
+SPARSE_OPS_CHECK_SLOT(CreateEnvWithCustomLogger, 4);
+SPARSE_OPS_CHECK_SLOT(CreateSession, 7);
+SPARSE_OPS_CHECK_SLOT(Run, 9);
+SPARSE_OPS_CHECK_SLOT(CreateSessionOptions, 10);
+SPARSE_OPS_CHECK_SLOT(SetSessionExecutionMode, 13);
+SPARSE_OPS_CHECK_SLOT(EnableMemPattern, 16);
+SPARSE_OPS_CHECK_SLOT(DisableMemPattern, 17);
+SPARSE_OPS_CHECK_SLOT(EnableCpuMemArena, 18);
+SPARSE_OPS_CHECK_SLOT(DisableCpuMemArena, 19);
+SPARSE_OPS_CHECK_SLOT(SetSessionGraphOptimizationLevel, 23);
+SPARSE_OPS_CHECK_SLOT(SetIntraOpNumThreads, 24);
+SPARSE_OPS_CHECK_SLOT(SetInterOpNumThreads, 25);
 SPARSE_OPS_CHECK_SLOT(CreateCustomOpDomain, 26);
 SPARSE_OPS_CHECK_SLOT(CustomOpDomain_Add, 27);
 SPARSE_OPS_CHECK_SLOT(AddCustomOpDomain, 28);
+SPARSE_OPS_CHECK_SLOT(SessionGetInputCount, 30);
+SPARSE_OPS_CHECK_SLOT(SessionGetOutputCount, 31);
+SPARSE_OPS_CHECK_SLOT(SessionGetInputTypeInfo, 33);
+SPARSE_OPS_CHECK_SLOT(SessionGetOutputTypeInfo, 34);
+SPARSE_OPS_CHECK_SLOT(SessionGetInputName, 36);
+SPARSE_OPS_CHECK_SLOT(SessionGetOutputName, 37);
+SPARSE_OPS_CHECK_SLOT(CreateRunOptions, 39);
+SPARSE_OPS_CHECK_SLOT(CreateTensorAsOrtValue, 48);
+SPARSE_OPS_CHECK_SLOT(CreateTensorWithDataAsOrtValue, 49);
 SPARSE_OPS_CHECK_SLOT(GetTensorMutableData, 51);
 SPARSE_OPS_CHECK_SLOT(GetStringTensorDataLength, 53);
 SPARSE_OPS_CHECK_SLOT(GetStringTensorContent, 54);
+SPARSE_OPS_CHECK_SLOT(CastTypeInfoToTensorInfo, 55);
 SPARSE_OPS_CHECK_SLOT(CreateTensorTypeAndShapeInfo, 57);
 SPARSE_OPS_CHECK_SLOT(SetTensorElementType, 58);
 SPARSE_OPS_CHECK_SLOT(SetDimensions, 59);
+SPARSE_OPS_CHECK_SLOT(GetTensorElementType, 60);
 SPARSE_OPS_CHECK_SLOT(GetDimensionsCount, 61);
 SPARSE_OPS_CHECK_SLOT(GetDimensions, 62);
 SPARSE_OPS_CHECK_SLOT(GetSymbolicDimensions, 63);
@@ -177,21 +286,32 @@ SPARSE_OPS_CHECK_SLOT(GetTensorTypeAndShape, 65);
 SPARSE_OPS_CHECK_SLOT(CreateCpuMemoryInfo, 69);
 SPARSE_OPS_CHECK_SLOT(AllocatorAlloc, 75);
 SPARSE_OPS_CHECK_SLOT(AllocatorFree, 76);
+SPARSE_OPS_CHECK_SLOT(GetAllocatorWithDefaultOptions, 78);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_float, 85);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_int64, 86);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttribute_string, 87);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetInput, 90);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetOutput, 91);
+SPARSE_OPS_CHECK_SLOT(ReleaseEnv, 92);
 SPARSE_OPS_CHECK_SLOT(ReleaseStatus, 93);
 SPARSE_OPS_CHECK_SLOT(ReleaseMemoryInfo, 94);
+SPARSE_OPS_CHECK_SLOT(ReleaseSession, 95);
+SPARSE_OPS_CHECK_SLOT(ReleaseValue, 96);
+SPARSE_OPS_CHECK_SLOT(ReleaseRunOptions, 97);
+SPARSE_OPS_CHECK_SLOT(ReleaseTypeInfo, 98);
 SPARSE_OPS_CHECK_SLOT(ReleaseTensorTypeAndShapeInfo, 99);
+SPARSE_OPS_CHECK_SLOT(ReleaseSessionOptions, 100);
+SPARSE_OPS_CHECK_SLOT(AddSessionConfigEntry, 130);
 SPARSE_OPS_CHECK_SLOT(ReleaseAllocator, 132);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_float, 162);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetAttributeArray_int64, 163);
+SPARSE_OPS_CHECK_SLOT(AddRunConfigEntry, 165);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetGPUComputeStream, 193);
+SPARSE_OPS_CHECK_SLOT(RegisterCustomOpsLibrary_V2, 228);
 SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputCount, 231);
 SPARSE_OPS_CHECK_SLOT(KernelInfo_GetOutputName, 233);
 SPARSE_OPS_CHECK_SLOT(KernelInfoGetConstantInput_tensor, 249);
+SPARSE_OPS_CHECK_SLOT(GetResizedStringTensorElementBuffer, 252);
 SPARSE_OPS_CHECK_SLOT(KernelContext_GetAllocator, 253);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetInputTypeShape, 268);
 SPARSE_OPS_CHECK_SLOT(ShapeInferContext_GetAttribute, 269);
