@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 # package, of which only the model files are read.
 ENCODER ?= $(shell $(BIN)/python demo/encoder_path.py 2>/dev/null)
 
-OPS := $(shell find ops CMakeLists.txt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.map' -o -name 'CMakeLists.txt')
+COMPILED := $(shell find ops serve/onnxruntime_backend CMakeLists.txt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.map' -o -name 'CMakeLists.txt')
 
 # Of nvcc on this machine, or else of the one that the extra `cuda` brings.
 NVCC ?= $(shell command -v nvcc || command -v /usr/local/cuda/bin/nvcc)
@@ -27,7 +27,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/check
 
-$(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(OPS)
+$(VENV)/installed: pyproject.toml constraints.txt demo/encoder.txt $(COMPILED)
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
 		|| { echo "error: Python 3.11 or 3.12 is needed, found '$(PYTHON)': make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \

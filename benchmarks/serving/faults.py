@@ -146,14 +146,6 @@ def kill_front(stack: Stack) -> None:
     stack.stub(FRONT).kill()
 
 
-def kill_graph(stack: Stack) -> None:
-    stack.stub(graph_name(FRONT)).kill()
-
-
-def kill_text_graph(stack: Stack) -> None:
-    stack.stub(TEXT).kill()
-
-
 def kill_server(stack: Stack) -> None:
     stack.triton().kill()
 
@@ -227,8 +219,6 @@ def nothing(_: Stack) -> None:
 FAULTS: Mapping[str, tuple[str, Callable[[Stack], None]]] = {
     "nothing": (TEXT, nothing),
     "front process killed": (FRONT, kill_front),
-    "graph process behind it killed": (FRONT, kill_graph),
-    "graph process killed": (TEXT, kill_text_graph),
     "server killed": (TEXT, kill_server),
     "serve killed": (TEXT, kill_serve),
     "serve told to end": (TEXT, end_serve),

@@ -34,12 +34,12 @@ from sparse_serve.errors import (
 )
 from sparse_serve.extras import needing
 from sparse_serve.op_library import Device, library_version, verify_library
+from sparse_serve.processor import physical_cores
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
-from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
 from sparse_serve.texts import require_many

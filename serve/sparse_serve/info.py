@@ -72,5 +72,5 @@ def _triton() -> dict[str, Any]:
         "kind": found.kind,
         "path": str(found.executable),
         "version": found.version,
-        "onnxruntime_backend": "its own" if found.has_onnxruntime else "python-based",
+        "onnxruntime_backend": "its own" if found.has_onnxruntime else "this package's",
     }

@@ -1,9 +1,12 @@
-"""What this processor computes right."""
+"""The processor: what it computes right, and which of its cores this process may compute on."""
 
+import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
 _VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
@@ -25,3 +28,21 @@ def vnni_warning(name: str, target_cpu: object) -> str | None:
         f"the int8 weights of '{name}' are for processors with VNNI, which this one has not: sums overflow "
         "and answers are wrong; to serve it here, export it with --target-cpu any"
     )
+
+
+def physical_cores(cpus: Path = _CPUS, numbers: Collection[int] | None = None) -> int:
+    """Return how many cores some processors are of, by their numbers; None for all that this process may use.
+
+    Two threads that multiply matrices on one core are no faster than one. `cpus` is where Linux tells of its
+    processors; those that it tells nothing of are taken for a core each.
+    """
+    used = os.sched_getaffinity(0) if numbers is None else numbers
+    return len({_siblings(cpus, number) for number in used})
+
+
+def _siblings(cpus: Path, number: int) -> str:
+    """Return what names a processor's core: all the processors that are of it."""
+    try:
+        return (cpus / f"cpu{number}" / "topology" / "thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(number)

@@ -1,11 +1,13 @@
-"""A part of the case table on a library with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""A part of the case table, and Triton's backend, built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
-What the library would do unseen is an error there: reading or writing beyond a tensor or a piece of scratch
+What a library would do unseen is an error there: reading or writing beyond a tensor or a piece of scratch
 memory, and arithmetic without a meaning. `ops/README.md` says how all tests run on such a build.
 """
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,13 +55,13 @@ def runtimes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def sanitized(runtimes: list[str]) -> Path:
-    """The library, in a folder of its own where what has not changed is not built again."""
+    """A folder of its own, where what has not changed is not built again."""
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     folder = build_folder("sanitize")
     configured = ["cmake", "-S", str(PROJECT), "-B", str(folder), "-DSPARSE_OPS_SANITIZE=ON"]
     run_build(folder, [*configured, f"-DCMAKE_CXX_COMPILER={cxx()}"], ["cmake", "--build", str(folder)])
-    return folder / "ops" / "libsparse_ops.so"
+    return folder
 
 
 def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
@@ -67,7 +69,23 @@ def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: li
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
         "LD_PRELOAD": " ".join(runtimes),
     }
-    run_tests_on(sanitized, FILES, CASES, "-s", environment=environment)
+    run_tests_on(sanitized / "ops" / "libsparse_ops.so", FILES, CASES, "-s", environment=environment)
+
+
+def test_the_backend_of_triton_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
+    backend = sanitized / "serve" / "onnxruntime_backend" / "libtriton_onnxruntime.so"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    answer = subprocess.run(
+        [*command, "-k", "not threads", TESTS.parent / "serve" / "test_onnxruntime_backend.py"],
+        cwd=PROJECT,
+        env=inherited
+        | {"SPARSE_SERVE_TEST_BACKEND": str(backend), "SPARSE_SERVE_TEST_PRELOAD": " ".join(runtimes)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
 
 
 def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(

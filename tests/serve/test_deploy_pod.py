@@ -111,7 +111,6 @@ def running(folder: Path, image: Path, models: Path, scratch: Path) -> Iterator[
             *line,
             f"--backend-directory={backend_directory(installation, scratch / 'backends')}",
             f"--backend-config=python,shm-region-prefix-name={regions}",
-            f"--backend-config=onnxruntime,shm-region-prefix-name={regions}",
             f"--backend-config=sparse_serve_text,shm-region-prefix-name={regions}",
             **environment,
         )

@@ -221,7 +221,6 @@ def test_a_real_triton_starts_by_the_entry_point_and_is_healthy(
         f"--grpc-port={grpc}",
         f"--metrics-port={metrics}",
         f"--backend-config=python,shm-region-prefix-name={regions}",
-        f"--backend-config=onnxruntime,shm-region-prefix-name={regions}",
         "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1",
         "--metrics-address=127.0.0.1",

@@ -9,9 +9,9 @@ from fake_nvml import no_driver, one_h200
 
 from sparse_serve.environment import read_gpus
 from sparse_serve.errors import OpLibraryError
+from sparse_serve.processor import physical_cores
 from sparse_serve.profiling import provenance
 from sparse_serve.profiling.provenance import read_environment
-from sparse_serve.stub.cores import physical_cores
 from sparse_serve.triton.installation import find_triton
 
 

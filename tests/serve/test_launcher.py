@@ -262,7 +262,7 @@ def test_names_are_resolved_and_networks_recognised() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("graph", "model 'tiny_model' version 1: .*INVALID_PROTOBUF"),
+        ("graph", "model 'tiny_model' version 1: .*Protobuf parsing failed"),
         ("tokenizer", "model 'tiny' version 1: .*tokenizer.json cannot be read"),
         ("config", r"malformed"),
     ],

@@ -1,54 +1,183 @@
-"""The python-based onnxruntime backend: configuration as the C++ backend reads it, and fault isolation."""
+"""This package's onnxruntime backend in a real Triton: configuration as Triton's own reads it, and faults."""
 
-import gc
 import os
-import weakref
-from collections.abc import Callable, Sequence
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 import psutil
 import pytest
-import triton_stub as stub
-from onnx import TensorProto, helper
+import tritonclient.grpc
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from serving import wait_for
+from tiny_entry import tiny_graph
 from tokenizers import normalizers
+from tritonclient.utils import InferenceServerException
 
+from graph_session import open_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_serve.op_library import library_path
-from sparse_serve.repository.config import CONFIG_NAME, graph_config, read_config, to_text
+from sparse_serve.processor import physical_cores
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_config, to_text
 from sparse_serve.repository.signature import graph_signature
 from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
-from sparse_serve.repository.writing import EntrySpec, write_entry
-from sparse_serve.stub import turns
-from sparse_serve.stub.cores import physical_cores
 from sparse_serve.stub.runs import RUN_TOKENS
-from sparse_serve.stub.turns import CROWD
+from sparse_serve.triton.installation import backend_directory, find_triton
+from sparse_serve.triton.preflight import claim_ports
 from tokenizing import shaped_model, word_piece
 
-SOURCE = Path(str(files("sparse_serve") / "triton" / "onnxruntime_backend" / "model.py"))
-MakeSpec = Callable[..., EntrySpec]
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
 Edit = Callable[[Any], None]
+# So long Triton waits for the other requests of a batch, which come at once.
+GATHER_MICROSECONDS = 5_000_000
+ALLOWED = os.sched_getaffinity(0)
+# A build with sanitizers, and what a process loads first that is not built with them.
+SANITIZED, PRELOADED = (
+    os.environ.get("SPARSE_SERVE_TEST_BACKEND"),
+    os.environ.get("SPARSE_SERVE_TEST_PRELOAD"),
+)
 
 
-@pytest.fixture
-def load(tmp_path: Path, make_spec: MakeSpec) -> Callable[..., Any]:
-    """Load the backend on the tiny graph, its configuration edited."""
-    write_entry(tmp_path, make_spec())
+class Server:
+    """A Triton that loads models when it is told to."""
 
-    def load_edited(edit: Edit = lambda config: None, kind: str = "CPU") -> Any:
-        folder = tmp_path / "tiny_model"
-        config = read_config(folder / CONFIG_NAME)
+    def __init__(self, folder: Path) -> None:
+        installation = find_triton("bundled")
+        backends = backend_directory(installation, folder / "backends")
+        environment = installation.environment()
+        if SANITIZED is not None:
+            library = backends / "onnxruntime" / "libtriton_onnxruntime.so"
+            library.unlink()  # it may be a link to the one that is installed
+            shutil.copyfile(SANITIZED, library)
+            environment |= {"LD_PRELOAD": PRELOADED or "", "ASAN_OPTIONS": "detect_leaks=0"}  # Triton's own
+        self.repository = folder / "models"
+        self.repository.mkdir()
+        http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
+        command = [
+            str(installation.executable),
+            f"--model-repository={self.repository}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=explicit",
+            "--disable-auto-complete-config",
+            *(f"--{protocol}-address=127.0.0.1" for protocol in ("http", "grpc", "metrics")),
+            *(f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"),
+        ]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        self.client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc}")
+        wait_for(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return bool(self.client.is_server_ready())
+        except InferenceServerException:
+            return False
+
+    def load(self, graph: ModelProto, edit: Edit = lambda config: None, file: str = GRAPH_NAME) -> "Model":
+        """Serve a graph, its configuration edited; every call makes another model."""
+        folder = self.repository / f"model_{len(list(self.repository.iterdir()))}"
+        (folder / "1").mkdir(parents=True)
+        onnx.save(graph, folder / "1" / file)
+        config = graph_config(folder.name, served_signature(graph))
+        config.model_operations.op_library_filename[:] = [str(library_path())]
+        config.max_batch_size = 64
+        del config.model_warmup[:]
         edit(config)
         (folder / CONFIG_NAME).write_text(to_text(config))
-        return stub.load_model(SOURCE, folder, kind=kind)
+        self.client.load_model(folder.name)
+        return Model(self.client, folder.name)
 
-    return load_edited
+    def stop(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        if SANITIZED is not None:
+            # All models have gone; what the process does besides, before it ends, sanitizers lock up.
+            wait_for(lambda: "Found 0 live models" in self.log.read_text(errors="replace"))
+            self.process.kill()
+        self.process.wait(timeout=60)
+
+
+class Model:
+    """What a served model answers."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self.client, self.name = client, name
+
+    def begin(self, columns: Columns, *outputs: str, shape: Sequence[int] | None = None) -> "Future[Columns]":
+        """Ask for outputs, all unless some are named; do not wait for the answer.
+
+        `shape` is told in the place of that of the columns.
+        """
+        inputs = []
+        for key, array in columns.items():
+            kind = "BYTES" if array.dtype == object else "INT64"
+            inputs.append(tritonclient.grpc.InferInput(key, list(array.shape), kind))
+            inputs[-1].set_data_from_numpy(array)
+            inputs[-1].set_shape(shape or array.shape)
+        wanted = [tritonclient.grpc.InferRequestedOutput(output) for output in outputs]
+        future: Future[Columns] = Future()
+
+        def answered(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                names = [tensor.name for tensor in result.get_response().outputs]
+                future.set_result({name: result.as_numpy(name) for name in names})
+
+        self.client.async_infer(self.name, inputs, answered, outputs=wanted or None)
+        return future
+
+    def ask(self, columns: Columns, *outputs: str) -> Columns:
+        return self.begin(columns, *outputs).result(timeout=60)
+
+    def together(self, *requests: Columns) -> list[Columns | InferenceServerException]:
+        """What requests that are sent at once are answered with."""
+        begun = [self.begin(columns) for columns in requests]
+        return [each.exception(timeout=60) or each.result() for each in begun]
+
+    def runs(self) -> Counter[int]:
+        """How many runs of the graph there were so far, by their rows."""
+        (statistics,) = self.client.get_inference_statistics(self.name).model_stats
+        return Counter({each.batch_size: each.compute_infer.count for each in statistics.batch_stats})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("triton"))
+    yield started
+    started.stop()
+
+
+def served_signature(graph: ModelProto) -> Any:
+    """What a configuration can name: outputs of one row each."""
+    signature = graph_signature(graph)
+    rows = {
+        each.name for each in graph.graph.output if each.type.tensor_type.shape.dim[0].dim_param == "batch"
+    }
+    return replace(signature, outputs=tuple(each for each in signature.outputs if each.name in rows))
+
+
+def gathering(rows: int) -> Edit:
+    """Have Triton wait until it has requests of so many rows for a batch."""
+
+    def edit(config: Any) -> None:
+        config.dynamic_batching.preferred_batch_size[:] = [rows]
+        config.dynamic_batching.max_queue_delay_microseconds = GATHER_MICROSECONDS
+
+    return edit
 
 
 def with_parameter(key: str, value: str) -> Edit:
@@ -58,366 +187,345 @@ def with_parameter(key: str, value: str) -> Edit:
     return edit
 
 
-def request(ids: Any, mask: Any = None, names: tuple[str, ...] = ("logits", "rho")) -> stub.Request:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
+    """A graph of token ids, whose Gather fails on one that is none."""
+    return onnx.load(tiny_graph(tmp_path_factory.mktemp("graphs") / "tiny.onnx"))
+
+
+def tokens(ids: Any, mask: Any = None) -> Columns:
     ids = np.array(ids, np.int64)
     mask = np.ones_like(ids) if mask is None else np.array(mask, np.int64)
-    segments = np.zeros_like(ids)
-    return stub.Request(
-        [
-            stub.Tensor("input_ids", ids),
-            stub.Tensor("attention_mask", mask),
-            stub.Tensor("token_type_ids", segments),
-        ],
-        names,
-    )
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
-def test_requests_are_concatenated_and_split_again(load: Callable[..., Any]) -> None:
-    backend = load()
-    requests = [request([[2, 5, 3]]), request([[2, 6, 3], [2, 7, 3]]), request([[2, 8, 3]])]
-    together = [response.arrays() for response in backend.execute(requests)]
-    alone = [backend.execute([each])[0].arrays() for each in requests]
-    assert [len(arrays["logits"]) for arrays in together] == [1, 2, 1]
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(one["logits"], other["logits"])
-        np.testing.assert_array_equal(one["rho"], other["rho"])
+def assert_same(answer: Columns | InferenceServerException, expected: Columns) -> None:
+    assert not isinstance(answer, Exception), answer
+    assert answer.keys() == expected.keys()
+    for name, array in answer.items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
-def test_only_the_guilty_request_fails(load: Callable[..., Any]) -> None:
-    good, out_of_vocabulary = request([[2, 5, 3]]), request([[2, 10_000, 3]])
-    backend = load()
-    responses = backend.execute([good, out_of_vocabulary, good])
-    assert [response.has_error() for response in responses] == [False, True, False]
-    error = responses[1].error()
-    assert error.code() == stub.Error.INVALID_ARG
-    assert "10000" in error.message()
-    assert "\n" not in error.message()
+def assert_refused(answer: object, message: str) -> None:
+    """As what the client can put right, in one line."""
+    assert isinstance(answer, InferenceServerException), answer
+    assert answer.status() == "StatusCode.INVALID_ARGUMENT"
+    assert message in answer.message()
+    assert "\n" not in answer.message()
 
 
-def test_a_request_without_rows_is_refused_alone(load: Callable[..., Any]) -> None:
-    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]])
-    # What Triton makes of [0, 3] that comes with the bytes of a row.
-    bad.inputs[0] = stub.Tensor("input_ids", np.array([2, 5, 3]))
-    none = stub.Request([stub.Tensor(each.name(), each.as_numpy()[:0]) for each in good.inputs], good.names)
-    first, second, third, fourth = load().execute([good, bad, none, good])
-    assert [first.has_error(), fourth.has_error()] == [False, False]
-    for response in (second, third):
-        error = response.error()
-        assert error.code() == stub.Error.INVALID_ARG
-        assert error.message() == "input 'input_ids' has no rows: give at least one"
+def test_requests_are_concatenated_and_split_again(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny, gathering(4))
+    requests = [tokens([[2, 5, 3]]), tokens([[2, 6, 3], [2, 7, 3]]), tokens([[2, 8, 3]])]
+    session = open_graph(tiny)
+    answers = model.together(*requests)
+    assert model.runs() == {4: 1}
+    for answer, columns in zip(answers, requests, strict=True):
+        logits, rho = session.run(["logits", "rho"], columns)
+        assert_same(answer, {"logits": logits, "rho": rho})
 
 
-def test_a_request_that_cannot_be_read_fails_alone(load: Callable[..., Any]) -> None:
-    class Broken(stub.Tensor):
-        def as_numpy(self) -> Any:
-            raise MemoryError("cannot\nallocate")
-
-    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]])
-    bad.inputs[0] = Broken("input_ids", np.array([]))
-    responses = load().execute([good, bad])
-    assert [response.has_error() for response in responses] == [False, True]
-    assert responses[1].error().code() == stub.Error.INTERNAL
-    assert responses[1].error().message() == "cannot allocate"
+def test_only_the_guilty_request_fails(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny, gathering(3))
+    good = tokens([[2, 5, 3]])
+    first, second, third = model.together(good, tokens([[2, 10_000, 3]]), good)
+    assert_refused(second, "10000")
+    assert_same(first, third)
 
 
-def test_axes_that_differ_are_refused_even_where_they_would_broadcast(load: Callable[..., Any]) -> None:
-    good, bad = request([[2, 5, 3]]), request([[2, 5, 3]], mask=[[1]])
-    responses = load().execute([good, bad])
-    assert [response.has_error() for response in responses] == [False, True]
-    assert responses[1].error().code() == stub.Error.INVALID_ARG
-    assert "input 'attention_mask' has sequence 1, input 'input_ids' has 3" in responses[1].error().message()
+def test_a_request_without_rows_is_refused(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny)
+    answer = model.begin(tokens([[2, 5, 3]]), shape=[0, 3]).exception(timeout=60)
+    assert_refused(answer, "input 'input_ids' has no rows: give at least one")
 
 
-def test_only_requested_outputs_are_fetched(load: Callable[..., Any]) -> None:
-    backend = load()
-    run, fetched = backend.session.run, []
-
-    class Session:
-        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
-            fetched.append(names)
-            return run(names, feed, options)
-
-    backend.session = Session()
-    logits_only, both = request([[2, 3]], names=("logits",)), request([[2, 3]])
-    assert list(backend.execute([logits_only])[0].arrays()) == ["logits"]
-    backend.execute([logits_only, both])
-    assert fetched == [["logits"], ["logits", "rho"]]
+def test_axes_that_differ_are_refused_where_they_would_broadcast(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny)
+    (answer,) = model.together(tokens([[2, 5, 3]], mask=[[1]]))
+    assert_refused(answer, "input 'attention_mask' has sequence 1, input 'input_ids' has 3: they must be")
 
 
-@pytest.fixture(scope="module")
-def reading_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is a tokenizer in the graph: what it says of each text."""
-    folder = tmp_path_factory.mktemp("models") / "reading"
-    (folder / "1").mkdir(parents=True)
-    tokenizer = word_piece("[UNK] [CLS] [SEP] [MASK] a b é", normalizers.BertNormalizer(lowercase=False))
-    graph = shaped_model(derive_tables(tokenizer), 8, pairs=True)
-    graph.graph.node.append(helper.make_node("Identity", ["TEXT"], ["echo"]))
-    graph.graph.output.append(helper.make_tensor_value_info("echo", TensorProto.STRING, ["batch", 1]))
-    onnx.save(graph, folder / "1" / "model.onnx")
-    signature = graph_signature(graph)
-    rows = [tensor for tensor in signature.outputs if tensor.dims == (1,)]
-    config = graph_config("reading", replace(signature, outputs=tuple(rows)))
-    config.model_operations.op_library_filename[:] = [str(library_path())]
-    (folder / CONFIG_NAME).write_text(to_text(config))
-    return folder
+def test_each_request_gets_the_outputs_that_it_asks_for(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny, gathering(2))
+    begun = [model.begin(tokens([[2, 5, 3]]), "rho"), model.begin(tokens([[2, 6, 3]]), "logits", "rho")]
+    answers = [each.result(timeout=60) for each in begun]
+    assert [set(answer) for answer in answers] == [{"rho"}, {"logits", "rho"}]
+    assert model.runs() == {2: 1}
 
 
-@pytest.fixture
-def reading(reading_folder: Path) -> Any:
-    """The backend on it."""
-    return stub.load_model(SOURCE, reading_folder)
-
-
-def asking(
-    *rows: tuple[bytes, bytes], names: tuple[str, ...] = ("token_count", "invalid_at")
-) -> stub.Request:
-    columns = (np.array(column, object)[:, None] for column in zip(*rows, strict=True))
-    pairs = zip(("TEXT", "TEXT_PAIR"), columns, strict=True)
-    return stub.Request([stub.Tensor(name, column) for name, column in pairs], names)
-
-
-def test_bytes_that_are_no_text_reach_the_graph_as_they_are(reading: Any) -> None:
-    """Up to the first that is none, where a NUL before it ends nothing; in requests among others."""
-    requests = [
-        asking((b"a b", b"a")),
-        asking((b"a", b""), (b"a\x00\xff b", b"b"), ("é".encode(), b"a b")),
-        asking((b"", b"b\x00\xe4\xb8"), (b"\xed\xa0\x80", b"\xff")),
-    ]
-    answers = [response.arrays() for response in reading.execute(requests)]
-    assert [each["invalid_at"][:, 0].tolist() for each in answers] == [[-1], [-1, 2, -1], [2, 0]]
-    assert [each["token_count"][:, 0].tolist() for each in answers] == [[6], [4, 3, 6], [3, 3]]
-
-
-def test_what_is_no_text_shares_the_run_of_what_is(reading: Any) -> None:
-    sizes = run_sizes(
-        reading, lambda: reading.execute([asking((b"a", b"\xff")), asking((b"b", b"a"), (b"\xe4", b""))])
-    )
-    assert sizes == [3]
-
-
-def test_what_one_array_cannot_hold_has_a_run_of_its_own(reading: Any) -> None:
-    """A NUL ends a text in it, and it is as wide as the longest for all."""
-    long = b"a " * 20_000
-    rows = [(b"a\x00b", b""), (b"\xff", b""), (b"a", b"b"), (long, b"a"), (long + b"\xff", b"b")]
-    found: list[stub.Response] = []
-    sizes = run_sizes(reading, lambda: found.extend(stub.answers_of(reading, asking(*rows))))
-    assert sizes == [2, 2, 1]
-    arrays = found[0].arrays()
-    assert arrays["invalid_at"][:, 0].tolist() == [-1, 0, -1, -1, len(long)]
-    assert arrays["token_count"][:, 0].tolist() == [4, 3, 5, 8, 3]
-
-
-def test_a_text_of_too_many_bytes_is_refused_alone(reading: Any) -> None:
-    most = DEFAULT_TEXT_BYTES
-    good, bad, fits = asking((b"a", b"b")), asking((b"a", b" " * (most + 1))), asking((b"a", b" " * most))
-    first, second, third = stub.answers_of(reading, good, bad, fits)
-    assert [first.has_error(), third.has_error()] == [False, False]
-    error = second.error()
-    assert error is not None
-    assert error.code() == stub.Error.INVALID_ARG
-    message = f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
-    assert error.message() == f"{message} (max_text_bytes of config.pbtxt)"
-
-
-@pytest.mark.parametrize("beside", [0, 1, CROWD])
-@pytest.mark.parametrize("kind", ["too large", "without rows", "of unequal axes", "with a bad id", "long"])
-def test_a_refused_request_is_let_go_at_once(
-    load: Callable[..., Any], reading: Any, kind: str, beside: int
-) -> None:
-    """It holds the client's tensors in memory that it shares with Triton, until nobody holds it."""
-    ids, bad_ids = np.full((40, 64), 5), np.full((40, 64), 10_000)
-    make: Callable[[], stub.Request] = {
-        "too large": lambda: asking((b"a", b" " * (DEFAULT_TEXT_BYTES + 1))),
-        "without rows": lambda: request(ids[:0]),
-        "of unequal axes": lambda: request(ids, mask=np.ones((40, 63))),
-        "with a bad id": lambda: request(bad_ids[:1, :8]),
-        "long": lambda: request(bad_ids),
-    }[kind]
-    backend, good = (reading, asking((b"a", b"b"))) if kind == "too large" else (load(), request(ids[:1, :8]))
-    gc.disable()
-    try:
-        refused = [make() for _ in range(max(beside, 1))]
-        held = [weakref.ref(each) for each in refused]
-        answers = stub.answers_of(backend, *refused, *[good] * (beside > 0))
-        assert [answer.has_error() for answer in answers] == [True] * len(refused) + [False] * (beside > 0)
-        backend.finalize()  # the thread holds what it answered last
-        del refused, answers
-        assert not any(each() for each in held)
-    finally:
-        gc.enable()
-
-
-def run_sizes(backend: Any, call: Callable[[], object]) -> list[int]:
-    """How many rows each run has that a call makes."""
-    session, sizes = backend.session, []
-
-    class Session:
-        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
-            sizes.append(len(next(iter(feed.values()))))
-            return session.run(names, feed, options)
-
-    backend.session = Session()
-    try:
-        call()
-    finally:
-        backend.session = session
-    return sizes
-
-
-def test_rows_are_run_so_many_tokens_at_a_time(load: Callable[..., Any]) -> None:
-    backend = load()
-    most = RUN_TOKENS
+def test_rows_are_run_so_many_tokens_at_a_time(server: Server, tiny: ModelProto) -> None:
+    model = server.load(tiny)
     rows = 40
     ids = np.full((rows, 64), 5)
     mask = np.ones_like(ids)
     mask[0, 1:] = 0
-    found: list[stub.Response] = []
-    sizes = run_sizes(backend, lambda: found.extend(stub.answers_of(backend, request(ids, mask))))
-    assert sizes == [most // 64, most // 64, rows - 2 * (most // 64)]
-    (alone,) = stub.answers_of(backend, request(ids[:1], mask[:1]))
-    logits = found[0].arrays()["logits"]
-    assert len(logits) == rows
-    np.testing.assert_array_equal(logits[:1], alone.arrays()["logits"])
+    answer = model.ask(tokens(ids, mask))
+    most = RUN_TOKENS // 64
+    assert model.runs() == Counter([most, most, rows - 2 * most])
+    logits, rho = open_graph(tiny).run(["logits", "rho"], tokens(ids, mask))
+    assert_same(answer, {"logits": logits, "rho": rho})
 
 
-def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> None:
-    backend = load()
-    session, let, answered = backend.session, Event(), []
+def test_without_a_batch_a_request_is_computed_as_it_is(server: Server) -> None:
+    """Of a model with `max_batch_size: 0`: its first axis is no row, nor do outputs have rows."""
+    number = TensorProto.INT64
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["numbers", "numbers"], ["doubled"], axis=0),
+            helper.make_node("Neg", ["numbers"], ["negative"]),
+        ],
+        "without_rows",
+        [helper.make_tensor_value_info("numbers", number, ["batch", 2])],
+        [
+            helper.make_tensor_value_info("doubled", number, ["batch", 2]),
+            helper.make_tensor_value_info("negative", number, ["batch", 2]),
+        ],
+    )
 
-    class Session:
-        def run(self, names: list[str], feed: Any, options: onnxruntime.RunOptions) -> Any:
-            if len(feed["input_ids"]) > 1:
-                assert let.wait(30)
-            return session.run(names, feed, options)
+    def edit(config: Any) -> None:
+        config.max_batch_size = 0
+        config.ClearField("dynamic_batching")
+        for tensor in (*config.input, *config.output):
+            tensor.dims[:] = [-1, *tensor.dims]
 
-    backend.session = Session()
-    long, short = request(np.full((10, 64), 5)), request([[2, 5, 3]])
-    assert backend.execute([long, short]) is None
-    answered.append(short.answers.get(timeout=30))
-    answered += backend.execute([request([[2, 5, 3]])])
-    assert long.answers.empty()
-    let.set()
-    answered.append(long.answers.get(timeout=30))
-    assert not any(response.has_error() for response in answered)
-    backend.execute([long, short])
-    backend.finalize()
-    assert not long.answers.empty()
-
-
-@pytest.fixture
-def leave_many(monkeypatch: pytest.MonkeyPatch) -> Callable[..., stub.Request]:
-    """Ask for a short answer beside long ones, that all wait for their turns, not for the thread."""
-    monkeypatch.setattr(turns, "AWAY_SECONDS", 1000.0)
-
-    def leave(backend: Any, long: Sequence[stub.Request]) -> stub.Request:
-        short = request([[2, 5, 3]])
-        backend.long._hold()
-        backend.long.turn = lambda seconds: ()
-        assert backend.execute([*long, short]) is None
-        del backend.long.turn
-        return short
-
-    return leave
+    model = server.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), edit
+    )
+    numbers = np.arange(6000).reshape(3000, 2)
+    assert_same(
+        model.ask({"numbers": numbers}), {"doubled": np.concatenate([numbers] * 2), "negative": -numbers}
+    )
 
 
-def test_many_long_requests_take_turns_with_short_ones(
-    load: Callable[..., Any], leave_many: Callable[..., stub.Request]
-) -> None:
-    """What is larger than a run is computed in parts, and each gets one answer: what it would get alone."""
-    backend = load()
+@pytest.fixture(scope="module")
+def reading_graph() -> ModelProto:
+    """A tokenizer in the graph, and its text as it came."""
+    tokenizer = word_piece("[UNK] [CLS] [SEP] [MASK] a b é", normalizers.BertNormalizer(lowercase=False))
+    graph = shaped_model(derive_tables(tokenizer), 8, pairs=True)
+    graph.graph.node.append(helper.make_node("Identity", ["TEXT"], ["echo"]))
+    graph.graph.output.append(helper.make_tensor_value_info("echo", TensorProto.STRING, ["batch", 1]))
+    del graph.graph.output[:]
+    graph.graph.output.extend(
+        helper.make_tensor_value_info(name, kind, ["batch", 1])
+        for name, kind in [
+            ("token_count", TensorProto.INT32),
+            ("truncated", TensorProto.BOOL),
+            ("invalid_at", TensorProto.INT32),
+            ("echo", TensorProto.STRING),
+        ]
+    )
+    return graph
+
+
+def texts(*rows: tuple[bytes, bytes]) -> Columns:
+    columns = (np.array(column, object)[:, None] for column in zip(*rows, strict=True))
+    return dict(zip(("TEXT", "TEXT_PAIR"), columns, strict=True))
+
+
+def test_bytes_reach_the_graph_as_they_are(server: Server, reading_graph: ModelProto) -> None:
+    """What is no text, and NUL, of requests in one run with others; text comes back as it went."""
+    requests = [
+        texts((b"a b", b"a")),
+        texts((b"a", b""), (b"a\x00\xff b", b"b"), ("é".encode(), b"a b")),
+        texts((b"", b"b\x00\xe4\xb8"), (b"\xed\xa0\x80", b"\xff")),
+        texts((b"a\x00b", "é 中 😀".encode())),
+    ]
+    model = server.load(reading_graph, gathering(7))
+    answers = model.together(*requests)
+    assert model.runs() == {7: 1}
+    columns = [answer for answer in answers if isinstance(answer, dict)]
+    assert [each["invalid_at"][:, 0].tolist() for each in columns] == [[-1], [-1, 2, -1], [2, 0], [-1]]
+    assert [each["token_count"][:, 0].tolist() for each in columns] == [[6], [4, 3, 6], [3, 3], [7]]
+    for each, columns_sent in zip(columns, requests, strict=True):
+        assert each["echo"].tolist() == columns_sent["TEXT"].tolist()
+
+
+def test_a_text_of_too_many_bytes_is_refused_alone(server: Server, reading_graph: ModelProto) -> None:
+    most = DEFAULT_TEXT_BYTES
+    model = server.load(reading_graph, gathering(3))
+    bad, fits = texts((b"a", b" " * (most + 1))), texts((b"a", b" " * most))
+    first, second, third = model.together(texts((b"a", b"b")), bad, fits)
+    assert not isinstance(first, Exception)
+    assert not isinstance(third, Exception)
+    message = f"input 'TEXT_PAIR' has a text of {most + 1} bytes: give at most {most}"
+    assert_refused(second, f"{message} (max_text_bytes of config.pbtxt)")
+
+
+def test_texts_of_a_request_have_a_limit_together(server: Server, reading_graph: ModelProto) -> None:
+    model = server.load(reading_graph, with_parameter("max_request_bytes", "10"))
+    assert model.ask(texts((b"12345", b"12345")))["token_count"].item() == 5
+    (answer,) = model.together(texts((b"12345", b"12345"), (b"1", b"")))
+    assert_refused(answer, "the texts of the request have 11 bytes: give at most 10 at once, others in")
+
+
+def laborious(loops: int) -> ModelProto:
+    """A graph that takes its time: so many turns of a loop for each token, then the sum of a row's ids."""
+    number, flag = TensorProto.INT64, TensorProto.BOOL
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Add", ["before", "turn"], ["after"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", number, []),
+            helper.make_tensor_value_info("go", flag, []),
+            helper.make_tensor_value_info("before", number, []),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", flag, []),
+            helper.make_tensor_value_info("after", number, []),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceSum", ["attention_mask"], ["tokens"], keepdims=0),
+            helper.make_node("Mul", ["tokens", "loops"], ["turns"]),
+            helper.make_node("Loop", ["turns", "", "zero"], ["looped"], body=body),
+            helper.make_node("Mul", ["looped", "zero"], ["nothing"]),
+            helper.make_node("Gather", ["table", "input_ids"], ["values"]),
+            helper.make_node("ReduceSum", ["values", "last"], ["sums"], keepdims=1),
+            helper.make_node("Add", ["sums", "nothing"], ["logits"]),
+        ],
+        "laborious",
+        [
+            helper.make_tensor_value_info(name, number, ["batch", "sequence"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", number, ["batch", 1])],
+        [
+            numpy_helper.from_array(np.array(loops), "loops"),
+            numpy_helper.from_array(np.array(0), "zero"),
+            numpy_helper.from_array(np.array([1]), "last"),
+            numpy_helper.from_array(np.arange(100), "table"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def labour(ids: Array) -> Columns:
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+SHORT = labour(np.array([[2, 5, 3]]))
+
+
+def test_short_requests_do_not_wait_for_long_ones(server: Server) -> None:
+    model = server.load(laborious(500))
+    model.ask(SHORT)
+    long = model.begin(labour(np.full((10, 64), 5)))
+    for _ in range(5):
+        assert model.ask(SHORT)["logits"].item() == 10
+    assert not long.done()
+    assert long.result(timeout=60)["logits"].tolist() == [[320]] * 10
+
+
+def beside_short_ones(model: Model, requests: Sequence[Columns]) -> list[Columns | InferenceServerException]:
+    """What long requests are answered with while short ones are."""
+    model.ask(SHORT)
+    begun = [model.begin(columns) for columns in requests]
+    while not all(each.done() for each in begun):
+        assert model.ask(SHORT)["logits"].item() == 10
+    return [each.exception() or each.result() for each in begun]
+
+
+def test_many_long_requests_take_turns_with_short_ones(server: Server) -> None:
+    """What is larger than a run is computed in parts, and gets one answer."""
+    model = server.load(laborious(4))
     rng = np.random.default_rng(1)
-    long = [request(rng.integers(5, 30, (rows, 64)), names=("logits",)) for rows in [40, 5, 16, 33] * 3]
-    alone = [backend.execute([each])[0].arrays() for each in long]
-    answered, sizes = [leave_many(backend, long).answers.get(timeout=30)], list[int]()
-    while backend.long.is_crowded:
-        sizes += run_sizes(backend, lambda: answered.extend(stub.answers_of(backend, request([[2, 5, 3]]))))
-    assert max(sizes) == RUN_TOKENS // 64
-    assert not any(each.answers.empty() for each in long[: 1 - CROWD])
-    assert not any(response.has_error() for response in answered)
-    backend.finalize()
-    for each, expected in zip(long, alone, strict=True):
-        arrays = each.answers.get(timeout=30).arrays()
-        assert list(arrays) == ["logits"]
-        np.testing.assert_allclose(arrays["logits"], expected["logits"], atol=1e-5)
-        assert each.answers.empty()
+    ids = [rng.integers(5, 30, (rows, 64)) for rows in [40, 5, 16, 33] * 5]
+    for each, answer in zip(ids, beside_short_ones(model, [labour(each) for each in ids]), strict=True):
+        assert_same(answer, {"logits": each.sum(1, keepdims=True)})
+    assert max(model.runs()) == RUN_TOKENS // 64
 
 
-def test_a_part_that_fails_fails_its_request_alone(
-    load: Callable[..., Any], leave_many: Callable[..., stub.Request]
-) -> None:
-    backend = load()
+def test_a_part_that_fails_fails_its_request_alone(server: Server) -> None:
+    model = server.load(laborious(4))
     ids = np.full((40, 64), 5)
-    bad_ids = ids.copy()
-    bad_ids[3] = 10_000
-    bad, unequal = request(bad_ids), request(ids, mask=np.ones((40, 63)))
-    good = [request(ids) for _ in range(CROWD)]
-    leave_many(backend, [bad, unequal, *good])
-    backend.finalize()
-    for each in (bad, unequal):
-        error = each.answers.get(timeout=30).error()
-        assert error is not None
-        assert error.code() == stub.Error.INVALID_ARG
-        assert each.answers.empty()
-    assert [len(each.answers.get(timeout=30).arrays()["logits"]) for each in good] == [40] * CROWD
+    bad = ids.copy()
+    bad[35, 3] = 10_000
+    first, *others = beside_short_ones(model, [labour(bad), *[labour(ids)] * 15])
+    assert_refused(first, "10000")
+    for each in others:
+        assert_same(each, {"logits": np.full((40, 1), 320)})
 
 
-def test_an_answer_that_cannot_be_sent_is_no_concern_of_the_others(
-    load: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Long ones are answered by the thread, short ones together: of each the first meets full memory."""
-    backend = load()
-    long = [request(np.full((10, 64), 5)) for _ in range(3)]
-    short = [request([[2, 5, 3]]) for _ in range(3)]
-    long[0].send_failures = [MemoryError("no\nroom")]
-    short[0].send_failures = [MemoryError("no\nroom")]
-    short[1].send_failures = [MemoryError("no room"), MemoryError("no room")]
-    assert backend.execute([*long, *short]) is None
-    for each in (long[0], short[0]):
-        error = each.answers.get(timeout=30).error()
-        assert error is not None
-        assert (error.code(), error.message()) == (stub.Error.INTERNAL, "no room")
-    for each in (*long[1:], short[2]):
-        assert not each.answers.get(timeout=30).has_error()
-    backend.finalize()
-    assert short[1].answers.empty()
-    assert "an answer could not be sent (MemoryError: no room)" in caplog.messages
-    assert "neither could its refusal: its client hears nothing (MemoryError: no room)" in caplog.messages
+def test_what_waits_is_answered_before_a_model_goes(server: Server) -> None:
+    model = server.load(laborious(50))
+    model.ask(SHORT)
+    begun = [model.begin(labour(np.full((20, 64), 5))) for _ in range(4)]
+    wait_for(lambda: model.ask(SHORT))
+    server.client.unload_model(model.name)
+    for each in begun:
+        assert each.result(timeout=60)["logits"].tolist() == [[320]] * 20
 
 
-def test_a_part_that_cannot_be_joined_fails_its_request_alone(
-    load: Callable[..., Any], leave_many: Callable[..., stub.Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = load()
-    long = [request(np.full((40, 64), 5)) for _ in range(CROWD)]
-    leave_many(backend, long)
-    join, failures = np.concatenate, [MemoryError("no room")]
+def test_statistics_count_what_is_answered_later(server: Server) -> None:
+    model = server.load(laborious(4))
+    model.ask(SHORT)
+    model.ask(labour(np.full((40, 64), 5)))
 
-    def concatenate(arrays: Sequence[Any]) -> Any:
-        if failures and sum(map(len, arrays)) == 40:
-            raise failures.pop()
-        return join(arrays)
+    def counted() -> tuple[int, int]:
+        (statistics,) = server.client.get_inference_statistics(model.name).model_stats
+        return statistics.inference_stats.success.count, statistics.inference_stats.compute_infer.count
 
-    monkeypatch.setattr(np, "concatenate", concatenate)
-    backend.finalize()
-    answers = [each.answers.get(timeout=30) for each in long]
-    assert [each.has_error() for each in answers] == [True, *[False] * (CROWD - 1)]
+    wait_for(lambda: counted() == (2, 2))
+    assert model.runs() == {1: 1, 16: 2, 8: 1}
 
 
-def test_long_requests_among_themselves_are_answered_as_triton_counts_them(load: Callable[..., Any]) -> None:
-    backend = load()
-    long = request(np.full((10, 64), 5))
-    assert len(backend.execute([long, long])) == 2
-    backend.execute([request([[2, 5, 3]])])
-    assert backend.execute([long]) is None
-    assert not long.answers.get(timeout=30).has_error()
-    backend.short_until = 0.0
-    assert len(backend.execute([long])) == 1
+@pytest.fixture(scope="module")
+def levelled() -> ModelProto:
+    """A graph whose numbers differ by the level at which it is optimized."""
+    rng = np.random.default_rng(0)
+    width = 32
+
+    def constant(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+
+    constants = [
+        constant("kernel", width, width, 3, 3),
+        *(constant(name, width) for name in ("scale", "shift", "mean")),
+        numpy_helper.from_array(rng.uniform(0.1, 1, width).astype(np.float32), "variance"),
+        constant("weight", 8, 64),
+        constant("bias", 64),
+        *(
+            numpy_helper.from_array(np.array(value, np.float32), name)
+            for name, value in [("root", np.sqrt(2)), ("one", 1), ("half", 0.5)]
+        ),
+        numpy_helper.from_array(np.array([-1, width, 8, 8]), "image"),
+        numpy_helper.from_array(np.array([0, width * 8 * 64]), "flat"),
+    ]
+    steps: list[tuple[str, list[str], dict[str, Any]]] = [
+        ("Cast", ["numbers"], {"to": TensorProto.FLOAT}),
+        ("Reshape", ["0", "image"], {}),
+        ("Conv", ["1", "kernel"], {"pads": [1, 1, 1, 1]}),
+        ("BatchNormalization", ["2", "scale", "shift", "mean", "variance"], {}),
+        ("Relu", ["3"], {}),
+        ("Conv", ["4", "kernel"], {"pads": [1, 1, 1, 1]}),
+        ("MatMul", ["5", "weight"], {}),
+        ("Add", ["6", "bias"], {}),
+        ("Div", ["7", "root"], {}),
+        ("Erf", ["8"], {}),
+        ("Add", ["9", "one"], {}),
+        ("Mul", ["7", "10"], {}),
+        ("Mul", ["11", "half"], {}),
+        ("Reshape", ["12", "flat"], {}),
+    ]
+    nodes = [
+        helper.make_node(kind, inputs, [str(number) if number < len(steps) - 1 else "answer"], **attributes)
+        for number, (kind, inputs, attributes) in enumerate(steps)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "levelled",
+        [helper.make_tensor_value_info("numbers", TensorProto.INT64, ["batch", width * 64])],
+        [helper.make_tensor_value_info("answer", TensorProto.FLOAT, ["batch", width * 8 * 64])],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_text_comes_back_as_bytes(reading: Any) -> None:
-    rows = [("é 中 😀".encode(), b""), (b"a\x00b", b""), (b"", b"")]
-    (response,) = reading.execute([asking(*rows, names=("echo",))])
-    assert response.arrays()["echo"][:, 0].tolist() == [text for text, _ in rows]
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 
 @pytest.mark.parametrize(
@@ -431,73 +539,95 @@ def test_text_comes_back_as_bytes(reading: Any) -> None:
     ],
 )
 def test_graph_level_means_what_the_cpp_backend_means(
-    load: Callable[..., Any], level: int, expected: str
+    server: Server, levelled: ModelProto, level: int, expected: str
 ) -> None:
     def edit(config: Any) -> None:
         config.optimization.graph.level = level
 
-    options = load(edit).session.get_session_options()
-    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
+    columns = {"numbers": np.arange(32 * 64)[None] % 7 - 3}
+    answer = server.load(levelled, edit).ask(columns)["answer"]
+    for name in LEVELS:
+        own = getattr(onnxruntime.GraphOptimizationLevel, name)
+        session = open_graph(levelled, graph_optimization_level=own)
+        is_same = np.array_equal(session.run(None, columns)[0], answer)
+        assert is_same == (name == expected), name
+
+
+def settled_threads(server: Server) -> int:
+    """How many threads the server has, once those have gone that load and unload."""
+    counts = [0]
+
+    def is_settled() -> bool:
+        counts.append(server.process.num_threads())
+        time.sleep(0.05)
+        return len(set(counts[-5:])) == 1
+
+    wait_for(is_settled)
+    return counts[-1]
+
+
+def threads_for(server: Server, tiny: ModelProto, **parameters: str) -> int:
+    """How many threads more a model has than one that computes on one."""
+
+    def edit(config: Any) -> None:
+        for key, value in parameters.items():
+            config.parameters[key].string_value = value
+
+    def count(edit_one: Edit) -> int:
+        before = settled_threads(server)
+        model = server.load(tiny, edit_one)
+        found = settled_threads(server) - before
+        assert all(os.sched_getaffinity(thread.id) == ALLOWED for thread in server.process.threads())
+        server.client.unload_model(model.name)
+        return found
+
+    return count(edit) - count(with_parameter("intra_op_thread_count", "1"))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "attribute", "expected"),
+    ("parameters", "expected"),
     [
-        ("intra_op_thread_count", "3", "intra_op_num_threads", 3),
-        ("intra_op_thread_count", "0", "intra_op_num_threads", physical_cores()),
-        ("intra_op_thread_count", "-1", "intra_op_num_threads", physical_cores()),
-        ("inter_op_thread_count", "2", "inter_op_num_threads", 2),
-        ("execution_mode", "1", "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
-        ("enable_mem_arena", "0", "enable_cpu_mem_arena", False),
-        ("enable_mem_arena", "True", "enable_cpu_mem_arena", True),
-        ("enable_mem_pattern", "off", "enable_mem_pattern", False),
+        ({"intra_op_thread_count": "3"}, 2),
+        ({}, physical_cores() - 1),
+        ({"intra_op_thread_count": "0"}, physical_cores() - 1),
+        ({"intra_op_thread_count": "-1"}, physical_cores() - 1),
+        ({"intra_op_thread_count": "1", "inter_op_thread_count": "3"}, 0),
+        ({"intra_op_thread_count": "1", "inter_op_thread_count": "3", "execution_mode": "1"}, 2),
     ],
 )
-def test_parameters_reach_the_session(
-    load: Callable[..., Any], key: str, value: str, attribute: str, expected: object
-) -> None:
-    options = load(with_parameter(key, value)).session.get_session_options()
-    assert getattr(options, attribute) == expected
-
-
-def thread_ids() -> set[int]:
-    return {thread.id for thread in psutil.Process().threads()}
-
-
-def test_threads_compute_wherever_the_process_may(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_threads_are_as_many_as_asked_for_and_run_wherever_the_process_may(
+    server: Server, tiny: ModelProto, parameters: dict[str, str], expected: int
 ) -> None:
     """Left to choose, ONNX Runtime binds each to a core, allowed or not."""
-    monkeypatch.setattr("sparse_serve.stub.cores.physical_cores", lambda: 3)
-    allowed = os.sched_getaffinity(0)
-    before = thread_ids()
-    backend = load()
-    assert backend.session.get_session_options().intra_op_num_threads == 3
-    started = thread_ids() - before
-    assert len(started) == 2  # beside the one that asks
-    assert all(os.sched_getaffinity(thread) == allowed for thread in started)
+    assert threads_for(server, tiny, **parameters) == expected
 
 
-def test_arena_shrinkage_reaches_the_run(load: Callable[..., Any]) -> None:
-    backend = load(with_parameter("memory.enable_memory_arena_shrinkage", "cpu:0"))
-    entry = backend.run_options.get_run_config_entry("memory.enable_memory_arena_shrinkage")
-    assert entry == "cpu:0"
-    assert not backend.execute([request([[2, 3]])])[0].has_error()
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enable_mem_arena", "0"),
+        ("enable_mem_arena", "True"),
+        ("enable_mem_pattern", "off"),
+        ("memory.enable_memory_arena_shrinkage", "cpu:0"),
+        ("session.use_device_allocator_for_initializers", "1"),
+    ],
+)
+def test_parameters_of_the_session_are_taken(server: Server, tiny: ModelProto, key: str, value: str) -> None:
+    model = server.load(tiny, with_parameter(key, value))
+    (logits,) = open_graph(tiny).run(["logits"], tokens([[2, 5, 3]]))
+    assert_same(model.ask(tokens([[2, 5, 3]]), "logits"), {"logits": logits})
 
 
-def test_another_file_name_is_served(load: Callable[..., Any], tmp_path: Path) -> None:
-    version = tmp_path / "tiny_model" / "1"
-    (version / "model.onnx").rename(version / "other.onnx")
-
+def test_another_file_name_is_served(server: Server, tiny: ModelProto) -> None:
     def edit(config: Any) -> None:
         config.default_model_filename = "other.onnx"
 
-    assert not load(edit).execute([request([[2, 3]])])[0].has_error()
+    assert len(server.load(tiny, edit, file="other.onnx").ask(tokens([[2, 3]]))["logits"]) == 1
 
 
-def set_field(field: str, index: int, value: object) -> Edit:
+def set_field(field: str, kind: str, value: object) -> Edit:
     def edit(config: Any) -> None:
-        setattr(config.input[0] if field != "name" else config.output[index], field, value)
+        setattr(getattr(config, kind)[0], field, value)
 
     return edit
 
@@ -508,6 +638,10 @@ def with_dims(config: Any) -> None:
 
 def with_ragged_input(config: Any) -> None:
     config.input[0].allow_ragged_batch = True
+
+
+def with_reshape(config: Any) -> None:
+    config.output[0].reshape.shape[:] = [1, 2]
 
 
 def with_accelerator(config: Any) -> None:
@@ -522,36 +656,45 @@ def with_foreign_library(config: Any) -> None:
     config.model_operations.op_library_filename.append("libnowhere.so")
 
 
+def with_another_file(config: Any) -> None:
+    config.default_model_filename = "absent.onnx"
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         (with_parameter("execution_mode", "2"), "Expected values for execution_mode are 0 or 1 but got 2"),
         (with_parameter("intra_op_thread_count", "two"), "failed to convert intra_op_thread_count 'two'"),
         (with_parameter("enable_mem_arena", "maybe"), "failed to convert enable_mem_arena 'maybe'"),
-        (set_field("data_type", 0, 11), "configuration expects datatype TYPE_FP32 for input 'input_ids'"),
+        (with_parameter("max_text_bytes", "0"), "max_text_bytes is '0': give a number of bytes from 1 to"),
+        (with_parameter("tasks", "{sst2"), "no JSON: at byte 1"),
         (
-            set_field("name", 0, "pooled"),
+            set_field("data_type", "input", 11),
+            "configuration expects datatype TYPE_FP32 for input 'input_ids', model provides tensor(int64)",
+        ),
+        (
+            set_field("name", "output", "pooled"),
             "unexpected inference output 'pooled', allowed outputs are: logits, rho",
         ),
-        (with_dims, r"tensor 'logits': the model expects shape \[-1, 2\]"),
+        (
+            with_dims,
+            "'logits': the model expects shape [-1, 2] but the configuration specifies [-1, 5]",
+        ),
         (without_an_input, "configuration expects 2 inputs, model provides 3"),
-        (with_ragged_input, "asks for allow_ragged_batch"),
+        (
+            with_ragged_input,
+            "asks for allow_ragged_batch, which this package's onnxruntime backend does not",
+        ),
+        (with_reshape, "asks for reshape"),
         (with_accelerator, "asks for execution_accelerators"),
         (with_foreign_library, "libnowhere.so"),
+        (with_another_file, "absent.onnx"),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_load(load: Callable[..., Any], edit: Edit, message: str) -> None:
-    with pytest.raises(Exception, match=message) as raised:
-        load(edit)
-    assert type(raised.value).__name__ == "TritonModelException"
-
-
-def test_gpu_instances_are_refused(load: Callable[..., Any]) -> None:
-    with pytest.raises(Exception, match="asks for KIND_GPU"):
-        load(kind="GPU")
-
-
-def test_a_missing_graph_is_named(load: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "tiny_model" / "1" / "model.onnx").unlink()
-    with pytest.raises(Exception, match=r"unable to find '.*model\.onnx' for model instance 'tiny_model'"):
-        load()
+def test_what_cannot_be_served_is_refused_at_load(
+    server: Server, tiny: ModelProto, edit: Edit, message: str
+) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        server.load(tiny, edit)
+    assert message in raised.value.message()
+    assert server.process.is_running()

@@ -23,6 +23,7 @@ from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
+from sparse_serve.processor import physical_cores
 from sparse_serve.profiling import options as options_module
 from sparse_serve.profiling import record
 from sparse_serve.profiling import run as run_module
@@ -46,7 +47,6 @@ from sparse_serve.report.measured import Variant
 from sparse_serve.report.sentences import findings
 from sparse_serve.repository.entries import TOKENIZER_NAME, read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
-from sparse_serve.stub.cores import physical_cores
 
 MS = 1_000_000
 

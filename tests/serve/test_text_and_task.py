@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import triton_stub as stub
 import tritonclient.grpc
-from test_text_backend import OUTPUTS, TRITON, Graph
+from test_text_backend import OUTPUTS, TRITON
 from tiny_entry import CLASSES, MAX_LENGTH, SEVERAL, SPANS, WORDS, tiny_graph
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
@@ -201,11 +201,11 @@ def test_faults_are_one_line_and_the_next_request_is_answered(
 
 
 @pytest.fixture
-def front(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Graph]:
+def front(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, stub.Graph]:
     """The front of a fresh entry in this process, with metrics, and the graph behind it."""
     monkeypatch.setattr(stub.MetricFamily, "ports", {})
     public = write_entry(tmp_path, make_spec(SEVERAL, metrics=True, max_batch_size=4))
-    graph = Graph(tmp_path / "tiny_model")
+    graph = stub.Graph(tmp_path / "tiny_model")
     monkeypatch.setattr(stub.Request, "call", graph, raising=False)
     return stub.load_model(TRITON / "text_backend" / "model.py", public), graph
 
@@ -215,7 +215,7 @@ def request(**columns: Array | None) -> stub.Request:
     return stub.Request(tensors, ("label", "logits"))
 
 
-def test_only_the_request_at_fault_gets_an_error(front: tuple[Any, Graph]) -> None:
+def test_only_the_request_at_fault_gets_an_error(front: tuple[Any, stub.Graph]) -> None:
     model, graph = front
     good = request(TEXT=column("w1", "w2"), TASK=column("sts", "topics"))
     faulty = {
@@ -238,7 +238,7 @@ def test_only_the_request_at_fault_gets_an_error(front: tuple[Any, Graph]) -> No
     assert sent[TASK_IDS].tolist() == [[2], [3], [2], [3]]
 
 
-def test_texts_are_counted_by_task(front: tuple[Any, Graph]) -> None:
+def test_texts_are_counted_by_task(front: tuple[Any, stub.Graph]) -> None:
     """Seven rows are two batches of the graph, and a request that fails is not counted."""
     model, graph = front
     graph.fault = lambda call: stub.Error("no") if (call.inputs[0].as_numpy() == 13).any() else None

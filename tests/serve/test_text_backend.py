@@ -35,27 +35,13 @@ COUNTED = {
 }
 
 
-class Graph:
-    """NAME_model behind the public model, recording every call and failing on demand."""
-
-    def __init__(self, folder: Path) -> None:
-        self.backend = stub.load_model(TRITON / "onnxruntime_backend" / "model.py", folder)
-        self.calls: list[stub.Request] = []
-        self.fault: Callable[[stub.Request], stub.Error | None] = lambda request: None
-
-    def __call__(self, request: stub.Request) -> stub.Response:
-        self.calls.append(request)
-        error = self.fault(request)
-        return stub.Response(error=error) if error else stub.answers_of(self.backend, request)[0]
-
-
 @pytest.fixture
 def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Write an entry and return its public model with the graph behind it."""
 
-    def load_entry(task: Task = CLASSES, **changes: Any) -> tuple[Any, Graph]:
+    def load_entry(task: Task = CLASSES, **changes: Any) -> tuple[Any, stub.Graph]:
         public = write_entry(tmp_path, make_spec(task, **changes))
-        graph = Graph(tmp_path / f"{public.name}_model")
+        graph = stub.Graph(tmp_path / f"{public.name}_model")
         monkeypatch.setattr(stub.Request, "call", graph, raising=False)
         return stub.load_model(TRITON / "text_backend" / "model.py", public), graph
 
@@ -63,7 +49,7 @@ def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def tiny(load: Callable[..., tuple[Any, Graph]]) -> tuple[Any, Graph]:
+def tiny(load: Callable[..., tuple[Any, stub.Graph]]) -> tuple[Any, stub.Graph]:
     return load()
 
 
@@ -84,7 +70,7 @@ def answer(model: Any, *requests: stub.Request) -> list[dict[str, npt.NDArray[An
     return [response.arrays() for response in stub.answers_of(model, *requests)]
 
 
-def test_the_graph_gets_the_tokens_of_the_tokenizer(tiny: tuple[Any, Graph]) -> None:
+def test_the_graph_gets_the_tokens_of_the_tokenizer(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     answer(model, request("w1 w2", "w3"), request("unknown"))
     (call,) = graph.calls
@@ -97,7 +83,7 @@ def test_the_graph_gets_the_tokens_of_the_tokenizer(tiny: tuple[Any, Graph]) -> 
     assert (call.model_name, call.model_version) == ("tiny_model", 1)
 
 
-def test_pairs_and_single_texts_share_a_batch(tiny: tuple[Any, Graph]) -> None:
+def test_pairs_and_single_texts_share_a_batch(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     single, pair = answer(model, request("w1"), request("w1", pairs=("w2 w3",)))
     (call,) = graph.calls
@@ -107,7 +93,7 @@ def test_pairs_and_single_texts_share_a_batch(tiny: tuple[Any, Graph]) -> None:
     assert single["logits"].tolist() != pair["logits"].tolist()
 
 
-def test_long_texts_are_cut_from_the_right_and_flagged(tiny: tuple[Any, Graph]) -> None:
+def test_long_texts_are_cut_from_the_right_and_flagged(tiny: tuple[Any, stub.Graph]) -> None:
     model, _ = tiny
     exact, longer = "w1 " * (MAX_LENGTH - 2), "w1 " * (MAX_LENGTH - 2) + "w2"
     (arrays,) = answer(model, request(exact, longer, "x" * 100_000, ("w3 " * 40_000)))
@@ -117,7 +103,7 @@ def test_long_texts_are_cut_from_the_right_and_flagged(tiny: tuple[Any, Graph]) 
     np.testing.assert_array_equal(arrays["logits"][0], arrays["logits"][1])
 
 
-def test_of_a_pair_the_longer_text_is_cut_first(tiny: tuple[Any, Graph]) -> None:
+def test_of_a_pair_the_longer_text_is_cut_first(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     (arrays,) = answer(model, request("w1", pairs=("w2 " * 50,)))
     ids = graph.calls[0].inputs[0].as_numpy()[0].tolist()
@@ -125,7 +111,7 @@ def test_of_a_pair_the_longer_text_is_cut_first(tiny: tuple[Any, Graph]) -> None
     assert arrays["truncated"].item()
 
 
-def test_a_pair_of_long_texts_costs_its_bytes(tiny: tuple[Any, Graph]) -> None:
+def test_a_pair_of_long_texts_costs_its_bytes(tiny: tuple[Any, stub.Graph]) -> None:
     """The library would make a row of every two parts that it cuts off: here 10⁸ of them."""
     model, graph = tiny
     (arrays,) = answer(model, request("w1 " * 60_000, pairs=("w2 " * 60_000,)))
@@ -202,7 +188,7 @@ def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> N
 
 
 def test_a_long_request_is_answered_whatever_happens(
-    tiny: tuple[Any, Graph], monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[Any, stub.Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = tiny
 
@@ -217,7 +203,7 @@ def test_a_long_request_is_answered_whatever_happens(
 
 
 def test_an_answer_that_cannot_be_sent_is_no_concern_of_the_others(
-    tiny: tuple[Any, Graph],
+    tiny: tuple[Any, stub.Graph],
 ) -> None:
     model, _ = tiny
     asked = [request("w1 " * 5000), request("w1"), request("w1 " * 5000), request("w1")]
@@ -241,7 +227,7 @@ def test_windows_are_asked_for_so_many_tokens_at_a_time(
         edited = read_config(public / "config.pbtxt")
         edited.parameters["run_tokens"].string_value = str(run_tokens)
         (public / "config.pbtxt").write_text(to_text(edited))
-    graph = Graph(tmp_path / "tiny_model")
+    graph = stub.Graph(tmp_path / "tiny_model")
     monkeypatch.setattr(stub.Request, "call", graph, raising=False)
     model = stub.load_model(TRITON / "text_backend" / "model.py", public)
     (arrays,) = answer(model, request("w1", pairs=("w2 " * 1500,), names=SPAN_OUTPUTS))
@@ -278,7 +264,7 @@ def test_limits_are_the_operators(
     for key, value in parameters.items():
         edited.parameters[key].string_value = value
     config.write_text(to_text(edited))
-    monkeypatch.setattr(stub.Request, "call", Graph(tmp_path / "tiny_model"), raising=False)
+    monkeypatch.setattr(stub.Request, "call", stub.Graph(tmp_path / "tiny_model"), raising=False)
     model = stub.load_model(TRITON / "text_backend" / "model.py", config.parent)
     refused, answered = stub.answers_of(model, request(*texts), request(texts[0]))
     error = refused.error()
@@ -291,7 +277,7 @@ def test_limits_are_the_operators(
 @pytest.mark.parametrize("beside", [0, 1])
 @pytest.mark.parametrize("text", ["w1 " * 400_000, b"caf\xe9", "w2 " * 50, "w1 " * 5_000, "fault"])
 def test_a_refused_request_is_let_go_at_once(
-    load: Callable[..., tuple[Any, Graph]], text: str | bytes, beside: int
+    load: Callable[..., tuple[Any, stub.Graph]], text: str | bytes, beside: int
 ) -> None:
     """Of too many bytes, no text, of too many tokens, on a thread of its own too, or refused by the graph."""
     model, graph = load(truncation="error")
@@ -313,13 +299,13 @@ def test_a_refused_request_is_let_go_at_once(
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u00a0"])
-def test_blank_texts_are_valid(tiny: tuple[Any, Graph], text: str) -> None:
+def test_blank_texts_are_valid(tiny: tuple[Any, stub.Graph], text: str) -> None:
     (arrays,) = answer(tiny[0], request(text))
     assert arrays["token_count"].item() == 2
     assert np.isfinite(arrays["scores"]).all()
 
 
-def test_companions_do_not_change_an_answer(tiny: tuple[Any, Graph]) -> None:
+def test_companions_do_not_change_an_answer(tiny: tuple[Any, stub.Graph]) -> None:
     model, _ = tiny
     texts = ["w1", "", "w2 w3 " * 30, "w4 w5 w6", "nothing known"]
     alone = [answer(model, request(text))[0] for text in texts]
@@ -331,7 +317,7 @@ def test_companions_do_not_change_an_answer(tiny: tuple[Any, Graph]) -> None:
             assert arrays["label"].tolist() == expected["label"].tolist()
 
 
-def test_invalid_utf8_fails_its_own_request_only(tiny: tuple[Any, Graph]) -> None:
+def test_invalid_utf8_fails_its_own_request_only(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     good = request("w1")
     responses = model.execute([good, request("w1", b"caf\xe9"), request("w2", pairs=("w3",)), good])
@@ -342,7 +328,7 @@ def test_invalid_utf8_fails_its_own_request_only(tiny: tuple[Any, Graph]) -> Non
     assert len(graph.calls) == 1
 
 
-def test_a_request_without_text_fails_alone(tiny: tuple[Any, Graph]) -> None:
+def test_a_request_without_text_fails_alone(tiny: tuple[Any, stub.Graph]) -> None:
     pair_only = request("w1", pairs=("w2",))
     del pair_only.inputs[0]
     responses = tiny[0].execute([request("w1"), pair_only])
@@ -350,7 +336,7 @@ def test_a_request_without_text_fails_alone(tiny: tuple[Any, Graph]) -> None:
     assert responses[1].error().message() == "input TEXT is missing"
 
 
-def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> None:
+def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, stub.Graph]) -> None:
     model, _ = tiny
     own = model.tokenizer
 
@@ -370,14 +356,14 @@ def test_an_unforeseen_fault_stays_with_its_request(tiny: tuple[Any, Graph]) -> 
     assert responses[1].error().code() == stub.Error.INTERNAL
 
 
-def test_a_server_that_ends_is_not_called_a_fault(tiny: tuple[Any, Graph]) -> None:
+def test_a_server_that_ends_is_not_called_a_fault(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     graph.fault = lambda request: stub.Error("Error when running inference: Server not ready")
     (response,) = model.execute([request("w1")])
     assert response.error().code() == stub.Error.UNAVAILABLE
 
 
-def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph]) -> None:
+def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, stub.Graph]) -> None:
     class Broken(stub.Tensor):
         def as_numpy(self) -> npt.NDArray[Any]:
             raise MemoryError("cannot\nallocate")
@@ -397,18 +383,18 @@ def test_a_request_that_cannot_be_read_at_all_fails_alone(tiny: tuple[Any, Graph
     assert errors[0].message() == "MemoryError: cannot allocate"
 
 
-def test_an_output_that_is_not_there_fails_its_own_request_only(tiny: tuple[Any, Graph]) -> None:
+def test_an_output_that_is_not_there_fails_its_own_request_only(tiny: tuple[Any, stub.Graph]) -> None:
     responses = tiny[0].execute([request("w1"), request("w2", names=("colour",))])
     assert [response.has_error() for response in responses] == [False, True]
 
 
-def test_a_batch_of_unreadable_requests_asks_no_graph(tiny: tuple[Any, Graph]) -> None:
+def test_a_batch_of_unreadable_requests_asks_no_graph(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     assert all(response.has_error() for response in model.execute([request(b"\xff")] * 2))
     assert not graph.calls
 
 
-def test_a_graph_that_fails_on_one_text_answers_the_others(tiny: tuple[Any, Graph]) -> None:
+def test_a_graph_that_fails_on_one_text_answers_the_others(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
 
     def fault(call: stub.Request) -> stub.Error | None:
@@ -422,19 +408,21 @@ def test_a_graph_that_fails_on_one_text_answers_the_others(tiny: tuple[Any, Grap
     assert len(graph.calls) == 4
 
 
-def test_a_text_with_a_token_that_the_graph_does_not_know_is_refused_alone(tiny: tuple[Any, Graph]) -> None:
+def test_a_text_with_a_token_that_the_graph_does_not_know_is_refused_alone(
+    tiny: tuple[Any, stub.Graph],
+) -> None:
     """A graph says so by NaN."""
     model, graph = tiny
-    session = graph.backend.session
+    session = graph.session
 
     class Session:
-        def run(self, names: list[str], feed: dict[str, Any], options: Any) -> list[Any]:
+        def run(self, names: list[str], feed: dict[str, Any]) -> list[Any]:
             is_unknown = (feed["input_ids"] == VOCABULARY["w9"]).any(1)
-            answers: list[Any] = session.run(names, feed, options)
+            answers: list[Any] = session.run(names, feed)
             answers[names.index("logits")][is_unknown] = np.nan
             return answers
 
-    graph.backend.session = Session()
+    graph.session = Session()
     responses = model.execute([request("w1"), request("w3", "w9"), request("w2")])
     assert [response.has_error() for response in responses] == [False, True, False]
     error = responses[1].error()
@@ -442,7 +430,7 @@ def test_a_text_with_a_token_that_the_graph_does_not_know_is_refused_alone(tiny:
     assert "tiny_model answers NaN: the tokenizer has tokens that it does not know" in error.message()
 
 
-def test_an_overloaded_graph_is_asked_once(tiny: tuple[Any, Graph]) -> None:
+def test_an_overloaded_graph_is_asked_once(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     graph.fault = lambda call: stub.Error("Exceeds maximum queue size", stub.Error.UNAVAILABLE)
     responses = model.execute([request("w1"), request("w2")])
@@ -450,7 +438,7 @@ def test_an_overloaded_graph_is_asked_once(tiny: tuple[Any, Graph]) -> None:
     assert len(graph.calls) == 1
 
 
-def test_rho_is_computed_only_when_asked_for(tiny: tuple[Any, Graph]) -> None:
+def test_rho_is_computed_only_when_asked_for(tiny: tuple[Any, stub.Graph]) -> None:
     model, graph = tiny
     without = request("w1", names=("label", "scores"))
     (arrays,) = answer(model, without)
@@ -520,7 +508,7 @@ def test_what_is_read_and_refused_is_counted(
     assert all(seconds > 0 for seconds in stages.values())
 
 
-def test_single_label_scores_are_a_softmax(tiny: tuple[Any, Graph]) -> None:
+def test_single_label_scores_are_a_softmax(tiny: tuple[Any, stub.Graph]) -> None:
     (arrays,) = answer(tiny[0], request("w1", "w2 w3 w4"))
     exponentials = np.exp(arrays["logits"].astype(np.float64))
     np.testing.assert_allclose(arrays["scores"], exponentials / exponentials.sum(1, keepdims=True), rtol=1e-5)

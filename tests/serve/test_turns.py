@@ -1,14 +1,31 @@
-"""Whose turn it is: long requests beside short ones."""
+"""Whose turn it is: long requests beside short ones, by the backend's `turns.h`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
+import ctypes
+import math
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import pytest
 
-from sparse_serve.stub.runs import RUN_TOKENS
-from sparse_serve.stub.turns import AWAY_SECONDS, CROWD, EQUALS, Turns
+SOURCE = Path(__file__).with_name("turns_bridge.cc")
+SERVE = Path(__file__).parents[2] / "serve"
+FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread")
+
+ClockFunction = ctypes.CFUNCTYPE(ctypes.c_double)
+ComputeFunction = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
+
+
+class Part(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_int),
+        ("tokens", ctypes.c_size_t),
+        ("is_last", ctypes.c_bool),
+        ("kind", ctypes.c_int),
+    )
 
 
 class Clock:
@@ -22,10 +39,83 @@ class Clock:
         return self.seconds
 
 
-@dataclass(frozen=True)
-class Part:
-    name: str
-    tokens: int = RUN_TOKENS
+class Turns:
+    """Turns of parts whose names are single letters; what computes a run gets them as one string."""
+
+    def __init__(self, library: ctypes.CDLL, clock: Clock) -> None:
+        self.run_tokens: int = library.run_tokens()
+        self.crowd: int = library.crowd()
+        self.equals: float = library.equals()
+        self.away_seconds: float = library.away_seconds()
+        self._library = library
+        self._clock = ClockFunction(clock)
+        self._turns = ctypes.c_void_p(library.make_turns(self._clock))
+        self._thread: Thread | None = None
+
+    def put(self, names: str, tokens: int | None = None, kind: int = 0) -> None:
+        """Let requests of one part each wait, by default of as many tokens as a run."""
+        for name in names:
+            self.put_parts([(name, self.run_tokens if tokens is None else tokens)], kind)
+
+    def put_parts(self, parts: Sequence[tuple[str, int]], kind: int = 0) -> None:
+        """Let one request wait, in parts of a name and tokens."""
+        count = len(parts)
+        array = (Part * count)(
+            *(
+                Part(ord(name), tokens, number == count, kind)
+                for number, (name, tokens) in enumerate(parts, start=1)
+            )
+        )
+        self._library.put(self._turns, array, count)
+
+    @property
+    def is_crowded(self) -> bool:
+        return bool(self._library.is_crowded(self._turns))
+
+    def close(self) -> None:
+        self._library.close_turns(self._turns)
+
+    def turn(self, seconds: float, compute: Callable[[str], object]) -> None:
+        self._library.turn(self._turns, ctypes.c_double(seconds), _by_names(compute))
+
+    def start_work(self, compute: Callable[[str], object]) -> None:
+        """Have the thread that gives way compute runs."""
+        arguments = (self._turns, _by_names(compute))
+        self._thread = Thread(target=self._library.work, args=arguments, daemon=True)
+        self._thread.start()
+
+    def wait_for_work(self) -> None:
+        """Wait until the thread has ended."""
+        assert self._thread
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
+
+    def end(self) -> None:
+        self.close()
+        if self._thread:
+            self.wait_for_work()
+        self._library.delete_turns(self._turns)
+
+
+def _by_names(compute: Callable[[str], object]) -> "ctypes._FuncPointer":
+    def called(names: "ctypes._Pointer[ctypes.c_int]", count: int) -> None:
+        compute("".join(map(chr, names[:count])))
+
+    return ComputeFunction(called)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The header, compiled. Needs a C++ compiler, CXX or g++."""
+    path = tmp_path_factory.mktemp("turns") / "turns.so"
+    compiler = os.environ.get("CXX") or "g++"
+    subprocess.run([compiler, *FLAGS, f"-I{SERVE}", "-o", str(path), str(SOURCE)], check=True)
+    library = ctypes.CDLL(str(path))
+    library.run_tokens.restype = library.crowd.restype = ctypes.c_size_t
+    library.equals.restype = library.away_seconds.restype = ctypes.c_double
+    library.make_turns.restype = ctypes.c_void_p
+    library.is_crowded.restype = ctypes.c_bool
+    return library
 
 
 @pytest.fixture
@@ -34,101 +124,142 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def turns(clock: Clock) -> Turns[Part]:
-    return Turns(clock)
+def turns(library: ctypes.CDLL, clock: Clock) -> Iterator[Turns]:
+    turns = Turns(library, clock)
+    yield turns
+    turns.end()
 
 
-def put(turns: Turns[Part], names: str, tokens: int = RUN_TOKENS) -> None:
-    for name in names:
-        turns.put([Part(name, tokens)])
-
-
-def names_of(run: Sequence[Part]) -> str:
-    return "".join(part.name for part in run)
-
-
-def taken(turns: Turns[Part], clock: Clock, seconds: float, run_seconds: float = 1.0) -> list[str]:
+def taken(turns: Turns, clock: Clock, seconds: float, run_seconds: float = 1.0) -> list[str]:
     """The runs of a turn after short ones took so many seconds, where each run takes `run_seconds`."""
     runs = []
-    for run in turns.turn(seconds):
-        runs.append(names_of(run))
+
+    def compute(names: str) -> None:
+        runs.append(names)
         clock.seconds += run_seconds
+
+    turns.turn(seconds, compute)
     return runs
 
 
-def test_few_have_no_turns(turns: Turns[Part], clock: Clock) -> None:
-    put(turns, "abcdefghijkl"[: CROWD - 1])
+def is_left_empty(answered: SimpleQueue[str]) -> bool:
+    """Whether the thread, which had time to, computed nothing."""
+    try:
+        answered.get(timeout=0.1)
+    except Empty:
+        return True
+    return False
+
+
+def test_few_have_no_turns(turns: Turns, clock: Clock) -> None:
+    """They are left to the thread, which has not to wait for turns."""
+    few = "abcdefghijkl"[: turns.crowd - 1]
+    turns.put(few)
     assert taken(turns, clock, 100.0) == []
-    assert names_of(next(turns.runs())) == "a"
+    answered: SimpleQueue[str] = SimpleQueue()
+    turns.start_work(answered.put)
+    assert [answered.get(timeout=30) for _ in few] == list(few)
 
 
-def test_a_crowd_has_its_share_of_the_time(turns: Turns[Part], clock: Clock) -> None:
+def test_a_crowd_has_its_share_of_the_time(turns: Turns, clock: Clock) -> None:
     """As much as the short ones for every so many of it; runs are not divided, but they are made up for."""
-    put(turns, "a" * 3 * EQUALS)
+    turns.put("a" * 3 * int(turns.equals))
     assert taken(turns, clock, 1.0) == ["a"] * 3
-    put(turns, "a" * 3)
+    turns.put("a" * 3)
     assert taken(turns, clock, 0.1, run_seconds=0.9) == ["a"]
-    put(turns, "a")
+    turns.put("a")
     assert taken(turns, clock, 0.1, run_seconds=0.9) == []
     assert taken(turns, clock, 0.2, run_seconds=0.9) == ["a"]
 
 
-def test_a_share_that_was_not_taken_is_not_kept(turns: Turns[Part], clock: Clock) -> None:
-    put(turns, "a" * (CROWD + 1))
-    for _ in turns.runs():
-        assert taken(turns, clock, 100.0) == []
-        break
-    assert taken(turns, clock, 0.1) == ["a"]
-
-
-def test_all_have_their_turn_where_no_short_ones_are_expected(turns: Turns[Part], clock: Clock) -> None:
-    put(turns, "abcdefghijkl", RUN_TOKENS // 4)
-    assert [names_of(run) for run in turns.turn()] == ["abcd", "efgh", "ijkl"]
-    put(turns, "abcdefghijkl")
-    assert taken(turns, clock, 0.1) == ["a"]
-
-
-def test_large_requests_are_computed_in_parts(turns: Turns[Part], clock: Clock) -> None:
-    """They count once, and their parts come in order, with what fits beside the last."""
-    turns.put([Part("a"), Part("b"), Part("c", 10)])
-    assert not turns.is_crowded
-    put(turns, "d" * CROWD, RUN_TOKENS - 10)
-    assert turns.is_crowded
-    assert taken(turns, clock, 2.5 * EQUALS / (CROWD + 1)) == ["a", "b", "cd"]
-    assert not turns.is_crowded
-
-
-def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(
-    turns: Turns[Part], clock: Clock
-) -> None:
-    answered: SimpleQueue[str] = SimpleQueue()
-
-    def work() -> None:
-        for run in turns.runs():
-            answered.put(names_of(run))
-
-    thread = Thread(target=work, daemon=True)
-    put(turns, "a" * (CROWD + 1))
-    assert taken(turns, clock, 0.1) == ["a"]
-    thread.start()
-    assert taken(turns, clock, EQUALS) == ["a"] * CROWD
-    put(turns, "b")
-    assert answered.empty()
-    clock.seconds += AWAY_SECONDS
-    put(turns, "c")
-    assert [answered.get(timeout=30) for _ in range(2)] == ["b", "c"]
-    put(turns, "d" * CROWD)
+def test_a_share_that_was_not_taken_is_not_kept(turns: Turns, clock: Clock) -> None:
+    """There are no turns while the thread is at a run."""
+    beside: list[list[str]] = []
+    turns.put("a" * (turns.crowd + 1))
     turns.close()
-    assert [answered.get(timeout=30) for _ in range(CROWD)] == ["d"] * CROWD
-    thread.join(timeout=30)
-    assert not thread.is_alive()
+    turns.start_work(lambda _names: beside.append(taken(turns, clock, 100.0)))
+    turns.wait_for_work()
+    assert beside == [[]] * (turns.crowd + 1)
+    turns.put("a" * turns.crowd)
+    assert taken(turns, clock, 0.1) == ["a"]
 
 
-def test_the_thread_begins_however_time_passes_while_it_looks(turns: Turns[Part], clock: Clock) -> None:
+def test_all_have_their_turn_where_no_short_ones_are_expected(turns: Turns, clock: Clock) -> None:
+    runs: list[str] = []
+    turns.put("abcdefghijkl", turns.run_tokens // 4)
+    turns.turn(math.inf, runs.append)
+    assert runs == ["abcd", "efgh", "ijkl"]
+    turns.put("abcdefghijkl")
+    assert taken(turns, clock, 0.1) == ["a"]
+
+
+def test_large_requests_are_computed_in_parts(turns: Turns, clock: Clock) -> None:
+    """They count once, and their parts come in order, with what fits beside the last."""
+    turns.put_parts([("a", turns.run_tokens), ("b", turns.run_tokens), ("c", 10)])
+    assert not turns.is_crowded
+    turns.put("d" * (turns.crowd - 1), turns.run_tokens - 10)
+    assert turns.is_crowded
+    assert taken(turns, clock, 1.5 * turns.equals / turns.crowd) == ["a", "b"]
+    assert turns.is_crowded
+    assert taken(turns, clock, 1.0 * turns.equals / turns.crowd) == ["cd"]
+    assert not turns.is_crowded
+
+
+def test_another_kind_is_not_put_into_the_same_run(turns: Turns) -> None:
+    """It waits for the next run, and what came after it waits behind it."""
+    runs: list[str] = []
+    turns.put("abcd", 1, kind=0)
+    turns.put("efgh", 1, kind=1)
+    turns.put("ijkl", 1, kind=0)
+    turns.turn(math.inf, runs.append)
+    assert runs == ["abcd", "efgh", "ijkl"]
+
+
+def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: Turns, clock: Clock) -> None:
+    answered: SimpleQueue[str] = SimpleQueue()
+    turns.put("a" * (turns.crowd + 1))
+    assert taken(turns, clock, 0.1) == ["a"]
+    clock.seconds += turns.away_seconds
+    assert taken(turns, clock, 0.1) == []
+    turns.start_work(answered.put)
+    assert is_left_empty(answered)
+    assert taken(turns, clock, turns.equals) == ["a"] * turns.crowd
+    assert is_left_empty(answered)
+    turns.put("b")
+    assert is_left_empty(answered)
+    clock.seconds += turns.away_seconds
+    turns.put("c")
+    assert [answered.get(timeout=30) for _ in range(2)] == ["b", "c"]
+    turns.put("d" * turns.crowd)
+    turns.close()
+    assert [answered.get(timeout=30) for _ in range(turns.crowd)] == ["d"] * turns.crowd
+    turns.wait_for_work()
+
+
+def test_the_thread_begins_nothing_while_a_turn_is_at_a_run(turns: Turns, clock: Clock) -> None:
+    """However long that takes; it goes on some time after the turn."""
+    answered: SimpleQueue[str] = SimpleQueue()
+    beside: list[bool] = []
+
+    def compute(_names: str) -> None:
+        clock.seconds += 2 * turns.away_seconds
+        turns.put("b")
+        beside.append(not is_left_empty(answered))
+
+    turns.put("a" * (turns.crowd + 1))
+    assert taken(turns, clock, 0.1) == ["a"]
+    turns.start_work(answered.put)
+    turns.turn(0.3, compute)
+    assert beside == [False]
+    clock.seconds += turns.away_seconds
+    assert [answered.get(timeout=30) for _ in range(turns.crowd)] == ["a"] * (turns.crowd - 1) + ["b"]
+
+
+def test_the_thread_begins_however_time_passes_while_it_looks(turns: Turns, clock: Clock) -> None:
     """Turns are expected when it first looks at the clock, and would be no more at a second look."""
     begun: SimpleQueue[str] = SimpleQueue()
-    put(turns, "a" * (CROWD + 1))
+    turns.put("a" * (turns.crowd + 1))
     assert taken(turns, clock, 0.1) == ["a"]
-    clock.tick = 0.6 * AWAY_SECONDS
-    Thread(target=lambda: begun.put(names_of(next(turns.runs()))), daemon=True).start()
+    clock.tick = 0.6 * turns.away_seconds
+    turns.start_work(begun.put)
     assert begun.get(timeout=5) == "a"

@@ -1,6 +1,6 @@
-"""A stand-in for the Python stub of Triton: runs a `model.py` in this process.
+"""A stand-in for the Python stub of Triton: runs a `model.py` in this process, and the graph behind it.
 
-Only what the two models of the package use. Tensors are numpy arrays, text is bytes, as in the real one.
+Only what the package's text backend uses. Tensors are numpy arrays, text is bytes, as in the real one.
 """
 
 import importlib.util
@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 from google.protobuf.json_format import MessageToDict
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from sparse_serve.repository.config import CONFIG_NAME, read_config
+from graph_session import open_graph
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, read_config
 
 FINAL = 1
 
@@ -127,6 +129,26 @@ class MetricFamily:
 
 def _find(tensors: Sequence[Tensor], name: str) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.name() == name), None)
+
+
+class Graph:
+    """NAME_model behind the text backend, recording every call and failing on demand."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.session: Any = open_graph(folder / "1" / GRAPH_NAME, **settings)
+        self.calls: list[Request] = []
+        self.fault: Callable[[Request], Error | None] = lambda request: None
+
+    def __call__(self, request: Request) -> Response:
+        self.calls.append(request)
+        if error := self.fault(request):
+            return Response(error=error)
+        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs}
+        try:
+            arrays = self.session.run(request.names, feed)
+        except InvalidArgument as error:
+            return Response(error=Error(str(error), Error.INVALID_ARG))
+        return Response([Tensor(name, array) for name, array in zip(request.names, arrays, strict=True)])
 
 
 def answers_of(backend: Any, *requests: Request) -> list[Response]:

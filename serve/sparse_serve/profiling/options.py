@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparse_serve.processor import physical_cores
 from sparse_serve.profiling.measure import Arrivals, StabilityRule
 from sparse_serve.profiling.windows import Distribution
 from sparse_serve.report.measured import VARIANTS, Variant
 from sparse_serve.report.trade import Budget
-from sparse_serve.stub.cores import physical_cores
 
 LENGTHS = (64, 128, 256, 512)
 ROUNDS = 3

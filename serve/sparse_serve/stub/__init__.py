@@ -1,4 +1,4 @@
-"""What this package's backends need that run in Triton's Python stub: limits, runs, turns and counters.
+"""What this package's text backend needs, which runs in Triton's Python stub: limits, runs and counters.
 
 The standard library and numpy are all that it needs.
 """

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 PREFIX = "sparse_serve"
@@ -43,12 +43,10 @@ class Meter:
         metric_family: Any,
         labels: Mapping[str, str],
         counters: Iterable[tuple[Counter, Mapping[str, str]]],
-        add_noted: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin to publish counters, each with labels of its own beside `labels`.
 
-        `metric_family` is `pb_utils.MetricFamily`; `add_noted` is called before Triton is told, to add what
-        was only noted by then.
+        `metric_family` is `pb_utils.MetricFamily`.
         """
         self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
         self._families: dict[str, Any] = {}  # a family must outlive its metrics
@@ -62,7 +60,6 @@ class Meter:
             metric = self._families[counter.name].Metric(labels={**labels, **own})
             self._metrics[counter.name, frozenset(own.items())] = metric
         self._added: dict[tuple[str, frozenset[tuple[str, str]]], float] = defaultdict(float)
-        self._add_noted = add_noted
         self._lock = threading.Lock()
         self._is_any = threading.Event()
         self._thread: threading.Thread | None = None
@@ -71,21 +68,14 @@ class Meter:
         """Add to the counter of these labels."""
         with self._lock:
             self._added[counter.name, frozenset(labels.items())] += value
-        self.wake()
-
-    def wake(self) -> None:
-        """Have Triton told soon: something was added, or noted."""
-        if self._is_any.is_set():  # which costs less than to set it again
-            return
-        self._is_any.set()
-        with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._publish_on, daemon=True)
                 self._thread.start()
+        if not self._is_any.is_set():  # which costs less than to set it again
+            self._is_any.set()
 
     def publish(self) -> None:
         """Tell Triton now."""
-        self._add_noted()
         with self._lock:
             added, self._added = self._added, defaultdict(float)
         for key, value in added.items():

@@ -21,19 +21,19 @@ Mode = Literal["auto", "path", "bundled"]
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 
-STUB_MODULES = ("__init__.py", "repository/__init__.py", "repository/tunable.py", "stub")
-"""What of this package both of its backends need, beside `model.py`."""
-
 TEXT_BACKEND_MODULES = (
-    *STUB_MODULES,
+    "__init__.py",
     "errors.py",
     "records.py",
+    "repository/__init__.py",
     "repository/measures.py",
+    "repository/tunable.py",
     "rows.py",
+    "stub",
     "tags.py",
     "tasks",
 )
-"""What its text backend needs."""
+"""What of this package its text backend needs, beside `model.py`."""
 
 # What serves our entries: one of these, or both.
 _NEEDED = (PYTHON, ONNXRUNTIME)
@@ -41,6 +41,8 @@ _NEEDED = (PYTHON, ONNXRUNTIME)
 _USUAL_HOME = Path("/opt/tritonserver")
 _WHEEL = "nvidia-pytriton"
 _STUB = "triton_python_backend_stub"
+_ONNXRUNTIME_BACKEND = "libtriton_onnxruntime.so"
+_ONNXRUNTIME_WHEELS = ("onnxruntime", "onnxruntime-gpu")
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _HELP_SECONDS = 30
 _COMPILED = shutil.ignore_patterns("__pycache__")
@@ -67,13 +69,12 @@ class TritonInstallation:
         return (self.backends / ONNXRUNTIME).is_dir()
 
     def require_backends(self, names: Iterable[str]) -> None:
-        """See that the backends that models name can run: ours, one in onnxruntime's place, run on Python.
+        """See that the backends that models name can run: our text backend runs on Python.
 
         Raises:
             ServerError: the server has no Python backend, and they need it.
         """
-        on_python = {PYTHON, TEXT_BACKEND} | (set() if self.has_onnxruntime else {ONNXRUNTIME})
-        needing = sorted(on_python.intersection(names))
+        needing = sorted({PYTHON, TEXT_BACKEND}.intersection(names))
         if needing and not (self.backends / PYTHON).is_dir():
             raise ServerError(
                 f"Triton at {self.executable} has no Python backend in {self.backends}, which the backend "
@@ -171,7 +172,7 @@ def _on_path(executable: Path) -> TritonInstallation:
         executable=executable.resolve(),
         backends=backends,
         stub=None if (backends / PYTHON / _STUB).exists() else _stub_beside(backends),
-        library_folders=_op_library_folder(),
+        library_folders=(_library_folder(),),
         version=None,
     )
 
@@ -205,7 +206,7 @@ def _bundled() -> TritonInstallation:
         library_folders=(
             site / "nvidia_pytriton.libs",
             Path(sysconfig.get_config_var("LIBDIR")),
-            *_op_library_folder(),
+            _library_folder(),
         ),
         version=BUNDLED,
     )
@@ -217,16 +218,19 @@ def _stub_beside(backends: Path) -> Path | None:
     return stub if stub.is_file() else None
 
 
-def _op_library_folder() -> tuple[Path, ...]:
-    """The folder even where the library is missing: whether it must be there is the entries' matter."""
-    return (Path(str(files("sparse_serve") / "lib")),)
+def _library_folder() -> Path:
+    """The folder even where the op library is missing: whether it must be there is the entries' matter."""
+    return Path(str(files("sparse_serve") / "lib"))
 
 
 def backend_directory(installation: TritonInstallation, target: Path, needed: Iterable[str] = ()) -> Path:
     """Make `target` a backend directory: the `needed` ones of the server's own, Python's, and this package's.
 
-    Where the server has no onnxruntime backend, the python-based one takes its place. All are copies or hard
-    links, because Triton refuses symbolic links out of a backend directory.
+    Where the server has no onnxruntime backend, this package's takes its place. All are copies or hard links,
+    because Triton refuses symbolic links out of a backend directory.
+
+    Raises:
+        ServerError: this package's onnxruntime backend has to take that place, and has no ONNX Runtime.
     """
     for name in sorted({PYTHON, *filter(None, needed)} - {TEXT_BACKEND}):
         if name == Path(name).name and (installation.backends / name).is_dir():
@@ -237,17 +241,33 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
         (target / PYTHON).mkdir(parents=True, exist_ok=True)
         _link(installation.stub, target / PYTHON / _STUB)
     if not installation.has_onnxruntime:
-        _copy_backend("onnxruntime_backend", STUB_MODULES, target / ONNXRUNTIME)
-    _copy_backend("text_backend", TEXT_BACKEND_MODULES, target / TEXT_BACKEND)
+        (target / ONNXRUNTIME).mkdir()
+        _link(_library_folder() / _ONNXRUNTIME_BACKEND, target / ONNXRUNTIME / _ONNXRUNTIME_BACKEND)
+        _link(_onnxruntime_library(), target / ONNXRUNTIME / "libonnxruntime.so")
+    package = Path(__file__).parents[1]
+    _copy(package / "triton" / "text_backend", target / TEXT_BACKEND)
+    for name in TEXT_BACKEND_MODULES:
+        _copy(package / name, target / TEXT_BACKEND / package.name / name)
     return target
 
 
-def _copy_backend(source: str, modules: Iterable[str], target: Path) -> None:
-    """Copy a backend of this package, and beside it those of the package's modules that it needs."""
-    package = Path(__file__).parents[1]
-    _copy(package / "triton" / source, target)
-    for name in modules:
-        _copy(package / name, target / package.name / name)
+def _onnxruntime_library() -> Path:
+    """Return the shared library that lies in the onnxruntime wheel beside its Python module.
+
+    Raises:
+        ServerError: the package is not installed, or came without it.
+    """
+    for name in _ONNXRUNTIME_WHEELS:
+        try:
+            folder = Path(str(distribution(name).locate_file("onnxruntime/capi")))
+        except PackageNotFoundError:
+            continue
+        for path in sorted(folder.glob("libonnxruntime.so.*")):
+            return path
+    raise ServerError(
+        f"this package's onnxruntime backend needs the library of one of the packages "
+        f"{', '.join(_ONNXRUNTIME_WHEELS)}: pip install 'sparse-serve[serve]'"
+    )
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -17,7 +17,6 @@ from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
 from sparse_serve.triton.connections import end_receiving, listens
 from sparse_serve.triton.installation import (
-    ONNXRUNTIME,
     PYTHON,
     TritonInstallation,
     backend_directory,
@@ -132,7 +131,7 @@ class TritonServer(Server):
             ("--grpc-restricted-protocol", key),
             *(
                 ("--backend-config", f"{backend},shm-region-prefix-name={self._mark}")
-                for backend in (PYTHON, ONNXRUNTIME, TEXT_BACKEND)
+                for backend in (PYTHON, TEXT_BACKEND)
             ),
         ]
         return [

@@ -1,0 +1,62 @@
+// A model's configuration, as far as the backend reads it: config.pbtxt, with the meaning that
+// triton-inference-server/onnxruntime_backend gives it (src/onnxruntime.cc).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "onnxruntime_backend/json.h"
+#include "runtime/ort_abi.h"
+
+namespace sparse_serve {
+
+// An input or output: its name, TYPE_…, and its dimensions without that of the batch, -1 for any size.
+struct ConfiguredTensor {
+  std::string name;
+  std::string type;
+  std::vector<int64_t> dims;
+};
+
+// How much text a request may have, in bytes.
+struct TextLimits {
+  size_t text_bytes;
+  size_t request_bytes;
+};
+
+class Configuration {
+ public:
+  // Throws std::runtime_error where it asks for what the backend does not have, or a parameter has a value
+  // that is none.
+  Configuration(std::string model, const Json& json);
+
+  std::string model;
+  bool is_batched = false;
+  std::string filename;
+  std::vector<ConfiguredTensor> inputs;
+  std::vector<ConfiguredTensor> outputs;
+  std::vector<std::string> op_libraries;
+  std::vector<std::string> tasks;  // that a text may be asked for, in order
+  TextLimits limits{};
+  size_t max_length = 0;  // of a text, in tokens
+  bool refuses_long = false;
+
+  // Of the session; nothing where ONNX Runtime chooses.
+  GraphOptimizationLevel graph_level = ORT_ENABLE_ALL;
+  ExecutionMode execution_mode = ORT_SEQUENTIAL;
+  int intra_op_threads = 0;
+  int inter_op_threads = 0;
+  std::optional<bool> has_arena;
+  std::optional<bool> has_memory_pattern;
+  std::map<std::string, std::string> session_entries;
+  std::map<std::string, std::string> run_entries;
+
+ private:
+  void RefuseUnsupported(const Json& json) const;
+  void ReadParameters(const Json& parameters);
+};
+
+}  // namespace sparse_serve

@@ -1,0 +1,48 @@
+// What goes wrong: exceptions within the backend, Triton's errors at its border.
+#pragma once
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include "onnxruntime_backend/triton_abi.h"
+#include "runtime/ort_abi.h"
+
+namespace sparse_serve {
+
+// What a client sent, and can put right.
+class InvalidArgument : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// More bytes of text than are read.
+class Oversize : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
+// Throws what Triton, or ONNX Runtime, answered, if that is an error, and releases it.
+void Check(TRITONSERVER_Error* error);
+void Check(const OrtApi& api, OrtStatus* status);
+
+// What an exception says, without line breaks.
+std::string OneLine(const std::exception& error);
+
+// Triton's form of an exception; `error` as it was caught.
+TRITONSERVER_Error* ToTriton(const std::exception& error);
+
+void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& message) noexcept;
+
+// Calls `function`, which may throw, where Triton or a thread calls and nothing may be thrown.
+template <class Function>
+TRITONSERVER_Error* Guarded(Function function) noexcept {
+  try {
+    function();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return ToTriton(error);
+  }
+}
+
+}  // namespace sparse_serve

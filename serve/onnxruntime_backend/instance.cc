@@ -1,0 +1,162 @@
+#include "onnxruntime_backend/instance.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "onnxruntime_backend/errors.h"
+
+namespace sparse_serve {
+namespace {
+
+// So long after a short request, others are expected.
+constexpr double kShortSeconds = 0.25;
+// How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
+constexpr int kNiceness = 10;
+
+void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness); }
+
+}  // namespace
+
+Instance::Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runtime,
+                   const Configuration& configuration, const std::string& graph, TextMeter* meter)
+    : session_(runtime, configuration, graph), served_{handle, configuration, session_, meter} {}
+
+Instance::~Instance() {
+  turns_.Close();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
+  std::vector<std::shared_ptr<Request>> sound;
+  sound.reserve(count);
+  for (uint32_t index = 0; index < count; ++index) {
+    auto request = std::make_shared<Request>(served_, requests[index]);
+    if (!request->is_answered()) {
+      sound.push_back(std::move(request));
+    }
+  }
+  const auto is_short = [](const auto& request) { return request->is_short(); };
+  const bool has_short = std::any_of(sound.begin(), sound.end(), is_short);
+  const double begun = SteadyClock()();
+  const bool is_short_expected = has_short || begun < short_until_;
+  // Without short ones, what is long is computed here: nothing waits for it.
+  const bool leaves_long = is_short_expected || turns_.is_crowded();
+  std::deque<Slice> now;
+  for (const std::shared_ptr<Request>& request : sound) {
+    if (leaves_long && !request->is_short()) {
+      Leave(request);
+      continue;
+    }
+    for (Slice& slice : SlicesOf(request)) {
+      now.push_back(std::move(slice));
+    }
+  }
+  sound.clear();
+  while (!now.empty()) {
+    Compute(TakeRun(&now));
+  }
+  const double ended = SteadyClock()();
+  if (has_short) {
+    short_until_ = ended + kShortSeconds;
+  }
+  turns_.Turn(is_short_expected ? ended - begun : kAllSeconds, [this](Run run) { Compute(std::move(run)); });
+}
+
+// Lets a request wait for its turn, or for the thread.
+void Instance::Leave(const std::shared_ptr<Request>& request) {
+  turns_.Put(SlicesOf(request));
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] {
+      GiveWay();
+      turns_.Work([this](Run run) { Compute(std::move(run)); });
+    });
+  }
+}
+
+// Computes a run, and answers the requests that end with it.
+void Instance::Compute(Run run) noexcept {
+  run.erase(
+      std::remove_if(run.begin(), run.end(), [](const Slice& slice) { return slice.request->is_answered(); }),
+      run.end());
+  if (run.empty()) {
+    return;
+  }
+  try {
+    ComputeSound(run);
+  } catch (const std::exception& error) {
+    if (run.size() == 1) {
+      run[0].request->Refuse(error);
+      return;
+    }
+    // One of them is at fault, or some are: each is computed alone.
+    for (const Slice& slice : run) {
+      Compute({slice});
+    }
+  }
+}
+
+void Instance::ComputeSound(const Run& run) {
+  const uint64_t begin_ns = Now();
+  std::vector<Owned<OrtValue>> inputs;
+  for (size_t input = 0; input < session_.inputs().size(); ++input) {
+    inputs.push_back(JoinInput(served_, run, input));
+  }
+  std::vector<bool> is_wanted(session_.outputs().size());
+  size_t rows = 0;
+  for (const Slice& slice : run) {
+    rows += slice.rows;
+    for (size_t output = 0; output < is_wanted.size(); ++output) {
+      is_wanted[output] = is_wanted[output] || slice.request->wanted()[output];
+    }
+  }
+  TextMeter* const meter = served_.meter;
+  if (meter != nullptr) {
+    for (const size_t output : meter->read()) {
+      is_wanted[output] = true;
+    }
+  }
+  std::vector<size_t> wanted;
+  for (size_t output = 0; output < is_wanted.size(); ++output) {
+    if (is_wanted[output]) {
+      wanted.push_back(output);
+    }
+  }
+  const uint64_t compute_begin_ns = Now();
+  const auto outputs = std::make_shared<const RunOutputs>(session_.Run(inputs, std::move(wanted)));
+  const uint64_t compute_end_ns = Now();
+  for (const size_t output : outputs->places()) {
+    const OutputTensor& tensor = (*outputs)[output];
+    if (served_.configuration.is_batched && tensor.rows() != rows) {
+      throw std::runtime_error("output '" + session_.outputs()[output].name + "' has " +
+                               std::to_string(tensor.rows()) + " rows for " + std::to_string(rows) +
+                               " rows of input");
+    }
+  }
+  if (meter != nullptr) {
+    std::vector<std::string_view> tasks;
+    if (meter->task_input() != TextMeter::kNone) {
+      for (const Slice& slice : run) {
+        const std::vector<std::string_view>& texts = slice.request->inputs()[meter->task_input()].texts;
+        const auto first = texts.begin() + static_cast<std::ptrdiff_t>(slice.begin);
+        tasks.insert(tasks.end(), first, first + static_cast<std::ptrdiff_t>(slice.rows));
+      }
+    }
+    meter->Count(*outputs, tasks, static_cast<double>(compute_end_ns - compute_begin_ns) / 1e9);
+  }
+  size_t begin = 0;
+  for (const Slice& slice : run) {
+    slice.request->Take(outputs, begin, slice.rows, compute_begin_ns, compute_end_ns);
+    begin += slice.rows;
+  }
+  TRITONSERVER_ErrorDelete(TRITONBACKEND_ModelInstanceReportBatchStatistics(
+      served_.instance, rows, begin_ns, compute_begin_ns, compute_end_ns, Now()));
+}
+
+}  // namespace sparse_serve

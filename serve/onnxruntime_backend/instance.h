@@ -1,0 +1,48 @@
+// One ONNX Runtime session behind one Triton model instance.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "onnxruntime_backend/configuration.h"
+#include "onnxruntime_backend/request.h"
+#include "onnxruntime_backend/session.h"
+#include "onnxruntime_backend/text_meter.h"
+#include "onnxruntime_backend/triton_abi.h"
+#include "onnxruntime_backend/turns.h"
+
+namespace sparse_serve {
+
+// Requests that arrive together are computed together, some hundred tokens at a time. While short ones come,
+// those that take long are answered by a thread of their own, so that the short ones do not wait for them;
+// where many of them wait, they take turns with the short ones. A short one that comes after a pause may wait
+// for a batch of long ones, which are computed at once where no short ones are expected.
+class Instance {
+ public:
+  // `meter` may be null. What is handed over must outlive the instance.
+  Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runtime,
+           const Configuration& configuration, const std::string& graph, TextMeter* meter);
+  // Answers what is still waiting.
+  ~Instance();
+
+  // Answers requests, or has them answered soon. Only one that is itself at fault gets an error.
+  void Execute(TRITONBACKEND_Request** requests, uint32_t count);
+
+ private:
+  using Run = std::vector<Slice>;
+
+  void Leave(const std::shared_ptr<Request>& request);
+  void Compute(Run run) noexcept;
+  void ComputeSound(const Run& run);
+
+  Session session_;
+  Served served_;
+  Turns<Slice> turns_;
+  std::thread thread_;  // which computes what is left; it starts with the first
+  double short_until_ = 0;
+};
+
+}  // namespace sparse_serve

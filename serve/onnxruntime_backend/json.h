@@ -1,0 +1,43 @@
+// JSON as Triton hands over a model's configuration, read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace sparse_serve {
+
+// A value: of a kind, or null. What is asked of one of another kind is empty.
+class Json {
+ public:
+  using Member = std::pair<std::string, Json>;
+
+  // Throws std::runtime_error where `text` is no JSON.
+  static Json Parse(std::string_view text);
+
+  // The member of an object, null where it has none.
+  const Json& operator[](std::string_view name) const;
+  const std::vector<Member>& members() const { return members_; }  // of an object, as they were written
+  const std::vector<Json>& items() const { return items_; }        // of an array
+  const std::string& text() const { return text_; }                // of a string; a number as it was written
+  bool is_true() const { return is_true_; }
+
+  // Of a number, or of a string that is one, as protobuf writes 64 bits; `absent` for null.
+  int64_t Integer(int64_t absent = 0) const;
+
+  // Whether it says anything: neither null, false, zero, nor empty.
+  bool is_set() const;
+
+ private:
+  friend class JsonReader;
+
+  std::vector<Member> members_;
+  std::vector<Json> items_;
+  std::string text_;
+  bool is_true_ = false;
+  bool is_number_ = false;
+};
+
+}  // namespace sparse_serve

@@ -1,0 +1,407 @@
+#include "onnxruntime_backend/request.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "onnxruntime_backend/errors.h"
+#include "onnxruntime_backend/turns.h"
+
+namespace sparse_serve {
+namespace {
+
+constexpr char kMask[] = "attention_mask";
+// Of a text, that are taken for a token until it has been read.
+constexpr size_t kTokenBytes = 4;
+
+size_t ElementsOf(const std::vector<int64_t>& shape) {
+  return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+}
+
+// The texts of a tensor, each of which lies behind its length.
+std::vector<std::string_view> SplitTexts(const char* data, size_t bytes, size_t count,
+                                         const std::string& name) {
+  std::vector<std::string_view> texts;
+  const char* const end = data + bytes;
+  while (data < end) {
+    uint32_t length = 0;
+    const auto left = static_cast<size_t>(end - data);
+    if (left >= sizeof length) {
+      std::memcpy(&length, data, sizeof length);
+    }
+    if (left < sizeof length || left - sizeof length < length) {
+      throw InvalidArgument("input '" + name +
+                            "' ends within a text: each is to follow its length, of 4 bytes");
+    }
+    texts.emplace_back(data + sizeof length, length);
+    data += sizeof length + length;
+  }
+  if (texts.size() != count) {
+    throw InvalidArgument("input '" + name + "' has " + std::to_string(texts.size()) +
+                          " texts, its shape has room for " + std::to_string(count));
+  }
+  return texts;
+}
+
+// How many elements of a row are not zero.
+size_t CountNonzero(const char* row, size_t bytes, size_t element_bytes) {
+  size_t count = 0;
+  for (size_t at = 0; at < bytes; at += element_bytes) {
+    count += std::any_of(row + at, row + at + element_bytes, [](char byte) { return byte != 0; }) ? 1 : 0;
+  }
+  return count;
+}
+
+// The memory that Triton gives an output.
+char* OutputMemory(TRITONBACKEND_Output* output, size_t bytes) {
+  void* memory = nullptr;
+  TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
+  int64_t id = 0;
+  Check(TRITONBACKEND_OutputBuffer(output, &memory, bytes, &type, &id));
+  if (type == TRITONSERVER_MEMORY_GPU) {
+    throw std::runtime_error("an output is to lie in memory of a GPU, which this backend does not write to");
+  }
+  return static_cast<char*>(memory);
+}
+
+}  // namespace
+
+uint64_t Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+Request::Request(const Served& served, TRITONBACKEND_Request* handle) noexcept
+    : served_(served), handle_(handle), begin_ns_(Now()) {
+  try {
+    Read();
+  } catch (const std::exception& error) {
+    Refuse(error);
+  }
+}
+
+Request::~Request() {
+  if (!is_answered()) {
+    Refuse(std::runtime_error("the request was given up"));
+  }
+}
+
+void Request::Read() {
+  const Session& session = served_.session;
+  wanted_.resize(session.outputs().size());
+  uint32_t count = 0;
+  Check(TRITONBACKEND_RequestOutputCount(handle_, &count));
+  for (uint32_t index = 0; index < count; ++index) {
+    const char* name = nullptr;
+    Check(TRITONBACKEND_RequestOutputName(handle_, index, &name));
+    const auto is_it = [name](const GraphTensor& output) { return output.name == name; };
+    const auto found = std::find_if(session.outputs().begin(), session.outputs().end(), is_it);
+    if (found == session.outputs().end()) {
+      throw InvalidArgument(std::string("output '") + name + "' is none of the model's");
+    }
+    wanted_[static_cast<size_t>(found - session.outputs().begin())] = true;
+  }
+  for (const GraphTensor& tensor : session.inputs()) {
+    inputs_.push_back(ReadInput(tensor));
+  }
+  CheckAxes();
+  CheckLimits();
+  CountTokens();
+}
+
+InputTensor Request::ReadInput(const GraphTensor& tensor) const {
+  const std::string& name = tensor.name;
+  TRITONBACKEND_Input* handle = nullptr;
+  Check(TRITONBACKEND_RequestInput(handle_, name.c_str(), &handle));
+  const int64_t* dimensions = nullptr;
+  uint32_t rank = 0, pieces = 0;
+  uint64_t bytes = 0;
+  Check(TRITONBACKEND_InputProperties(handle, nullptr, nullptr, &dimensions, &rank, &bytes, &pieces));
+  InputTensor input;
+  input.shape.assign(dimensions, dimensions + rank);
+  const size_t elements = ElementsOf(input.shape);
+  if (rank != tensor.shape.size() || (rank > 0 && input.shape[0] == 0)) {
+    throw InvalidArgument("input '" + name + "' has no rows: give at least one");
+  }
+  const size_t element_bytes = tensor.type->bytes;
+  if (element_bytes > 0 && bytes != elements * element_bytes) {
+    throw InvalidArgument("input '" + name + "' has " + std::to_string(bytes) +
+                          " bytes, its shape has room for " + std::to_string(elements * element_bytes));
+  }
+  std::vector<std::pair<const char*, size_t>> parts;
+  for (uint32_t index = 0; index < pieces; ++index) {
+    const void* memory = nullptr;
+    uint64_t part_bytes = 0;
+    TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
+    int64_t id = 0;
+    Check(TRITONBACKEND_InputBuffer(handle, index, &memory, &part_bytes, &type, &id));
+    if (type == TRITONSERVER_MEMORY_GPU) {
+      throw std::runtime_error("input '" + name +
+                               "' lies in memory of a GPU, which this backend does not read");
+    }
+    parts.emplace_back(static_cast<const char*>(memory), part_bytes);
+  }
+  const auto is_aligned = [element_bytes](const char* data) {
+    return element_bytes == 0 || reinterpret_cast<uintptr_t>(data) % element_bytes == 0;
+  };
+  if (parts.size() == 1 && is_aligned(parts[0].first)) {
+    input.data = parts[0].first;
+  } else {
+    input.copy = std::make_unique<char[]>(bytes);
+    char* place = input.copy.get();
+    for (const auto& [data, part_bytes] : parts) {
+      place = std::copy_n(data, part_bytes, place);
+    }
+    input.data = input.copy.get();
+  }
+  const size_t rows = is_batched() ? static_cast<size_t>(input.shape[0]) : 1;
+  if (element_bytes > 0) {
+    input.row_bytes = bytes / rows;
+  } else {
+    input.texts = SplitTexts(input.data, bytes, elements, name);
+    input.row_texts = elements / rows;
+  }
+  return input;
+}
+
+// Holds shapes against each other, because broadcasting would hide some that differ.
+void Request::CheckAxes() const {
+  struct Axis {
+    const std::string& input;
+    int64_t size;
+  };
+  std::map<std::string, Axis> sizes;
+  const auto check = [&sizes](const std::string& axis, const std::string& input, int64_t size) {
+    const auto& [first, expected] = sizes.try_emplace(axis, Axis{input, size}).first->second;
+    if (size != expected) {
+      throw InvalidArgument("input '" + input + "' has " + axis + " " + std::to_string(size) + ", input '" +
+                            first + "' has " + std::to_string(expected) + ": they must be equal");
+    }
+  };
+  for (size_t index = 0; index < inputs_.size(); ++index) {
+    const GraphTensor& tensor = served_.session.inputs()[index];
+    for (size_t axis = 0; axis < tensor.symbols.size(); ++axis) {
+      if (!tensor.symbols[axis].empty()) {
+        check(tensor.symbols[axis], tensor.name, inputs_[index].shape[axis]);
+      }
+    }
+  }
+  for (size_t index = 0; is_batched() && index < inputs_.size(); ++index) {
+    check("rows", served_.session.inputs()[index].name, inputs_[index].shape[0]);
+  }
+}
+
+void Request::CheckLimits() const {
+  const TextLimits& limits = served_.configuration.limits;
+  size_t total = 0;
+  for (size_t index = 0; index < inputs_.size(); ++index) {
+    size_t longest = 0;
+    for (const std::string_view text : inputs_[index].texts) {
+      longest = std::max(longest, text.size());
+      total += text.size();
+    }
+    if (longest > limits.text_bytes) {
+      throw Oversize("input '" + served_.session.inputs()[index].name + "' has a text of " +
+                     std::to_string(longest) + " bytes: give at most " + std::to_string(limits.text_bytes) +
+                     " (max_text_bytes of config.pbtxt)");
+    }
+  }
+  if (total > limits.request_bytes) {
+    throw Oversize("the texts of the request have " + std::to_string(total) + " bytes: give at most " +
+                   std::to_string(limits.request_bytes) +
+                   " at once, others in further requests (max_request_bytes of config.pbtxt)");
+  }
+}
+
+// By a mask, or by the bytes of texts.
+void Request::CountTokens() {
+  if (!is_batched() || inputs_.empty()) {
+    return;
+  }
+  row_tokens_.assign(static_cast<size_t>(inputs_[0].shape[0]), 0);
+  for (size_t index = 0; index < inputs_.size(); ++index) {
+    const InputTensor& input = inputs_[index];
+    const GraphTensor& tensor = served_.session.inputs()[index];
+    if (tensor.name == kMask && tensor.type->bytes > 0) {
+      for (size_t row = 0; row < row_tokens_.size(); ++row) {
+        row_tokens_[row] =
+            CountNonzero(input.data + row * input.row_bytes, input.row_bytes, tensor.type->bytes);
+      }
+      break;
+    }
+    for (size_t text = 0; text < input.texts.size(); ++text) {
+      row_tokens_[text / input.row_texts] += input.texts[text].size() / kTokenBytes;
+    }
+  }
+  for (size_t& tokens : row_tokens_) {
+    tokens = std::min(tokens, served_.configuration.max_length);
+    tokens_ += tokens;
+  }
+}
+
+void Request::Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows,
+                   uint64_t run_begin_ns, uint64_t run_end_ns) noexcept {
+  compute_begin_ns_ = pieces_.empty() ? run_begin_ns : compute_begin_ns_;
+  compute_end_ns_ = run_end_ns;
+  TRITONSERVER_Error* const error = Guarded([&] { pieces_.push_back({std::move(outputs), begin, rows}); });
+  rows_taken_ += rows;
+  if (error != nullptr || rows_taken_ == row_tokens_.size()) {
+    Answer(error);
+  }
+}
+
+void Request::Refuse(const std::exception& error) noexcept {
+  if (served_.meter != nullptr) {
+    TRITONSERVER_ErrorDelete(Guarded([&] { served_.meter->Refuse(error, row_tokens_.size()); }));
+  }
+  Answer(ToTriton(error));
+}
+
+// Sends all outputs, or the error, which it owns.
+void Request::Answer(TRITONSERVER_Error* error) noexcept {
+  const auto fail = [](TRITONSERVER_Error* cause) {
+    if (cause != nullptr) {
+      Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__,
+          std::string("an answer could not be sent: ") + TRITONSERVER_ErrorMessage(cause));
+      TRITONSERVER_ErrorDelete(cause);
+    }
+  };
+  TRITONBACKEND_Response* response = nullptr;
+  TRITONSERVER_Error* const missing = TRITONBACKEND_ResponseNew(&response, handle_);
+  fail(missing);
+  if (missing == nullptr) {
+    for (size_t output = 0; error == nullptr && output < wanted_.size(); ++output) {
+      if (wanted_[output]) {
+        error = Guarded([&] { Write(response, output); });
+      }
+    }
+    fail(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+  }
+  const uint64_t end_ns = Now();
+  const bool is_computed = compute_end_ns_ != 0;
+  fail(TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns_,
+                                                   is_computed ? compute_begin_ns_ : end_ns,
+                                                   is_computed ? compute_end_ns_ : end_ns, end_ns));
+  TRITONSERVER_ErrorDelete(error);
+  fail(TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));
+  handle_ = nullptr;
+  pieces_.clear();
+  inputs_.clear();
+}
+
+// Has one output of the response made: the rows of all pieces.
+void Request::Write(TRITONBACKEND_Response* response, size_t output) const {
+  const GraphTensor& tensor = served_.session.outputs()[output];
+  std::vector<int64_t> shape = (*pieces_[0].outputs)[output].shape();
+  size_t row_elements = ElementsOf(shape);
+  if (is_batched()) {
+    row_elements = ElementsOf({shape.begin() + 1, shape.end()});
+    shape[0] = static_cast<int64_t>(row_tokens_.size());
+  }
+  const size_t element_bytes = tensor.type->bytes;
+  size_t bytes = ElementsOf(shape) * element_bytes;
+  for (const Piece& piece : pieces_) {
+    const OutputTensor& part = (*piece.outputs)[output];
+    if (is_batched() &&
+        !std::equal(shape.begin() + 1, shape.end(), part.shape().begin() + 1, part.shape().end())) {
+      throw std::runtime_error("output '" + tensor.name + "' has rows of several shapes");
+    }
+    for (size_t text = 0; element_bytes == 0 && text < piece.rows * row_elements; ++text) {
+      bytes += sizeof(uint32_t) + part.Text(piece.begin * row_elements + text).size();
+    }
+  }
+  TRITONBACKEND_Output* handle = nullptr;
+  Check(TRITONBACKEND_ResponseOutput(response, &handle, tensor.name.c_str(), tensor.type->triton,
+                                     shape.data(), static_cast<uint32_t>(shape.size())));
+  char* place = OutputMemory(handle, bytes);
+  for (const Piece& piece : pieces_) {
+    const OutputTensor& part = (*piece.outputs)[output];
+    const size_t begin = piece.begin * row_elements, count = piece.rows * row_elements;
+    if (element_bytes > 0) {
+      place = std::copy_n(part.data<char>() + begin * element_bytes, count * element_bytes, place);
+      continue;
+    }
+    for (size_t text = begin; text < begin + count; ++text) {
+      const std::string_view own = part.Text(text);
+      const auto length = static_cast<uint32_t>(own.size());
+      std::memcpy(place, &length, sizeof length);
+      place = std::copy(own.begin(), own.end(), place + sizeof length);
+    }
+  }
+}
+
+bool Slice::FitsBeside(const Slice& other) const {
+  if (!request->is_batched()) {
+    return false;
+  }
+  const std::vector<InputTensor>&own = request->inputs(), &others = other.request->inputs();
+  return std::equal(own.begin(), own.end(), others.begin(), others.end(), [](const auto& a, const auto& b) {
+    return std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1, b.shape.end());
+  });
+}
+
+std::vector<Slice> SlicesOf(const std::shared_ptr<Request>& request) {
+  const std::vector<size_t>& row_tokens = request->row_tokens();
+  std::vector<Slice> slices = {{request, 0, 0, 0, false}};
+  for (size_t row = 0; row < row_tokens.size(); ++row) {
+    if (slices.back().tokens > 0 && slices.back().tokens + row_tokens[row] > kRunTokens) {
+      slices.push_back({request, row, 0, 0, false});
+    }
+    ++slices.back().rows;
+    slices.back().tokens += row_tokens[row];
+  }
+  slices.back().is_last = true;
+  return slices;
+}
+
+Owned<OrtValue> JoinInput(const Served& served, const std::vector<Slice>& run, size_t input) {
+  const OnnxRuntime& runtime = served.session.runtime();
+  const OrtApi& api = runtime.api();
+  const ElementType& type = *served.session.inputs()[input].type;
+  std::vector<int64_t> shape = run[0].request->inputs()[input].shape;
+  if (served.configuration.is_batched) {
+    shape[0] = 0;
+    for (const Slice& slice : run) {
+      shape[0] += static_cast<int64_t>(slice.rows);
+    }
+  }
+  OrtValue* made = nullptr;
+  if (run.size() == 1 && type.bytes > 0) {
+    const InputTensor& own = run[0].request->inputs()[input];
+    // ONNX Runtime reads inputs alone, and takes a pointer that could be written to.
+    char* data = const_cast<char*>(own.data) + run[0].begin * own.row_bytes;
+    Check(api, api.CreateTensorWithDataAsOrtValue(runtime.memory(), data, run[0].rows * own.row_bytes,
+                                                  shape.data(), shape.size(), type.onnx, &made));
+    return {made, api.ReleaseValue};
+  }
+  Check(api, api.CreateTensorAsOrtValue(runtime.allocator(), shape.data(), shape.size(), type.onnx, &made));
+  Owned<OrtValue> value(made, api.ReleaseValue);
+  void* data = nullptr;
+  if (type.bytes > 0) {
+    Check(api, api.GetTensorMutableData(made, &data));
+  }
+  auto* place = static_cast<char*>(data);
+  size_t element = 0;
+  for (const Slice& slice : run) {
+    const InputTensor& own = slice.request->inputs()[input];
+    if (type.bytes > 0) {
+      place = std::copy_n(own.data + slice.begin * own.row_bytes, slice.rows * own.row_bytes, place);
+      continue;
+    }
+    for (size_t text = slice.begin * own.row_texts; text < (slice.begin + slice.rows) * own.row_texts;
+         ++text) {
+      const std::string_view bytes = own.texts[text];
+      char* room = nullptr;
+      Check(api, api.GetResizedStringTensorElementBuffer(made, element++, bytes.size(), &room));
+      std::copy(bytes.begin(), bytes.end(), room);
+    }
+  }
+  return value;
+}
+
+}  // namespace sparse_serve

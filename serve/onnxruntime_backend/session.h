@@ -1,0 +1,114 @@
+// ONNX Runtime: the library beside the backend, and a model's graph opened with it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "onnxruntime_backend/configuration.h"
+#include "onnxruntime_backend/element_types.h"
+#include "runtime/ort_abi.h"
+
+namespace sparse_serve {
+
+template <class T>
+using Owned = std::unique_ptr<T, void (*)(T*)>;
+
+// The library, and what all sessions share. It stays loaded as long as the process runs.
+class OnnxRuntime {
+ public:
+  // Throws std::runtime_error where `folder` has no libonnxruntime.so, or one before 1.17.
+  explicit OnnxRuntime(const std::string& folder);
+
+  const OrtApi& api() const { return *api_; }
+  const OrtEnv* env() const { return env_.get(); }
+  const OrtMemoryInfo* memory() const { return memory_.get(); }
+  OrtAllocator* allocator() const { return allocator_; }
+
+ private:
+  const OrtApi* api_;
+  Owned<OrtEnv> env_;
+  Owned<OrtMemoryInfo> memory_;
+  OrtAllocator* allocator_ = nullptr;  // ONNX Runtime's own
+};
+
+// An input or output of a graph.
+struct GraphTensor {
+  std::string name;
+  const ElementType* type;
+  std::vector<int64_t> shape;        // -1: any size
+  std::vector<std::string> symbols;  // the name of each dimension of any size, "" where it has none
+};
+
+// Elements that came out of a run.
+class OutputTensor {
+ public:
+  OutputTensor(const OnnxRuntime& runtime, Owned<OrtValue> value, const ElementType& type);
+
+  const std::vector<int64_t>& shape() const { return shape_; }
+  size_t rows() const { return shape_.empty() ? 0 : static_cast<size_t>(shape_[0]); }
+  size_t row_elements() const;  // 0 of a tensor without rows
+
+  // Of a tensor that is no text.
+  template <class T>
+  const T* data() const {
+    return static_cast<const T*>(data_);
+  }
+  std::string_view Text(size_t element) const;
+
+ private:
+  Owned<OrtValue> value_;
+  std::vector<int64_t> shape_;
+  const void* data_ = nullptr;
+  std::string texts_;
+  std::vector<size_t> offsets_;
+};
+
+// The outputs of a run.
+class RunOutputs {
+ public:
+  // `places` are those of the tensors among the outputs of their session.
+  RunOutputs(std::vector<OutputTensor> tensors, std::vector<size_t> places)
+      : tensors_(std::move(tensors)), places_(std::move(places)) {}
+
+  // The output of the session at `place`, one of those that were asked for.
+  const OutputTensor& operator[](size_t place) const {
+    return tensors_[static_cast<size_t>(std::find(places_.begin(), places_.end(), place) - places_.begin())];
+  }
+  const std::vector<size_t>& places() const { return places_; }
+
+ private:
+  std::vector<OutputTensor> tensors_;
+  std::vector<size_t> places_;
+};
+
+class Session {
+ public:
+  // Opens the graph at `path`. Throws std::runtime_error where ONNX Runtime cannot, or where the
+  // configuration names inputs or outputs that the graph has not.
+  Session(const OnnxRuntime& runtime, const Configuration& configuration, const std::string& path);
+
+  const OnnxRuntime& runtime() const { return runtime_; }
+  const std::vector<GraphTensor>& inputs() const { return inputs_; }    // in the configuration's order
+  const std::vector<GraphTensor>& outputs() const { return outputs_; }  // likewise
+
+  // Runs the graph on all inputs. Returns the outputs at those places of `outputs()`.
+  RunOutputs Run(const std::vector<Owned<OrtValue>>& inputs, std::vector<size_t> places) const;
+
+ private:
+  std::vector<GraphTensor> ReadTensors(bool are_inputs) const;
+  void Select(const Configuration& configuration, bool are_inputs);
+
+  const OnnxRuntime& runtime_;
+  Owned<OrtSession> session_;
+  Owned<OrtRunOptions> run_options_;
+  std::vector<GraphTensor> inputs_;
+  std::vector<GraphTensor> outputs_;
+};
+
+}  // namespace sparse_serve
