@@ -63,9 +63,10 @@ elif [ -n "${GRPC_ROOT_CERT:-}" ]; then
   exit 2
 fi
 
-# Triton refuses flags it was built without.
+# Triton refuses flags it was built without. One model loads after another: where two do at the same moment that
+# have the same ops, ONNX Runtime may fail one of them.
 flags=$(tritonserver --help 2>&1 || true)
-for flag in --allow-sagemaker=false --allow-vertex-ai=false; do
+for flag in --allow-sagemaker=false --allow-vertex-ai=false --model-load-thread-count=1; do
   case $flags in
     *"${flag%=*} "*) set -- "$flag" "$@" ;;
   esac

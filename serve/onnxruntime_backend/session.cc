@@ -84,6 +84,13 @@ OnnxRuntime::OnnxRuntime(const std::string& folder)
   Check(*api_, api_->GetAllocatorWithDefaultOptions(&allocator_));
 }
 
+Owned<OrtSession> OnnxRuntime::Open(const std::string& path, const OrtSessionOptions& options) const {
+  const std::lock_guard<std::mutex> lock(opening_);
+  OrtSession* session = nullptr;
+  Check(*api_, api_->CreateSession(env_.get(), path.c_str(), &options, &session));
+  return {session, api_->ReleaseSession};
+}
+
 OutputTensor::OutputTensor(const OnnxRuntime& runtime, Owned<OrtValue> owned, const ElementType& type)
     : value_(std::move(owned)) {
   OrtValue* value = value_.get();
@@ -124,13 +131,9 @@ std::string_view OutputTensor::Text(size_t element) const {
 
 Session::Session(const OnnxRuntime& runtime, const Configuration& configuration, const std::string& path)
     : runtime_(runtime),
-      session_(nullptr, runtime.api().ReleaseSession),
+      session_(runtime.Open(path, *MakeOptions(runtime.api(), configuration))),
       run_options_(nullptr, runtime.api().ReleaseRunOptions) {
   const OrtApi& api = runtime.api();
-  const Owned<OrtSessionOptions> options = MakeOptions(api, configuration);
-  OrtSession* session = nullptr;
-  Check(api, api.CreateSession(runtime.env(), path.c_str(), options.get(), &session));
-  session_.reset(session);
   OrtRunOptions* run_options = nullptr;
   Check(api, api.CreateRunOptions(&run_options));
   run_options_.reset(run_options);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,15 +27,19 @@ class OnnxRuntime {
   explicit OnnxRuntime(const std::string& folder);
 
   const OrtApi& api() const { return *api_; }
-  const OrtEnv* env() const { return env_.get(); }
   const OrtMemoryInfo* memory() const { return memory_.get(); }
   OrtAllocator* allocator() const { return allocator_; }
+
+  // Opens a graph, one at a time: where two bring the domain of the same ops at the same moment, before ONNX
+  // Runtime knows it, it may fail one of them.
+  Owned<OrtSession> Open(const std::string& path, const OrtSessionOptions& options) const;
 
  private:
   const OrtApi* api_;
   Owned<OrtEnv> env_;
   Owned<OrtMemoryInfo> memory_;
   OrtAllocator* allocator_ = nullptr;  // ONNX Runtime's own
+  mutable std::mutex opening_;
 };
 
 // An input or output of a graph.

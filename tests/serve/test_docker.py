@@ -23,7 +23,12 @@ from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton import probe
 from sparse_serve.triton.container import LIBRARY_LABEL
-from sparse_serve.triton.installation import TEXT_BACKEND_MODULES, backend_directory, find_triton
+from sparse_serve.triton.installation import (
+    TEXT_BACKEND_MODULES,
+    TritonInstallation,
+    backend_directory,
+    find_triton,
+)
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import claim_ports
 from sparse_serve.triton.server import ServerOptions
@@ -91,6 +96,7 @@ def test_serve_and_the_image_start_triton_alike(
     """Their flags differ in where something is, and in how long a stop takes."""
     write_entry(tmp_path / "models", make_spec())
     monkeypatch.setattr("sparse_serve.triton.launcher.require_loopback", lambda *_: None)
+    monkeypatch.setattr(TritonInstallation, "has_onnxruntime", True)  # as the image's has
     options = ServerOptions(tmp_path / "models", 8000, 8001, 8002, address="0.0.0.0", mode="bundled")
     serves = TritonServer(options).launch_line().arguments[1:]
     known = "\n".join(f"  {flag} <value>" for flag in find_triton("bundled").flags())

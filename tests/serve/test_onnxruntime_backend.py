@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Server:
             shutil.copyfile(SANITIZED, library)
             environment |= {"LD_PRELOAD": PRELOADED or "", "ASAN_OPTIONS": "detect_leaks=0"}  # Triton's own
         self.repository = folder / "models"
+        self._numbers = count()
         self.repository.mkdir()
         http, grpc, metrics = claim_ports("127.0.0.1", 0, 0, 0)
         command = [
@@ -88,7 +90,7 @@ class Server:
 
     def load(self, graph: ModelProto, edit: Edit = lambda config: None, file: str = GRAPH_NAME) -> "Model":
         """Serve a graph, its configuration edited; every call makes another model."""
-        folder = self.repository / f"model_{len(list(self.repository.iterdir()))}"
+        folder = self.repository / f"model_{next(self._numbers)}"
         (folder / "1").mkdir(parents=True)
         onnx.save(graph, folder / "1" / file)
         config = graph_config(folder.name, served_signature(graph))
@@ -573,15 +575,14 @@ def threads_for(server: Server, tiny: ModelProto, **parameters: str) -> int:
         for key, value in parameters.items():
             config.parameters[key].string_value = value
 
-    def count(edit_one: Edit) -> int:
-        before = settled_threads(server)
+    def threads_of(edit_one: Edit) -> int:
         model = server.load(tiny, edit_one)
-        found = settled_threads(server) - before
+        threads = settled_threads(server)
         assert all(os.sched_getaffinity(thread.id) == ALLOWED for thread in server.process.threads())
         server.client.unload_model(model.name)
-        return found
+        return threads - settled_threads(server)
 
-    return count(edit) - count(with_parameter("intra_op_thread_count", "1"))
+    return threads_of(edit) - threads_of(with_parameter("intra_op_thread_count", "1"))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,9 @@ class TritonServer(Server):
             ("--disable-auto-complete-config", ""),
             ("--exit-on-error", "true"),
             ("--strict-readiness", "true"),
+            # Where two models load at the same moment that have the same ops, ONNX Runtime may fail one of
+            # them. This package's backend sees to that itself.
+            ("--model-load-thread-count", "1" if installation.has_onnxruntime else None),
             ("--exit-timeout-secs", str(math.ceil(options.stop_seconds))),
             ("--http-address", address),
             ("--grpc-address", address),
