@@ -18,6 +18,8 @@ namespace {
 constexpr char kMask[] = "attention_mask";
 // Of a text, that are taken for a token until it has been read.
 constexpr size_t kTokenBytes = 4;
+// Of the length before a text.
+constexpr size_t kLengthBytes = sizeof(uint32_t);
 
 size_t ElementsOf(const std::vector<int64_t>& shape) {
   return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
@@ -31,15 +33,15 @@ std::vector<std::string_view> SplitTexts(const char* data, size_t bytes, size_t 
   while (data < end) {
     uint32_t length = 0;
     const auto left = static_cast<size_t>(end - data);
-    if (left >= sizeof length) {
-      std::memcpy(&length, data, sizeof length);
+    if (left >= kLengthBytes) {
+      std::memcpy(&length, data, kLengthBytes);
     }
-    if (left < sizeof length || left - sizeof length < length) {
+    if (left < kLengthBytes || left - kLengthBytes < length) {
       throw InvalidArgument("input '" + name +
                             "' ends within a text: each is to follow its length, of 4 bytes");
     }
-    texts.emplace_back(data + sizeof length, length);
-    data += sizeof length + length;
+    texts.emplace_back(data + kLengthBytes, length);
+    data += kLengthBytes + length;
   }
   if (texts.size() != count) {
     throw InvalidArgument("input '" + name + "' has " + std::to_string(texts.size()) +
@@ -133,6 +135,12 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) const {
     throw InvalidArgument("input '" + name + "' has " + std::to_string(bytes) +
                           " bytes, its shape has room for " + std::to_string(elements * element_bytes));
   }
+  if (element_bytes == 0 && bytes > elements * kLengthBytes) {
+    // Before any of it is copied.
+    const size_t text_bytes = bytes - elements * kLengthBytes;
+    CheckText(name, elements == 1 ? text_bytes : 0);
+    CheckTexts(text_bytes);
+  }
   std::vector<std::pair<const char*, size_t>> parts;
   for (uint32_t index = 0; index < pieces; ++index) {
     const void* memory = nullptr;
@@ -196,8 +204,24 @@ void Request::CheckAxes() const {
   }
 }
 
+void Request::CheckText(const std::string& input, size_t bytes) const {
+  const size_t most = served_.configuration.limits.text_bytes;
+  if (bytes > most) {
+    throw Oversize("input '" + input + "' has a text of " + std::to_string(bytes) + " bytes: give at most " +
+                   std::to_string(most) + " (max_text_bytes of config.pbtxt)");
+  }
+}
+
+void Request::CheckTexts(size_t bytes) const {
+  const size_t most = served_.configuration.limits.request_bytes;
+  if (bytes > most) {
+    throw Oversize("the texts of the request have " + std::to_string(bytes) + " bytes: give at most " +
+                   std::to_string(most) +
+                   " at once, others in further requests (max_request_bytes of config.pbtxt)");
+  }
+}
+
 void Request::CheckLimits() const {
-  const TextLimits& limits = served_.configuration.limits;
   size_t total = 0;
   for (size_t index = 0; index < inputs_.size(); ++index) {
     size_t longest = 0;
@@ -205,17 +229,9 @@ void Request::CheckLimits() const {
       longest = std::max(longest, text.size());
       total += text.size();
     }
-    if (longest > limits.text_bytes) {
-      throw Oversize("input '" + served_.session.inputs()[index].name + "' has a text of " +
-                     std::to_string(longest) + " bytes: give at most " + std::to_string(limits.text_bytes) +
-                     " (max_text_bytes of config.pbtxt)");
-    }
+    CheckText(served_.session.inputs()[index].name, longest);
   }
-  if (total > limits.request_bytes) {
-    throw Oversize("the texts of the request have " + std::to_string(total) + " bytes: give at most " +
-                   std::to_string(limits.request_bytes) +
-                   " at once, others in further requests (max_request_bytes of config.pbtxt)");
-  }
+  CheckTexts(total);
 }
 
 // By a mask, or by the bytes of texts.
@@ -312,7 +328,7 @@ void Request::Write(TRITONBACKEND_Response* response, size_t output) const {
       throw std::runtime_error("output '" + tensor.name + "' has rows of several shapes");
     }
     for (size_t text = 0; element_bytes == 0 && text < piece.rows * row_elements; ++text) {
-      bytes += sizeof(uint32_t) + part.Text(piece.begin * row_elements + text).size();
+      bytes += kLengthBytes + part.Text(piece.begin * row_elements + text).size();
     }
   }
   TRITONBACKEND_Output* handle = nullptr;
@@ -329,8 +345,8 @@ void Request::Write(TRITONBACKEND_Response* response, size_t output) const {
     for (size_t text = begin; text < begin + count; ++text) {
       const std::string_view own = part.Text(text);
       const auto length = static_cast<uint32_t>(own.size());
-      std::memcpy(place, &length, sizeof length);
-      place = std::copy(own.begin(), own.end(), place + sizeof length);
+      std::memcpy(place, &length, kLengthBytes);
+      place = std::copy(own.begin(), own.end(), place + kLengthBytes);
     }
   }
 }

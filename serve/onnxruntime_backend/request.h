@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -74,6 +75,8 @@ class Request {
   InputTensor ReadInput(const GraphTensor& tensor) const;
   void CheckAxes() const;
   void CheckLimits() const;
+  void CheckText(const std::string& input, size_t bytes) const;
+  void CheckTexts(size_t bytes) const;  // all of them
   void CountTokens();
   void Write(TRITONBACKEND_Response* response, size_t output) const;
   void Answer(TRITONSERVER_Error* error) noexcept;

@@ -31,7 +31,7 @@ from sparse_serve.op_library import library_path
 from sparse_serve.processor import physical_cores
 from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, graph_config, to_text
 from sparse_serve.repository.signature import graph_signature
-from sparse_serve.repository.tunable import DEFAULT_TEXT_BYTES
+from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES, DEFAULT_TEXT_BYTES
 from sparse_serve.stub.runs import RUN_TOKENS
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.preflight import claim_ports
@@ -354,10 +354,17 @@ def test_a_text_of_too_many_bytes_is_refused_alone(server: Server, reading_graph
 
 
 def test_texts_of_a_request_have_a_limit_together(server: Server, reading_graph: ModelProto) -> None:
+    """Of one input, or of both."""
     model = server.load(reading_graph, with_parameter("max_request_bytes", "10"))
     assert model.ask(texts((b"12345", b"12345")))["token_count"].item() == 5
-    (answer,) = model.together(texts((b"12345", b"12345"), (b"1", b"")))
-    assert_refused(answer, "the texts of the request have 11 bytes: give at most 10 at once, others in")
+    for rows in ([(b"12345", b"12345"), (b"1", b"")], [(b"123456", b""), (b"12345", b"")]):
+        (answer,) = model.together(texts(*rows))
+        assert_refused(answer, "the texts of the request have 11 bytes: give at most 10 at once, others in")
+    most = DEFAULT_REQUEST_BYTES
+    (answer,) = server.load(reading_graph).together(texts(*[(b" " * (most // 4), b"")] * 5))
+    assert_refused(
+        answer, f"the texts of the request have {most // 4 * 5} bytes: give at most {most} at once"
+    )
 
 
 def laborious(loops: int) -> ModelProto:
