@@ -47,6 +47,7 @@ RUN if [ "$CUDA" = 1 ]; then \
     && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels "$@" . \
     && python -m zipfile -e /wheels/sparse_serve-*.whl /wheel \
     && cd /wheel/sparse_serve/lib \
+    && rm libtriton_onnxruntime.so \
     && sha256sum libsparse_ops.so > libsparse_ops.so.sha256 \
     && if [ "$CUDA" = 1 ]; then \
         mkdir cuda && mv libsparse_ops_cuda.so cuda/libsparse_ops.so && cd cuda \

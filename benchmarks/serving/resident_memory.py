@@ -4,9 +4,9 @@
 
 The entry's graph computes a batch in runs of so many tokens. Beside it stand the same graph with runs of
 other sizes, or with one run for whatever it is asked, and ONNX Runtime's own ways to hold less. Each is a
-process of its own, or several:
+process of its own:
 
-- in one process with ONNX Runtime alone, as Triton's C++ backend has it;
+- in one process with ONNX Runtime alone;
 - served by the bundled Triton, over gRPC.
 
 All answer the same requests in turns: first one short text, then three times 32 texts of 512 tokens, then
@@ -195,7 +195,7 @@ def column(texts: Sequence[str]) -> Texts:
 
 @contextmanager
 def at_work(way: Way, entry: Path, folder: Path) -> Iterator[Asked]:
-    """Run a way in a process of its own, or in those of a server, of a copy of the entry."""
+    """Run a way in a process of its own, or in a server, of a copy of the entry."""
     repository = folder / f"{way.place}.{way}".replace(" ", "_")
     shutil.copytree(entry, repository / NAME)
     write_runs(repository / NAME / "1" / GRAPH_NAME, way.run_tokens)

@@ -13,7 +13,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> Any:
-    # Triton's backend has some of this package's modules, where the package is not installed.
+    # The text backend has some of this package's modules, where the package is not installed.
     if name == "__version__":
         return version("sparse-serve")
     if name == "Classifier":

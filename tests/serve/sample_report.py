@@ -117,8 +117,8 @@ def steady(variant: Variant = "model", model: str = "reviews") -> Steady:
         cgroup_peak=servers(420 * MIB),
         gpu=None,
         processes=(
-            ProcessMemory(name="tritonserver", pss=40 * MIB, rss=60 * MIB, peak=70 * MIB),
-            ProcessMemory(name="triton_python_b", pss=260 * MIB, rss=260 * MIB, peak=260 * MIB),
+            ProcessMemory(name="tritonserver", pss=260 * MIB, rss=260 * MIB, peak=260 * MIB),
+            ProcessMemory(name="triton_python_b", pss=40 * MIB, rss=60 * MIB, peak=70 * MIB),
         ),
     )
 

@@ -56,7 +56,7 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> Path:
     folder = tmp_path_factory.mktemp("faults") / "models"
-    # One process of each model, so that no other answers in its place, and one text a run, so that
+    # One process of the tokenizer, so that no other answers in its place, and one text a run, so that
     # of several requests all but one wait, which the server tells.
     config = write_entry(folder, make_spec()) / CONFIG_NAME
     edit(config, "count: 2", "count: 1")

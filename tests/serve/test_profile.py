@@ -150,7 +150,7 @@ def test_what_fits_a_limit_was_sent(profiled: Profiled) -> None:
     _, report = profiled
     assert {found.variant for found in report.capacity} == {"model", "padded_eager", "text"}
     for found in report.capacity:
-        if found.variant == "text":  # two processes with ONNX Runtime are more than the limit at rest
+        if found.variant == "text":  # with the tokenizer's processes it is more than the limit at rest
             assert (found.longest_text, found.largest_batch) == (None, None)
             continue
         assert found.longest_text == MAX_LENGTH

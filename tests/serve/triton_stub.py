@@ -134,8 +134,8 @@ def _find(tensors: Sequence[Tensor], name: str) -> Tensor | None:
 class Graph:
     """NAME_model behind the text backend, recording every call and failing on demand."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.session: Any = open_graph(folder / "1" / GRAPH_NAME, **settings)
+    def __init__(self, folder: Path) -> None:
+        self.session: Any = open_graph(folder / "1" / GRAPH_NAME)
         self.calls: list[Request] = []
         self.fault: Callable[[Request], Error | None] = lambda request: None
 
@@ -157,7 +157,7 @@ def answers_of(backend: Any, *requests: Request) -> list[Response]:
     return returned or [each.answers.get(timeout=30) for each in requests]
 
 
-def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -> Any:
+def load_model(source: Path, model: Path) -> Any:
     """Return the initialized model whose code is `source` and whose Triton folder is `model`."""
     utilities: Any = ModuleType("triton_python_backend_utils")
     utilities.TritonError = Error
@@ -179,17 +179,16 @@ def load_model(source: Path, model: Path, version: int = 1, kind: str = "CPU") -
     instance = module.TritonPythonModel()
     instance.initialize(
         {
-            "model_config": json.dumps(config_as_triton_gives_it(model)),
+            "model_config": json.dumps(_config_as_triton_gives_it(model)),
             "model_name": model.name,
-            "model_version": str(version),
+            "model_version": "1",
             "model_repository": str(model),
-            "model_instance_kind": kind,
         }
     )
     return instance
 
 
-def config_as_triton_gives_it(model: Path) -> dict[str, Any]:
+def _config_as_triton_gives_it(model: Path) -> dict[str, Any]:
     config: dict[str, Any] = MessageToDict(
         read_config(model / CONFIG_NAME),
         preserving_proto_field_name=True,

@@ -93,9 +93,9 @@ def serve(  # noqa: PLR0913  one parameter per option
 ) -> None:
     """Serve a model repository with Triton until Ctrl-C.
 
-    Exits with status 1 as soon as the server, or the process of a model, has died: have a supervisor start it
-    again. To find out, the models of a container are asked for an inference every five seconds, which
-    Triton's statistics count.
+    Exits with status 1 as soon as the server, or the process of a server-side tokenizer, has died: have a
+    supervisor start it again. To find out, the models of a container are asked for an inference every five
+    seconds, which Triton's statistics count.
     """
     if triton_args and not triton_args[0].startswith("-"):
         raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")

@@ -100,7 +100,7 @@ PANELS = (
             f"{{{{model}}}} {title}": f"sum by (model) (rate(sparse_serve_{name}_total{{{_SERVED}}}{_RANGE}))"
             for title, name in (("texts", "texts"), ("of them cut", "truncated"), ("tokens", "tokens"))
         },
-        "Of entries with a server-side tokenizer; Triton's C++ backend counts none.",
+        "Of entries with a server-side tokenizer; the onnxruntime backend of Triton's images counts none.",
     ),
     Panel(
         "ρ: share of attention weights that are zero, by layer",

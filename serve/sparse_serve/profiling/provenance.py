@@ -23,7 +23,7 @@ def read_environment(installation: TritonInstallation | None, server_version: st
     if installation is not None:
         release = f"release {installation.version}, " if installation.version else ""
         triton = f"{server_version} ({release}{installation.kind})"
-        # A C++ onnxruntime backend brings its own, and does not say which.
+        # A server's own onnxruntime backend brings its ONNX Runtime, and does not say which.
         onnxruntime = None if installation.has_onnxruntime else onnxruntime_version()
     return Environment(
         created=datetime.now(UTC).replace(microsecond=0),

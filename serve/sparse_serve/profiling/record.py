@@ -27,11 +27,12 @@ _MEMORY_METHOD = (
     "A fresh server per round, variant and length, loading only what the variant needs, with ONNX Runtime's "
     "CPU arena off. At rest is VmRSS of all server processes after one tiny request. Then, for each "
     f"concurrency, {MEMORY_REPEATS} times: VmHWM is reset (/proc/PID/clear_refs), the longest request is "
-    "sent so many times at once, and it is read again; the median is the server's peak. Pages that processes "
-    "share (tensors in /dev/shm among them) count in each, and peaks of different processes are added "
-    "although they need not fall together; proportional memory (PSS) counts pages that a server's processes "
-    "share once, whoever else has them. As deployed, with the arena as the entry has it, memory is read of "
-    "the servers that latency was measured on, after all of their load. On a GPU servers are measured one at "
+    "sent so many times at once, and it is read again; the median is the server's peak. Where a server has "
+    "several processes, as with a server-side tokenizer, pages that they share (tensors in /dev/shm among "
+    "them) count in each, and their peaks are added although they need not fall together; proportional "
+    "memory (PSS) counts pages that a server's processes share once, whoever else has them. As deployed, "
+    "with the arena as the entry has it, memory is read of the servers that latency was measured on, after "
+    "all of their load. On a GPU servers are measured one at "
     "a time, warmed up with a short row alone: what processes hold is the driver's (NVML), what was taken is "
     "the devices' free memory before the server less the least that was free during requests (sampled), and "
     "the arenas' mark is from the server's log."
@@ -136,7 +137,7 @@ def _theory(plan: Plan, measurements: Sequence[Measurement], *, in_container: bo
         return
     shape = graph_shape(plan.entry)
     weights = {subject.variant: weight_bytes(subject) for subject in plan.subjects}
-    by_bytes = plan.entry.takes_text and not in_container and find_triton().kind == "bundled"
+    by_bytes = plan.entry.takes_text and not in_container and not find_triton().has_onnxruntime
     runs = {workload.length: _runs(plan.entry, workload.heaviest, by_bytes) for workload in plan.workloads}
     for measurement in compared:
         theory = expected(measurement, shape, weights[measurement.variant], runs[measurement.length])
@@ -147,7 +148,8 @@ def _theory(plan: Plan, measurements: Sequence[Measurement], *, in_container: bo
 def _runs(entry: Entry, batch: Batch, by_bytes: bool) -> list[Sequence[int]]:
     """Return the lengths of the rows that are computed together, of one request.
 
-    With `by_bytes` the server divides a request before its texts have been read, as the bundled backend does.
+    With `by_bytes` the server divides a request before its texts have been read, as this package's backend
+    does.
     """
     if not by_bytes:
         return runs_of(batch.row_lengths)

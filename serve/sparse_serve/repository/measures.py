@@ -1,7 +1,7 @@
 """What a graph measures of its attention, besides its answer: `rho`, and with a pattern two more.
 
 Each is an output of `NAME_model`, FP32 [-1, layers], computed only when it is asked for, and with `--metrics`
-a counter on Triton's metrics port. Standard library only: Triton's backend has this module too.
+a counter on Triton's metrics port. Standard library only: The text backend has this module too.
 """
 
 from typing import NamedTuple

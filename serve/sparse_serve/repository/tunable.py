@@ -1,7 +1,8 @@
 """What of a configuration is the operator's, and what of that Triton would take a file or an address from.
 
-Standard library only: `serve` and the image's entry point hold entries against the same, and the backends
-that run in Triton's Python stub read the limits of texts by it.
+Standard library only: `serve` and the image's entry point hold entries against the same, and the text
+backend, in Triton's Python stub, reads the limits of texts by it. `onnxruntime_backend/configuration.cc` has
+their defaults again.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How much is computed at a time."""
+"""How much is computed at a time; of the CPU's runs `onnxruntime_backend` has the numbers again."""
 
 from collections.abc import Iterable
 

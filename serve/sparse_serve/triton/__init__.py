@@ -1,1 +1,1 @@
-"""The server: finding Triton, starting and stopping it, and the two models it runs in Python."""
+"""The server: finding Triton, starting and stopping it, and the text backend, which it runs in Python."""

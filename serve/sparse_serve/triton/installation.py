@@ -230,7 +230,8 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
     because Triton refuses symbolic links out of a backend directory.
 
     Raises:
-        ServerError: this package's onnxruntime backend has to take that place, and has no ONNX Runtime.
+        ServerError: this package's onnxruntime backend has to take that place, and is not installed, or has
+            no ONNX Runtime.
     """
     for name in sorted({PYTHON, *filter(None, needed)} - {TEXT_BACKEND}):
         if name == Path(name).name and (installation.backends / name).is_dir():
@@ -242,7 +243,10 @@ def backend_directory(installation: TritonInstallation, target: Path, needed: It
         _link(installation.stub, target / PYTHON / _STUB)
     if not installation.has_onnxruntime:
         (target / ONNXRUNTIME).mkdir()
-        _link(_library_folder() / _ONNXRUNTIME_BACKEND, target / ONNXRUNTIME / _ONNXRUNTIME_BACKEND)
+        library = _library_folder() / _ONNXRUNTIME_BACKEND
+        if not library.is_file():
+            raise ServerError(f"{library} is missing: install sparse-serve again")
+        _link(library, target / ONNXRUNTIME / _ONNXRUNTIME_BACKEND)
         _link(_onnxruntime_library(), target / ONNXRUNTIME / "libonnxruntime.so")
     package = Path(__file__).parents[1]
     _copy(package / "triton" / "text_backend", target / TEXT_BACKEND)
