@@ -3,8 +3,12 @@
 // It serves `backend: "onnxruntime"` repositories on processors and gives the configuration the meaning that
 // triton-inference-server/onnxruntime_backend gives it. What it cannot do it refuses at load.
 
+#include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "onnxruntime_backend/configuration.h"
 #include "onnxruntime_backend/errors.h"
@@ -45,6 +49,9 @@ std::unique_ptr<Model> MakeModel(TRITONBACKEND_Model* handle) {
   Check(TRITONBACKEND_ModelRepository(handle, &type, &folder));
   Configuration configuration(name, ReadConfiguration(handle));
   std::string graph = std::string(folder) + "/" + std::to_string(version) + "/" + configuration.filename;
+  if (std::filesystem::is_directory(graph)) {
+    graph += "/model.onnx";
+  }
   std::unique_ptr<TextMeter> meter = TextMeter::Of(configuration, version);
   return std::make_unique<Model>(Model{std::move(configuration), std::move(graph), std::move(meter)});
 }
@@ -122,12 +129,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInsta
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance,
                                                        TRITONBACKEND_Request** requests, uint32_t count) {
-  // Each request is answered for itself: an error that were returned would leave them all to the server.
-  TRITONSERVER_Error* const error = Guarded(
+  // An error leaves all requests to the server.
+  return Guarded(
       [&] { StateOf<Instance>(instance, TRITONBACKEND_ModelInstanceState)->Execute(requests, count); });
-  if (error != nullptr) {
-    Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, TRITONSERVER_ErrorMessage(error));
-    TRITONSERVER_ErrorDelete(error);
-  }
-  return nullptr;
 }

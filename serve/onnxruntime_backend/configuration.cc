@@ -98,6 +98,7 @@ GraphOptimizationLevel ReadGraphLevel(const Json& graph) {
 Configuration::Configuration(std::string name, const Json& json)
     : model(std::move(name)),
       is_batched(json["max_batch_size"].Integer() > 0),
+      max_batch_size(json["max_batch_size"].Integer()),
       filename(json["default_model_filename"].text()),
       inputs(ReadTensors(json["input"])),
       outputs(ReadTensors(json["output"])),
@@ -163,14 +164,16 @@ void Configuration::ReadParameters(const Json& parameters) {
   limits = {ReadLimit(parameters, "max_text_bytes", kDefaultTextBytes, model),
             ReadLimit(parameters, "max_request_bytes", kDefaultRequestBytes, model)};
   const std::string* length = Find(parameters, "max_length");
-  max_length = static_cast<size_t>(length == nullptr ? INT_MAX : ReadInteger(parameters, "max_length"));
+  const int most = length == nullptr ? INT_MAX : ReadInteger(parameters, "max_length");
+  if (most < 1) {
+    throw std::runtime_error("model '" + model + "': max_length is '" + *length +
+                             "': give a number of tokens");
+  }
+  max_length = static_cast<size_t>(most);
   const std::string* truncation = Find(parameters, "truncation");
   refuses_long = truncation != nullptr && *truncation == "error";
   if (const std::string* named = Find(parameters, "tasks")) {
-    const Json numbers = Json::Parse(*named);
-    for (const auto& [task, number] : numbers.members()) {
-      tasks.push_back(task);
-    }
+    tasks = *named;
   }
 }
 

@@ -35,11 +35,12 @@ class Configuration {
 
   std::string model;
   bool is_batched = false;
+  int64_t max_batch_size = 0;
   std::string filename;
   std::vector<ConfiguredTensor> inputs;
   std::vector<ConfiguredTensor> outputs;
   std::vector<std::string> op_libraries;
-  std::vector<std::string> tasks;  // that a text may be asked for, in order
+  std::string tasks;  // that a text may be asked for, as JSON; "" where a configuration does not say
   TextLimits limits{};
   size_t max_length = 0;  // of a text, in tokens
   bool refuses_long = false;

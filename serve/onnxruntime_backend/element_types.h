@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "onnxruntime_backend/triton_abi.h"
 #include "runtime/ort_abi.h"

@@ -5,7 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "onnxruntime_backend/errors.h"
@@ -24,24 +30,41 @@ void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)
 
 Instance::Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runtime,
                    const Configuration& configuration, const std::string& graph, TextMeter* meter)
-    : session_(runtime, configuration, graph), served_{handle, configuration, session_, meter} {}
+    : session_(runtime, configuration, graph),
+      served_{handle, configuration, session_, meter},
+      thread_([this] {
+        GiveWay();
+        turns_.Work([this](Run run) { Compute(std::move(run)); });
+      }) {}
 
 Instance::~Instance() {
   turns_.Close();
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  thread_.join();
 }
 
 void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
-  std::vector<std::shared_ptr<Request>> sound;
-  sound.reserve(count);
-  for (uint32_t index = 0; index < count; ++index) {
-    auto request = std::make_shared<Request>(served_, requests[index]);
-    if (!request->is_answered()) {
-      sound.push_back(std::move(request));
+  Requests owned(count);
+  TRITONSERVER_Error* const error = Guarded([&] {
+    for (uint32_t index = 0; index < count; ++index) {
+      try {
+        owned[index] = std::make_shared<Request>(served_, requests[index]);
+      } catch (const std::bad_alloc&) {
+        const Request given_up(served_, requests[index]);
+      }
     }
+    Answer(owned);
+  });
+  if (error != nullptr) {
+    Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, TRITONSERVER_ErrorMessage(error));
+    TRITONSERVER_ErrorDelete(error);
   }
+}
+
+// Some of them may be missing, or answered.
+void Instance::Answer(const Requests& requests) {
+  Requests sound;
+  std::copy_if(requests.begin(), requests.end(), std::back_inserter(sound),
+               [](const auto& request) { return request != nullptr && !request->is_answered(); });
   const auto is_short = [](const auto& request) { return request->is_short(); };
   const bool has_short = std::any_of(sound.begin(), sound.end(), is_short);
   const double begun = SteadyClock()();
@@ -50,15 +73,13 @@ void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
   const bool leaves_long = is_short_expected || turns_.is_crowded();
   std::deque<Slice> now;
   for (const std::shared_ptr<Request>& request : sound) {
+    std::vector<Slice> slices = SlicesOf(request);
     if (leaves_long && !request->is_short()) {
-      Leave(request);
-      continue;
-    }
-    for (Slice& slice : SlicesOf(request)) {
-      now.push_back(std::move(slice));
+      turns_.Put(std::move(slices));
+    } else {
+      std::move(slices.begin(), slices.end(), std::back_inserter(now));
     }
   }
-  sound.clear();
   while (!now.empty()) {
     Compute(TakeRun(&now));
   }
@@ -67,17 +88,6 @@ void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
     short_until_ = ended + kShortSeconds;
   }
   turns_.Turn(is_short_expected ? ended - begun : kAllSeconds, [this](Run run) { Compute(std::move(run)); });
-}
-
-// Lets a request wait for its turn, or for the thread.
-void Instance::Leave(const std::shared_ptr<Request>& request) {
-  turns_.Put(SlicesOf(request));
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] {
-      GiveWay();
-      turns_.Work([this](Run run) { Compute(std::move(run)); });
-    });
-  }
 }
 
 // Computes a run, and answers the requests that end with it.

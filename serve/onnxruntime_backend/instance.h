@@ -28,21 +28,23 @@ class Instance {
   // Answers what is still waiting.
   ~Instance();
 
-  // Answers requests, or has them answered soon. Only one that is itself at fault gets an error.
+  // Answers requests, or has them answered soon. Only one that is itself at fault gets an error. Throws
+  // std::bad_alloc where there is no room for them: then none of them is taken over.
   void Execute(TRITONBACKEND_Request** requests, uint32_t count);
 
  private:
   using Run = std::vector<Slice>;
+  using Requests = std::vector<std::shared_ptr<Request>>;
 
-  void Leave(const std::shared_ptr<Request>& request);
+  void Answer(const Requests& requests);
   void Compute(Run run) noexcept;
   void ComputeSound(const Run& run);
 
   Session session_;
   Served served_;
   Turns<Slice> turns_;
-  std::thread thread_;  // which computes what is left; it starts with the first
   double short_until_ = 0;
+  std::thread thread_;  // which computes what is left
 };
 
 }  // namespace sparse_serve

@@ -187,8 +187,8 @@ const Json& Json::operator[](std::string_view name) const {
   return kNull;
 }
 
-int64_t Json::Integer(int64_t absent) const {
-  int64_t number = absent;
+int64_t Json::Integer() const {
+  int64_t number = 0;
   std::from_chars(text_.data(), text_.data() + text_.size(), number);
   return number;
 }

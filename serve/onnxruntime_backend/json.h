@@ -22,10 +22,9 @@ class Json {
   const std::vector<Member>& members() const { return members_; }  // of an object, as they were written
   const std::vector<Json>& items() const { return items_; }        // of an array
   const std::string& text() const { return text_; }                // of a string; a number as it was written
-  bool is_true() const { return is_true_; }
 
-  // Of a number, or of a string that is one, as protobuf writes 64 bits; `absent` for null.
-  int64_t Integer(int64_t absent = 0) const;
+  // Of a number, or of a string that is one, as protobuf writes 64 bits; 0 for null.
+  int64_t Integer() const;
 
   // Whether it says anything: neither null, false, zero, nor empty.
   bool is_set() const;

@@ -20,9 +20,24 @@ constexpr char kMask[] = "attention_mask";
 constexpr size_t kTokenBytes = 4;
 // Of the length before a text.
 constexpr size_t kLengthBytes = sizeof(uint32_t);
+// Of an input: so many bytes of each can be counted.
+constexpr size_t kMostElements = size_t{1} << 48;
 
+// Of a tensor that ONNX Runtime has made.
 size_t ElementsOf(const std::vector<int64_t>& shape) {
   return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+}
+
+// Of a tensor as a client says that it is, whose sizes may be any.
+size_t CheckedElements(const std::vector<int64_t>& shape, const std::string& name) {
+  size_t elements = 1;
+  for (const int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(elements, static_cast<size_t>(size), &elements) ||
+        elements > kMostElements) {
+      throw InvalidArgument("input '" + name + "' has more elements than can be read");
+    }
+  }
+  return elements;
 }
 
 // The texts of a tensor, each of which lies behind its length.
@@ -116,7 +131,7 @@ void Request::Read() {
   CountTokens();
 }
 
-InputTensor Request::ReadInput(const GraphTensor& tensor) const {
+InputTensor Request::ReadInput(const GraphTensor& tensor) {
   const std::string& name = tensor.name;
   TRITONBACKEND_Input* handle = nullptr;
   Check(TRITONBACKEND_RequestInput(handle_, name.c_str(), &handle));
@@ -126,10 +141,16 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) const {
   Check(TRITONBACKEND_InputProperties(handle, nullptr, nullptr, &dimensions, &rank, &bytes, &pieces));
   InputTensor input;
   input.shape.assign(dimensions, dimensions + rank);
-  const size_t elements = ElementsOf(input.shape);
   if (rank != tensor.shape.size() || (rank > 0 && input.shape[0] == 0)) {
     throw InvalidArgument("input '" + name + "' has no rows: give at least one");
   }
+  const size_t elements = CheckedElements(input.shape, name);
+  const size_t rows = is_batched() ? static_cast<size_t>(input.shape[0]) : 1;
+  if (is_batched() && input.shape[0] > served_.configuration.max_batch_size) {
+    throw InvalidArgument("input '" + name + "' has " + std::to_string(rows) + " rows: give at most " +
+                          std::to_string(served_.configuration.max_batch_size));
+  }
+  row_tokens_.resize(rows);
   const size_t element_bytes = tensor.type->bytes;
   if (element_bytes > 0 && bytes != elements * element_bytes) {
     throw InvalidArgument("input '" + name + "' has " + std::to_string(bytes) +
@@ -138,7 +159,9 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) const {
   if (element_bytes == 0 && bytes > elements * kLengthBytes) {
     // Before any of it is copied.
     const size_t text_bytes = bytes - elements * kLengthBytes;
-    CheckText(name, elements == 1 ? text_bytes : 0);
+    if (elements == 1) {
+      CheckText(name, text_bytes);
+    }
     CheckTexts(text_bytes);
   }
   std::vector<std::pair<const char*, size_t>> parts;
@@ -167,7 +190,6 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) const {
     }
     input.data = input.copy.get();
   }
-  const size_t rows = is_batched() ? static_cast<size_t>(input.shape[0]) : 1;
   if (element_bytes > 0) {
     input.row_bytes = bytes / rows;
   } else {
@@ -199,6 +221,7 @@ void Request::CheckAxes() const {
       }
     }
   }
+  sizes.clear();
   for (size_t index = 0; is_batched() && index < inputs_.size(); ++index) {
     check("rows", served_.session.inputs()[index].name, inputs_[index].shape[0]);
   }
@@ -239,7 +262,6 @@ void Request::CountTokens() {
   if (!is_batched() || inputs_.empty()) {
     return;
   }
-  row_tokens_.assign(static_cast<size_t>(inputs_[0].shape[0]), 0);
   for (size_t index = 0; index < inputs_.size(); ++index) {
     const InputTensor& input = inputs_[index];
     const GraphTensor& tensor = served_.session.inputs()[index];
@@ -251,18 +273,16 @@ void Request::CountTokens() {
       break;
     }
     for (size_t text = 0; text < input.texts.size(); ++text) {
-      row_tokens_[text / input.row_texts] += input.texts[text].size() / kTokenBytes;
+      size_t& tokens = row_tokens_[text / input.row_texts];
+      tokens = std::min(tokens + input.texts[text].size() / kTokenBytes, served_.configuration.max_length);
     }
   }
-  for (size_t& tokens : row_tokens_) {
-    tokens = std::min(tokens, served_.configuration.max_length);
-    tokens_ += tokens;
-  }
+  tokens_ = std::accumulate(row_tokens_.begin(), row_tokens_.end(), size_t{0});
 }
 
 void Request::Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows,
                    uint64_t run_begin_ns, uint64_t run_end_ns) noexcept {
-  compute_begin_ns_ = pieces_.empty() ? run_begin_ns : compute_begin_ns_;
+  compute_ns_ += run_end_ns - run_begin_ns;
   compute_end_ns_ = run_end_ns;
   TRITONSERVER_Error* const error = Guarded([&] { pieces_.push_back({std::move(outputs), begin, rows}); });
   rows_taken_ += rows;
@@ -280,31 +300,32 @@ void Request::Refuse(const std::exception& error) noexcept {
 
 // Sends all outputs, or the error, which it owns.
 void Request::Answer(TRITONSERVER_Error* error) noexcept {
-  const auto fail = [](TRITONSERVER_Error* cause) {
+  const auto succeeds = [](const char* what, TRITONSERVER_Error* cause) {
     if (cause != nullptr) {
-      Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__,
-          std::string("an answer could not be sent: ") + TRITONSERVER_ErrorMessage(cause));
+      Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, std::string(what) + TRITONSERVER_ErrorMessage(cause));
       TRITONSERVER_ErrorDelete(cause);
     }
+    return cause == nullptr;
   };
   TRITONBACKEND_Response* response = nullptr;
-  TRITONSERVER_Error* const missing = TRITONBACKEND_ResponseNew(&response, handle_);
-  fail(missing);
-  if (missing == nullptr) {
+  if (succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle_))) {
     for (size_t output = 0; error == nullptr && output < wanted_.size(); ++output) {
       if (wanted_[output]) {
         error = Guarded([&] { Write(response, output); });
       }
     }
-    fail(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+    succeeds("an answer could not be sent: ",
+             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   }
   const uint64_t end_ns = Now();
-  const bool is_computed = compute_end_ns_ != 0;
-  fail(TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns_,
-                                                   is_computed ? compute_begin_ns_ : end_ns,
-                                                   is_computed ? compute_end_ns_ : end_ns, end_ns));
+  // What was computed in turns counts without the time between them.
+  const uint64_t compute_end_ns = compute_end_ns_ == 0 ? end_ns : compute_end_ns_;
+  succeeds("a request could not be counted: ",
+           TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns_,
+                                                       compute_end_ns - compute_ns_, compute_end_ns, end_ns));
   TRITONSERVER_ErrorDelete(error);
-  fail(TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));
+  succeeds("a request could not be released: ",
+           TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));
   handle_ = nullptr;
   pieces_.clear();
   inputs_.clear();

@@ -72,7 +72,7 @@ class Request {
   };
 
   void Read();
-  InputTensor ReadInput(const GraphTensor& tensor) const;
+  InputTensor ReadInput(const GraphTensor& tensor);
   void CheckAxes() const;
   void CheckLimits() const;
   void CheckText(const std::string& input, size_t bytes) const;
@@ -89,7 +89,7 @@ class Request {
   size_t tokens_ = 0;
   std::vector<Piece> pieces_;
   size_t rows_taken_ = 0;
-  uint64_t begin_ns_, compute_begin_ns_ = 0, compute_end_ns_ = 0;
+  uint64_t begin_ns_, compute_ns_ = 0, compute_end_ns_ = 0;
 };
 
 // Rows of a request that are computed at a time.

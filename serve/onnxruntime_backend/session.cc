@@ -117,14 +117,6 @@ OutputTensor::OutputTensor(const OnnxRuntime& runtime, Owned<OrtValue> owned, co
   offsets_.push_back(bytes);
 }
 
-size_t OutputTensor::row_elements() const {
-  int64_t elements = 1;
-  for (size_t axis = 1; axis < shape_.size(); ++axis) {
-    elements *= shape_[axis];
-  }
-  return static_cast<size_t>(elements);
-}
-
 std::string_view OutputTensor::Text(size_t element) const {
   return std::string_view(texts_).substr(offsets_[element], offsets_[element + 1] - offsets_[element]);
 }
@@ -163,8 +155,9 @@ std::vector<GraphTensor> Session::ReadTensors(bool are_inputs) const {
     const Owned<OrtTypeInfo> type(made, api.ReleaseTypeInfo);
     const OrtTensorTypeAndShapeInfo* info = nullptr;
     Check(api, api.CastTypeInfoToTensorInfo(made, &info));
+    tensor.type = nullptr;
     if (info == nullptr) {
-      throw std::runtime_error("'" + tensor.name + "' of the model is no tensor");
+      continue;  // no tensor
     }
     ONNXTensorElementDataType element;
     Check(api, api.GetTensorElementType(info, &element));
@@ -236,9 +229,10 @@ RunOutputs Session::Run(const std::vector<Owned<OrtValue>>& inputs, std::vector<
     output_names.push_back(outputs_[place].name.c_str());
   }
   std::vector<OrtValue*> results(places.size());
+  std::vector<Owned<OrtValue>> owned;
+  owned.reserve(results.size());
   Check(api, api.Run(session_.get(), run_options_.get(), input_names.data(), values.data(), values.size(),
                      output_names.data(), output_names.size(), results.data()));
-  std::vector<Owned<OrtValue>> owned;
   for (OrtValue* result : results) {
     owned.emplace_back(result, api.ReleaseValue);
   }

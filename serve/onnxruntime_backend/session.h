@@ -45,7 +45,7 @@ class OnnxRuntime {
 // An input or output of a graph.
 struct GraphTensor {
   std::string name;
-  const ElementType* type;
+  const ElementType* type;           // null where no configuration can name it
   std::vector<int64_t> shape;        // -1: any size
   std::vector<std::string> symbols;  // the name of each dimension of any size, "" where it has none
 };
@@ -57,7 +57,6 @@ class OutputTensor {
 
   const std::vector<int64_t>& shape() const { return shape_; }
   size_t rows() const { return shape_.empty() ? 0 : static_cast<size_t>(shape_[0]); }
-  size_t row_elements() const;  // 0 of a tensor without rows
 
   // Of a tensor that is no text.
   template <class T>

@@ -1,6 +1,7 @@
 #include "onnxruntime_backend/text_meter.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "onnxruntime_backend/errors.h"
 
@@ -10,14 +11,14 @@ namespace {
 constexpr const char* kReasons[] = {"too_large", "not_utf8", "too_long", "no_task",
                                     "malformed", "graph",    "fault"};
 
-// The places of tensors of these names and types; nothing where one of them is not there.
+// The places of tensors of one column, of these names and types; nothing where one of them is not there.
 std::vector<size_t> PlacesOf(const std::vector<std::pair<const char*, const char*>>& wanted,
                              const std::vector<ConfiguredTensor>& tensors) {
   std::vector<size_t> places;
   for (const auto& [name, type] : wanted) {
     const auto found =
         std::find_if(tensors.begin(), tensors.end(), [name = name, type = type](const auto& tensor) {
-          return tensor.name == name && tensor.type == type;
+          return tensor.name == name && tensor.type == type && tensor.dims == std::vector<int64_t>{1};
         });
     if (found == tensors.end()) {
       return {};
@@ -27,41 +28,63 @@ std::vector<size_t> PlacesOf(const std::vector<std::pair<const char*, const char
   return places;
 }
 
-TRITONSERVER_MetricFamily* NewFamily(const char* name, const char* description) {
-  TRITONSERVER_MetricFamily* family = nullptr;
-  Check(TRITONSERVER_MetricFamilyNew(&family, TRITONSERVER_METRIC_KIND_COUNTER, name, description));
-  return family;
+std::vector<std::string> ReadTasks(const Configuration& configuration) {
+  std::vector<std::string> tasks;
+  try {
+    const Json numbers = Json::Parse(configuration.tasks.empty() ? "{}" : configuration.tasks);
+    for (const auto& [task, number] : numbers.members()) {
+      tasks.push_back(task);
+    }
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("model '" + configuration.model + "': the parameter tasks is " + error.what());
+  }
+  return tasks;
+}
+
+struct Families {
+  CounterFamily texts{"sparse_serve_texts_total", "Texts answered"};
+  CounterFamily tokens{"sparse_serve_tokens_total", "Tokens of texts answered, special ones included"};
+  CounterFamily truncated{"sparse_serve_truncated_total", "Texts answered of which tokens were left out"};
+  CounterFamily refused{"sparse_serve_refused_total", "Texts refused"};
+  CounterFamily padding{"sparse_serve_padding_saved_total",
+                        "Tokens that padding would have added to what was computed"};
+  CounterFamily seconds{"sparse_serve_stage_seconds_total", "Seconds spent on texts"};
+};
+
+Families& TheFamilies() {
+  static auto* const families = new Families;  // which nobody deletes
+  return *families;
+}
+
+void Add(TRITONSERVER_Metric* counter, double value) {
+  if (value > 0) {
+    // No answer waits for a counter.
+    TRITONSERVER_ErrorDelete(TRITONSERVER_MetricIncrement(counter, value));
+  }
 }
 
 }  // namespace
 
-CounterFamily::CounterFamily(const char* name, const char* description)
-    : family_(NewFamily(name, description), [](TRITONSERVER_MetricFamily* family) {
-        TRITONSERVER_ErrorDelete(TRITONSERVER_MetricFamilyDelete(family));
-      }) {}
-
-size_t CounterFamily::Begin(const Labels& labels) {
-  using Parameter = std::unique_ptr<TRITONSERVER_Parameter, void (*)(TRITONSERVER_Parameter*)>;
-  std::vector<Parameter> owned;
-  std::vector<const TRITONSERVER_Parameter*> parameters;
-  for (const auto& [name, value] : labels) {
-    owned.emplace_back(TRITONSERVER_ParameterNew(name.c_str(), TRITONSERVER_PARAMETER_STRING, value.c_str()),
-                       TRITONSERVER_ParameterDelete);
-    parameters.push_back(owned.back().get());
-  }
-  TRITONSERVER_Metric* counter = nullptr;
-  Check(TRITONSERVER_MetricNew(&counter, family_.get(), parameters.data(), parameters.size()));
-  counters_.emplace_back(counter, [](TRITONSERVER_Metric* metric) {
-    TRITONSERVER_ErrorDelete(TRITONSERVER_MetricDelete(metric));
-  });
-  return counters_.size() - 1;
+CounterFamily::CounterFamily(const char* name, const char* description) {
+  Check(TRITONSERVER_MetricFamilyNew(&family_, TRITONSERVER_METRIC_KIND_COUNTER, name, description));
 }
 
-void CounterFamily::Add(size_t counter, double value) {
-  if (value > 0) {
-    // No answer waits for a counter.
-    TRITONSERVER_ErrorDelete(TRITONSERVER_MetricIncrement(counters_[counter].get(), value));
+TRITONSERVER_Metric* CounterFamily::Counter(const Labels& labels) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TRITONSERVER_Metric*& counter = counters_[labels];
+  if (counter == nullptr) {
+    using Parameter = std::unique_ptr<TRITONSERVER_Parameter, void (*)(TRITONSERVER_Parameter*)>;
+    std::vector<Parameter> owned;
+    std::vector<const TRITONSERVER_Parameter*> parameters;
+    for (const auto& [name, value] : labels) {
+      owned.emplace_back(
+          TRITONSERVER_ParameterNew(name.c_str(), TRITONSERVER_PARAMETER_STRING, value.c_str()),
+          TRITONSERVER_ParameterDelete);
+      parameters.push_back(owned.back().get());
+    }
+    Check(TRITONSERVER_MetricNew(&counter, family_, parameters.data(), parameters.size()));
   }
+  return counter;
 }
 
 std::unique_ptr<TextMeter> TextMeter::Of(const Configuration& configuration, uint64_t version) {
@@ -75,16 +98,8 @@ std::unique_ptr<TextMeter> TextMeter::Of(const Configuration& configuration, uin
 }
 
 TextMeter::TextMeter(const Configuration& configuration, std::vector<size_t> read, uint64_t version)
-    : read_(std::move(read)),
-      tasks_(configuration.tasks),
-      refuses_long_(configuration.refuses_long),
-      texts_("sparse_serve_texts_total", "Texts answered"),
-      tokens_("sparse_serve_tokens_total", "Tokens of texts answered, special ones included"),
-      truncated_("sparse_serve_truncated_total", "Texts answered of which tokens were left out"),
-      refused_("sparse_serve_refused_total", "Texts refused"),
-      padding_("sparse_serve_padding_saved_total",
-               "Tokens that padding would have added to what was computed"),
-      seconds_("sparse_serve_stage_seconds_total", "Seconds spent on texts") {
+    : read_(std::move(read)), refuses_long_(configuration.refuses_long), tasks_(ReadTasks(configuration)) {
+  Families& families = TheFamilies();
   const CounterFamily::Labels labels = {{"model", configuration.model}, {"version", std::to_string(version)}};
   const auto with = [&labels](const char* name, const std::string& value) {
     CounterFamily::Labels more = labels;
@@ -95,18 +110,18 @@ TextMeter::TextMeter(const Configuration& configuration, std::vector<size_t> rea
   if (tasks_.size() > 1 && !task.empty()) {
     task_input_ = task[0];
     for (const std::string& each : tasks_) {
-      texts_.Begin(with("task", each));
+      texts_.push_back(families.texts.Counter(with("task", each)));
     }
   } else {
-    texts_.Begin(labels);
-  }
-  for (CounterFamily* family : {&tokens_, &truncated_, &padding_}) {
-    family->Begin(labels);
+    texts_.push_back(families.texts.Counter(labels));
   }
   for (const char* reason : kReasons) {
-    refused_.Begin(with("reason", reason));
+    refused_.push_back(families.refused.Counter(with("reason", reason)));
   }
-  seconds_.Begin(with("stage", "graph"));
+  tokens_ = families.tokens.Counter(labels);
+  truncated_ = families.truncated.Counter(labels);
+  padding_ = families.padding.Counter(labels);
+  seconds_ = families.seconds.Counter(with("stage", "graph"));
 }
 
 void TextMeter::Count(const RunOutputs& outputs, const std::vector<std::string_view>& tasks, double seconds) {
@@ -115,7 +130,7 @@ void TextMeter::Count(const RunOutputs& outputs, const std::vector<std::string_v
   const int32_t* counts = counted.data<int32_t>();
   const bool* truncated = outputs[read_[1]].data<bool>();
   const int32_t* invalid_at = outputs[read_[2]].data<int32_t>();
-  std::vector<size_t> texts(std::max<size_t>(1, tasks_.size()));
+  std::vector<size_t> texts(texts_.size());
   size_t not_utf8 = 0, too_long = 0, no_task = 0, cut = 0;
   int64_t tokens = 0, computed = 0, longest = 0;
   for (size_t row = 0; row < rows; ++row) {
@@ -137,22 +152,17 @@ void TextMeter::Count(const RunOutputs& outputs, const std::vector<std::string_v
       cut += truncated[row] ? 1 : 0;
     }
   }
-  const auto add = [](CounterFamily* family, auto value, size_t counter = 0) {
-    family->Add(counter, static_cast<double>(value));
-  };
-  if (tasks.empty()) {
-    add(&texts_, texts[0]);
+  const auto add = [](TRITONSERVER_Metric* counter, auto value) { Add(counter, static_cast<double>(value)); };
+  for (size_t task = 0; task < texts.size(); ++task) {
+    add(texts_[task], texts[task]);
   }
-  for (size_t task = 0; !tasks.empty() && task < texts.size(); ++task) {
-    add(&texts_, texts[task], task);
-  }
-  add(&tokens_, tokens);
-  add(&truncated_, cut);
-  add(&padding_, static_cast<int64_t>(rows) * longest - computed);
-  add(&seconds_, seconds);
-  add(&refused_, not_utf8, kNotUtf8);
-  add(&refused_, too_long, kTooLong);
-  add(&refused_, no_task, kNoTask);
+  add(tokens_, tokens);
+  add(truncated_, cut);
+  add(padding_, static_cast<int64_t>(rows) * longest - computed);
+  add(seconds_, seconds);
+  add(refused_[kNotUtf8], not_utf8);
+  add(refused_[kTooLong], too_long);
+  add(refused_[kNoTask], no_task);
 }
 
 void TextMeter::Refuse(const std::exception& error, size_t texts) {
@@ -162,7 +172,7 @@ void TextMeter::Refuse(const std::exception& error, size_t texts) {
   } else if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) {
     reason = kMalformed;
   }
-  refused_.Add(reason, static_cast<double>(texts));
+  Add(refused_[reason], static_cast<double>(texts));
 }
 
 }  // namespace sparse_serve

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,22 +18,21 @@
 
 namespace sparse_serve {
 
-// Counters of one name; what has its labels elsewhere counts with it.
+// Counters of one name, by their labels. They stay as long as the process runs, as a model that is loaded
+// again goes on with them: where Triton deletes a counter, one of the same labels is of no use any more.
 class CounterFamily {
  public:
   using Labels = std::vector<std::pair<std::string, std::string>>;
 
   CounterFamily(const char* name, const char* description);
 
-  // Begins another counter, at 0. Returns its place.
-  size_t Begin(const Labels& labels);
-  void Add(size_t counter, double value);
+  // The counter of these labels, which begins at 0.
+  TRITONSERVER_Metric* Counter(const Labels& labels);
 
  private:
-  using Metric = std::unique_ptr<TRITONSERVER_Metric, void (*)(TRITONSERVER_Metric*)>;
-
-  std::unique_ptr<TRITONSERVER_MetricFamily, void (*)(TRITONSERVER_MetricFamily*)> family_;
-  std::vector<Metric> counters_;  // which the family outlives
+  TRITONSERVER_MetricFamily* family_ = nullptr;
+  std::mutex mutex_;
+  std::map<Labels, TRITONSERVER_Metric*> counters_;
 };
 
 // Instances of a model share one. Any thread may count.
@@ -44,7 +45,7 @@ class TextMeter {
   // The outputs that say so, by their places in the configuration: every run needs them.
   const std::vector<size_t>& read() const { return read_; }
 
-  // The place of the input that says what task a text is for; kNone where the model has one.
+  // The place of the input that says what task a text is for; kNone where the model has one task.
   size_t task_input() const { return task_input_; }
 
   // Counts the texts of a run, those that are answered and those that are marked. `tasks` are what they are
@@ -62,10 +63,12 @@ class TextMeter {
   TextMeter(const Configuration& configuration, std::vector<size_t> read, uint64_t version);
 
   const std::vector<size_t> read_;  // token_count, truncated, invalid_at
-  const std::vector<std::string> tasks_;
   const bool refuses_long_;
+  std::vector<std::string> tasks_;  // in order
   size_t task_input_ = kNone;
-  CounterFamily texts_, tokens_, truncated_, refused_, padding_, seconds_;
+  std::vector<TRITONSERVER_Metric*> texts_;    // by task; one where there is one
+  std::vector<TRITONSERVER_Metric*> refused_;  // by reason
+  TRITONSERVER_Metric *tokens_, *truncated_, *padding_, *seconds_;
 };
 
 }  // namespace sparse_serve

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,7 @@ class Server:
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.process = psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        self.metrics_url = f"http://127.0.0.1:{metrics}/metrics"
         self.client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc}")
         wait_for(self._is_ready)
 
@@ -221,7 +223,7 @@ def test_requests_are_concatenated_and_split_again(server: Server, tiny: ModelPr
     requests = [tokens([[2, 5, 3]]), tokens([[2, 6, 3], [2, 7, 3]]), tokens([[2, 8, 3]])]
     session = open_graph(tiny)
     answers = model.together(*requests)
-    assert model.runs() == {4: 1}
+    wait_for(lambda: model.runs() == {4: 1})
     for answer, columns in zip(answers, requests, strict=True):
         logits, rho = session.run(["logits", "rho"], columns)
         assert_same(answer, {"logits": logits, "rho": rho})
@@ -237,8 +239,47 @@ def test_only_the_guilty_request_fails(server: Server, tiny: ModelProto) -> None
 
 def test_a_request_without_rows_is_refused(server: Server, tiny: ModelProto) -> None:
     model = server.load(tiny)
-    answer = model.begin(tokens([[2, 5, 3]]), shape=[0, 3]).exception(timeout=60)
-    assert_refused(answer, "input 'input_ids' has no rows: give at least one")
+    for columns, shape in [(tokens([[2, 5, 3]]), [0, 3]), (tokens(np.zeros((0, 0), np.int64)), [0, 0])]:
+        answer = model.begin(columns, shape=shape).exception(timeout=60)
+        assert_refused(answer, "input 'input_ids' has no rows: give at least one")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([2**32 - 1, 0], "rows: give at most 64"),  # which Triton 24.10 takes for −1 rows of no bytes
+        ([3, 6148914691236517206], ""),  # two elements, modulo 2⁶⁴
+        ([2**31, 2**33], ""),
+        ([1, -2], ""),
+    ],
+)
+def test_shapes_that_no_memory_holds_are_refused(
+    server: Server, tiny: ModelProto, shape: list[int], message: str
+) -> None:
+    """By Triton or by the backend; nothing is allocated for them."""
+    ids = np.full((1, 2), 5)
+
+    def edit(config: Any) -> None:
+        config.input[0].dims[:] = [-1]
+
+    model, wide = server.load(tiny), server.load(echo_graph(), edit)
+    empty = np.zeros((1, 0), np.int64) if 0 in shape else ids
+    answers = [model.begin(tokens(empty), shape=shape).exception(timeout=60)]
+    answers.append(wide.begin({"TEXT": np.array([[b"a", b"b"]], object)}, shape=shape).exception(timeout=60))
+    for answer in answers:
+        assert_refused(answer, "")
+    if message:
+        assert_refused(answers[0], message)
+    assert len(model.ask(tokens(ids))["logits"]) == 1
+
+
+def echo_graph() -> ModelProto:
+    """A graph that echoes texts of any shape."""
+    kind = TensorProto.STRING
+    tensors = [helper.make_tensor_value_info(name, kind, ["batch", "texts"]) for name in ("TEXT", "echo")]
+    node = helper.make_node("Identity", ["TEXT"], ["echo"])
+    made = helper.make_graph([node], "echo", tensors[:1], tensors[1:])
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_axes_that_differ_are_refused_where_they_would_broadcast(server: Server, tiny: ModelProto) -> None:
@@ -252,7 +293,7 @@ def test_each_request_gets_the_outputs_that_it_asks_for(server: Server, tiny: Mo
     begun = [model.begin(tokens([[2, 5, 3]]), "rho"), model.begin(tokens([[2, 6, 3]]), "logits", "rho")]
     answers = [each.result(timeout=60) for each in begun]
     assert [set(answer) for answer in answers] == [{"rho"}, {"logits", "rho"}]
-    assert model.runs() == {2: 1}
+    wait_for(lambda: model.runs() == {2: 1})
 
 
 def test_rows_are_run_so_many_tokens_at_a_time(server: Server, tiny: ModelProto) -> None:
@@ -263,7 +304,7 @@ def test_rows_are_run_so_many_tokens_at_a_time(server: Server, tiny: ModelProto)
     mask[0, 1:] = 0
     answer = model.ask(tokens(ids, mask))
     most = RUN_TOKENS // 64
-    assert model.runs() == Counter([most, most, rows - 2 * most])
+    wait_for(lambda: model.runs() == Counter([most, most, rows - 2 * most]))
     logits, rho = open_graph(tiny).run(["logits", "rho"], tokens(ids, mask))
     assert_same(answer, {"logits": logits, "rho": rho})
 
@@ -334,7 +375,7 @@ def test_bytes_reach_the_graph_as_they_are(server: Server, reading_graph: ModelP
     ]
     model = server.load(reading_graph, gathering(7))
     answers = model.together(*requests)
-    assert model.runs() == {7: 1}
+    wait_for(lambda: model.runs() == {7: 1})
     columns = [answer for answer in answers if isinstance(answer, dict)]
     assert [each["invalid_at"][:, 0].tolist() for each in columns] == [[-1], [-1, 2, -1], [2, 0], [-1]]
     assert [each["token_count"][:, 0].tolist() for each in columns] == [[6], [4, 3, 6], [3, 3], [7]]
@@ -365,6 +406,35 @@ def test_texts_of_a_request_have_a_limit_together(server: Server, reading_graph:
     assert_refused(
         answer, f"the texts of the request have {most // 4 * 5} bytes: give at most {most} at once"
     )
+
+
+def test_tasks_that_are_no_json_are_refused_at_load(server: Server, reading_graph: ModelProto) -> None:
+    with pytest.raises(InferenceServerException, match="the parameter tasks is no JSON: at byte 1"):
+        server.load(reading_graph, with_parameter("tasks", "{sst2"))
+
+
+def test_a_model_that_is_loaded_again_goes_on_counting(server: Server, reading_graph: ModelProto) -> None:
+    model = server.load(reading_graph)
+
+    def counted() -> dict[str, float]:
+        with urlopen(server.metrics_url) as response:
+            lines = response.read().decode().splitlines()
+        own = [line for line in lines if line.startswith("sparse_serve_") and f'"{model.name}"' in line]
+        return {line.split(" ")[0]: float(line.split(" ")[1]) for line in own if not line.endswith(" 0")}
+
+    rows = [(b"a", b"b"), (b"\xff", b""), (b"a b", b"")]
+    model.ask(texts(*rows))
+    model.together(texts(*[(b"a", b" " * (DEFAULT_TEXT_BYTES + 1))] * 2))
+    first = counted()
+    config = server.repository / model.name / CONFIG_NAME
+    config.write_text(config.read_text() + "\n# another\n")
+    server.client.load_model(model.name)
+    model.ask(texts(*rows))
+    again = {name: value for name, value in counted().items() if "seconds" not in name}
+    assert sum(value for name, value in again.items() if "texts_total" in name) == 4
+    assert sum(value for name, value in again.items() if "not_utf8" in name) == 2
+    assert sum(value for name, value in again.items() if "too_large" in name) == 2
+    assert again.keys() == first.keys() - {name for name in first if "seconds" in name}
 
 
 def laborious(loops: int) -> ModelProto:
@@ -421,8 +491,10 @@ SHORT = labour(np.array([[2, 5, 3]]))
 
 def test_short_requests_do_not_wait_for_long_ones(server: Server) -> None:
     model = server.load(laborious(500))
-    model.ask(SHORT)
+    short = [model.begin(SHORT) for _ in range(3)]  # so that others are expected
     long = model.begin(labour(np.full((10, 64), 5)))
+    for each in short:
+        each.result(timeout=60)
     for _ in range(5):
         assert model.ask(SHORT)["logits"].item() == 10
     assert not long.done()
@@ -438,8 +510,8 @@ def beside_short_ones(model: Model, requests: Sequence[Columns]) -> list[Columns
     return [each.exception() or each.result() for each in begun]
 
 
-def test_many_long_requests_take_turns_with_short_ones(server: Server) -> None:
-    """What is larger than a run is computed in parts, and gets one answer."""
+def test_many_long_requests_beside_short_ones_are_computed_in_parts(server: Server) -> None:
+    """What is larger than a run gets one answer."""
     model = server.load(laborious(4))
     rng = np.random.default_rng(1)
     ids = [rng.integers(5, 30, (rows, 64)) for rows in [40, 5, 16, 33] * 5]
@@ -459,7 +531,7 @@ def test_a_part_that_fails_fails_its_request_alone(server: Server) -> None:
         assert_same(each, {"logits": np.full((40, 1), 320)})
 
 
-def test_what_waits_is_answered_before_a_model_goes(server: Server) -> None:
+def test_what_was_asked_is_answered_before_a_model_goes(server: Server) -> None:
     model = server.load(laborious(50))
     model.ask(SHORT)
     begun = [model.begin(labour(np.full((20, 64), 5))) for _ in range(4)]
@@ -479,7 +551,7 @@ def test_statistics_count_what_is_answered_later(server: Server) -> None:
         return statistics.inference_stats.success.count, statistics.inference_stats.compute_infer.count
 
     wait_for(lambda: counted() == (2, 2))
-    assert model.runs() == {1: 1, 16: 2, 8: 1}
+    wait_for(lambda: model.runs() == {1: 1, 16: 2, 8: 1})
 
 
 @pytest.fixture(scope="module")
@@ -620,7 +692,9 @@ def test_threads_are_as_many_as_asked_for_and_run_wherever_the_process_may(
         ("session.use_device_allocator_for_initializers", "1"),
     ],
 )
-def test_parameters_of_the_session_are_taken(server: Server, tiny: ModelProto, key: str, value: str) -> None:
+def test_parameters_of_the_session_are_accepted(
+    server: Server, tiny: ModelProto, key: str, value: str
+) -> None:
     model = server.load(tiny, with_parameter(key, value))
     (logits,) = open_graph(tiny).run(["logits"], tokens([[2, 5, 3]]))
     assert_same(model.ask(tokens([[2, 5, 3]]), "logits"), {"logits": logits})
@@ -675,7 +749,7 @@ def with_another_file(config: Any) -> None:
         (with_parameter("intra_op_thread_count", "two"), "failed to convert intra_op_thread_count 'two'"),
         (with_parameter("enable_mem_arena", "maybe"), "failed to convert enable_mem_arena 'maybe'"),
         (with_parameter("max_text_bytes", "0"), "max_text_bytes is '0': give a number of bytes from 1 to"),
-        (with_parameter("tasks", "{sst2"), "no JSON: at byte 1"),
+        (with_parameter("max_length", "0"), "max_length is '0': give a number of tokens"),
         (
             set_field("data_type", "input", 11),
             "configuration expects datatype TYPE_FP32 for input 'input_ids', model provides tensor(int64)",
