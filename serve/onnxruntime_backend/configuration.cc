@@ -97,7 +97,6 @@ GraphOptimizationLevel ReadGraphLevel(const Json& graph) {
 
 Configuration::Configuration(std::string name, const Json& json)
     : model(std::move(name)),
-      is_batched(json["max_batch_size"].Integer() > 0),
       max_batch_size(json["max_batch_size"].Integer()),
       filename(json["default_model_filename"].text()),
       inputs(ReadTensors(json["input"])),

@@ -33,8 +33,9 @@ class Configuration {
   // that is none.
   Configuration(std::string model, const Json& json);
 
+  bool is_batched() const { return max_batch_size > 0; }
+
   std::string model;
-  bool is_batched = false;
   int64_t max_batch_size = 0;
   std::string filename;
   std::vector<ConfiguredTensor> inputs;

@@ -46,6 +46,15 @@ TRITONSERVER_Error* ToTriton(const std::exception& error) {
                                OneLine(error).c_str());
 }
 
+bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept {
+  if (error == nullptr) {
+    return true;
+  }
+  Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, std::string(what) + TRITONSERVER_ErrorMessage(error));
+  TRITONSERVER_ErrorDelete(error);
+  return false;
+}
+
 void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& message) noexcept {
   // What cannot be logged cannot be told either.
   TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, file, line, message.c_str()));

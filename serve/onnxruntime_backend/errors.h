@@ -34,6 +34,9 @@ TRITONSERVER_Error* ToTriton(const std::exception& error);
 
 void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& message) noexcept;
 
+// Whether nothing went wrong; else logs what did, and releases the error.
+bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept;
+
 // Calls `function`, which may throw, where Triton or a thread calls and nothing may be thrown.
 template <class Function>
 TRITONSERVER_Error* Guarded(Function function) noexcept {

@@ -44,20 +44,16 @@ Instance::~Instance() {
 
 void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
   Requests owned(count);
-  TRITONSERVER_Error* const error = Guarded([&] {
-    for (uint32_t index = 0; index < count; ++index) {
-      try {
-        owned[index] = std::make_shared<Request>(served_, requests[index]);
-      } catch (const std::bad_alloc&) {
-        const Request given_up(served_, requests[index]);
-      }
-    }
-    Answer(owned);
-  });
-  if (error != nullptr) {
-    Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, TRITONSERVER_ErrorMessage(error));
-    TRITONSERVER_ErrorDelete(error);
-  }
+  Succeeds("requests could not be answered: ", Guarded([&] {
+             for (uint32_t index = 0; index < count; ++index) {
+               try {
+                 owned[index] = std::make_shared<Request>(served_, requests[index]);
+               } catch (const std::bad_alloc&) {
+                 const Request given_up(served_, requests[index]);
+               }
+             }
+             Answer(owned);
+           }));
 }
 
 // Some of them may be missing, or answered.
@@ -143,7 +139,7 @@ void Instance::ComputeSound(const Run& run) {
   const uint64_t compute_end_ns = Now();
   for (const size_t output : outputs->places()) {
     const OutputTensor& tensor = (*outputs)[output];
-    if (served_.configuration.is_batched && tensor.rows() != rows) {
+    if (served_.configuration.is_batched() && tensor.rows() != rows) {
       throw std::runtime_error("output '" + session_.outputs()[output].name + "' has " +
                                std::to_string(tensor.rows()) + " rows for " + std::to_string(rows) +
                                " rows of input");

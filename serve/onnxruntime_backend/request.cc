@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <numeric>
 #include <string>
@@ -22,11 +21,6 @@ constexpr size_t kTokenBytes = 4;
 constexpr size_t kLengthBytes = sizeof(uint32_t);
 // Of an input: so many bytes of each can be counted.
 constexpr size_t kMostElements = size_t{1} << 48;
-
-// Of a tensor that ONNX Runtime has made.
-size_t ElementsOf(const std::vector<int64_t>& shape) {
-  return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
-}
 
 // Of a tensor as a client says that it is, whose sizes may be any.
 size_t CheckedElements(const std::vector<int64_t>& shape, const std::string& name) {
@@ -300,31 +294,24 @@ void Request::Refuse(const std::exception& error) noexcept {
 
 // Sends all outputs, or the error, which it owns.
 void Request::Answer(TRITONSERVER_Error* error) noexcept {
-  const auto succeeds = [](const char* what, TRITONSERVER_Error* cause) {
-    if (cause != nullptr) {
-      Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, std::string(what) + TRITONSERVER_ErrorMessage(cause));
-      TRITONSERVER_ErrorDelete(cause);
-    }
-    return cause == nullptr;
-  };
   TRITONBACKEND_Response* response = nullptr;
-  if (succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle_))) {
+  if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle_))) {
     for (size_t output = 0; error == nullptr && output < wanted_.size(); ++output) {
       if (wanted_[output]) {
         error = Guarded([&] { Write(response, output); });
       }
     }
-    succeeds("an answer could not be sent: ",
+    Succeeds("an answer could not be sent: ",
              TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   }
   const uint64_t end_ns = Now();
   // What was computed in turns counts without the time between them.
   const uint64_t compute_end_ns = compute_end_ns_ == 0 ? end_ns : compute_end_ns_;
-  succeeds("a request could not be counted: ",
+  Succeeds("a request could not be counted: ",
            TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns_,
                                                        compute_end_ns - compute_ns_, compute_end_ns, end_ns));
   TRITONSERVER_ErrorDelete(error);
-  succeeds("a request could not be released: ",
+  Succeeds("a request could not be released: ",
            TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));
   handle_ = nullptr;
   pieces_.clear();
@@ -401,7 +388,7 @@ Owned<OrtValue> JoinInput(const Served& served, const std::vector<Slice>& run, s
   const OrtApi& api = runtime.api();
   const ElementType& type = *served.session.inputs()[input].type;
   std::vector<int64_t> shape = run[0].request->inputs()[input].shape;
-  if (served.configuration.is_batched) {
+  if (served.configuration.is_batched()) {
     shape[0] = 0;
     for (const Slice& slice : run) {
       shape[0] += static_cast<int64_t>(slice.rows);

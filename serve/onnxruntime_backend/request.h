@@ -50,7 +50,7 @@ class Request {
   const std::vector<InputTensor>& inputs() const { return inputs_; }     // in the session's order
   const std::vector<bool>& wanted() const { return wanted_; }            // for each output of the session
   const std::vector<size_t>& row_tokens() const { return row_tokens_; }  // about how many each row has
-  bool is_batched() const { return served_.configuration.is_batched; }
+  bool is_batched() const { return served_.configuration.is_batched(); }
   bool is_short() const { return tokens_ <= kShortTokens; }
   bool is_answered() const { return handle_ == nullptr; }
 

@@ -37,6 +37,14 @@ void LogFromOnnxRuntime(void*, OrtLoggingLevel level, const char*, const char*, 
       message);
 }
 
+std::vector<int64_t> ShapeOf(const OrtApi& api, const OrtTensorTypeAndShapeInfo* info) {
+  size_t rank = 0;
+  Check(api, api.GetDimensionsCount(info, &rank));
+  std::vector<int64_t> shape(rank);
+  Check(api, api.GetDimensions(info, shape.data(), rank));
+  return shape;
+}
+
 std::string ToString(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t axis = 0; axis < shape.size(); ++axis) {
@@ -72,6 +80,10 @@ Owned<OrtSessionOptions> MakeOptions(const OrtApi& api, const Configuration& con
 
 }  // namespace
 
+size_t ElementsOf(const std::vector<int64_t>& shape) {
+  return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+}
+
 OnnxRuntime::OnnxRuntime(const std::string& folder)
     : api_(LoadApi(folder)), env_(nullptr, api_->ReleaseEnv), memory_(nullptr, api_->ReleaseMemoryInfo) {
   OrtEnv* env = nullptr;
@@ -98,21 +110,17 @@ OutputTensor::OutputTensor(const OnnxRuntime& runtime, Owned<OrtValue> owned, co
   OrtTensorTypeAndShapeInfo* made = nullptr;
   Check(api, api.GetTensorTypeAndShape(value, &made));
   const Owned<OrtTensorTypeAndShapeInfo> info(made, api.ReleaseTensorTypeAndShapeInfo);
-  size_t rank = 0;
-  Check(api, api.GetDimensionsCount(made, &rank));
-  shape_.resize(rank);
-  Check(api, api.GetDimensions(made, shape_.data(), rank));
+  shape_ = ShapeOf(api, made);
   if (type.bytes > 0) {
     void* data = nullptr;
     Check(api, api.GetTensorMutableData(value, &data));
     data_ = data;
     return;
   }
-  const auto count = std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<>());
   size_t bytes = 0;
   Check(api, api.GetStringTensorDataLength(value, &bytes));
   texts_.resize(bytes);
-  offsets_.resize(static_cast<size_t>(count));
+  offsets_.resize(ElementsOf(shape_));
   Check(api, api.GetStringTensorContent(value, texts_.data(), bytes, offsets_.data(), offsets_.size()));
   offsets_.push_back(bytes);
 }
@@ -162,12 +170,9 @@ std::vector<GraphTensor> Session::ReadTensors(bool are_inputs) const {
     ONNXTensorElementDataType element;
     Check(api, api.GetTensorElementType(info, &element));
     tensor.type = FindElementType(element);
-    size_t rank = 0;
-    Check(api, api.GetDimensionsCount(info, &rank));
-    tensor.shape.resize(rank);
-    Check(api, api.GetDimensions(info, tensor.shape.data(), rank));
-    std::vector<const char*> symbols(rank);
-    Check(api, api.GetSymbolicDimensions(info, symbols.data(), rank));
+    tensor.shape = ShapeOf(api, info);
+    std::vector<const char*> symbols(tensor.shape.size());
+    Check(api, api.GetSymbolicDimensions(info, symbols.data(), symbols.size()));
     tensor.symbols.assign(symbols.begin(), symbols.end());
   }
   return tensors;
@@ -205,7 +210,7 @@ void Session::Select(const Configuration& configuration, bool are_inputs) {
                                (place->type == nullptr ? "another" : place->type->onnx_name));
     }
     std::vector<int64_t> dims = each.dims;
-    if (configuration.is_batched) {
+    if (configuration.is_batched()) {
       dims.insert(dims.begin(), -1);
     }
     const auto fits = [](int64_t own, int64_t graphs) { return graphs == -1 || graphs == own; };

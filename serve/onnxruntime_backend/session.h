@@ -42,6 +42,9 @@ class OnnxRuntime {
   mutable std::mutex opening_;
 };
 
+// How many elements a tensor of ONNX Runtime's has.
+size_t ElementsOf(const std::vector<int64_t>& shape);
+
 // An input or output of a graph.
 struct GraphTensor {
   std::string name;

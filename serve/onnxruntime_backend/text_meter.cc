@@ -91,7 +91,7 @@ std::unique_ptr<TextMeter> TextMeter::Of(const Configuration& configuration, uin
   std::vector<size_t> read =
       PlacesOf({{"token_count", "TYPE_INT32"}, {"truncated", "TYPE_BOOL"}, {"invalid_at", "TYPE_INT32"}},
                configuration.outputs);
-  if (read.empty() || !configuration.is_batched) {
+  if (read.empty() || !configuration.is_batched()) {
     return nullptr;
   }
   return std::unique_ptr<TextMeter>(new TextMeter(configuration, std::move(read), version));

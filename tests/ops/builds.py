@@ -68,16 +68,24 @@ def run_tests_on(
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run a part of the ops' tests on a library, in a process of its own; some of every file must pass."""
+    paths = [TESTS / f"test_{name}.py" for name in files]
+    run_tests(
+        paths, cases, *options, environment={"SPARSE_OPS_TEST_LIBRARY": str(library), **(environment or {})}
+    )
+
+
+def run_tests(paths: Sequence[Path], cases: str, *options: str, environment: Mapping[str, str]) -> None:
+    """Run a part of the tests of files in a process of its own; some of every file must pass."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-vx", *options]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist", "-k", cases]
     answer = subprocess.run(
-        command + [str(TESTS / f"test_{name}.py") for name in files],
+        [*command, *paths],
         cwd=PROJECT,
-        env=inherited | {"SPARSE_OPS_TEST_LIBRARY": str(library)} | dict(environment or {}),
+        env=inherited | dict(environment),
         check=False,
         capture_output=True,
         text=True,
     )
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
-    assert set(re.findall(r"test_(\w+)\.py::.* PASSED", answer.stdout)) == {*files}
+    assert set(re.findall(r"(\w+\.py)::.* PASSED", answer.stdout)) == {path.name for path in paths}

@@ -4,14 +4,12 @@ What a library would do unseen is an error there: reading or writing beyond a te
 memory, and arithmetic without a meaning. `ops/README.md` says how all tests run on such a build.
 """
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builds import build_folder, cxx, run_build, run_tests_on
+from builds import build_folder, cxx, run_build, run_tests, run_tests_on
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parents[1]
@@ -74,18 +72,9 @@ def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: li
 
 def test_the_backend_of_triton_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
     backend = sanitized / "serve" / "onnxruntime_backend" / "libtriton_onnxruntime.so"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    answer = subprocess.run(
-        [*command, "-k", "not threads", TESTS.parent / "serve" / "test_onnxruntime_backend.py"],
-        cwd=PROJECT,
-        env=inherited
-        | {"SPARSE_SERVE_TEST_BACKEND": str(backend), "SPARSE_SERVE_TEST_PRELOAD": " ".join(runtimes)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-10_000:]
+    environment = {"SPARSE_SERVE_TEST_BACKEND": str(backend), "SPARSE_SERVE_TEST_PRELOAD": " ".join(runtimes)}
+    paths = [TESTS.parent / "serve" / "test_onnxruntime_backend.py"]
+    run_tests(paths, "not threads", environment=environment)
 
 
 def test_an_overrun_into_the_next_piece_of_scratch_memory_is_reported(
