@@ -173,7 +173,8 @@ def test_servers_are_seen_as_deployed(profiled: Profiled) -> None:
         assert 30 * 2**20 < held.pss.value <= held.rss.value <= held.peak.value
         assert "tritonserver" in {each.name for each in held.processes}
         assert held.gpu is None
-        assert held.cgroup_peak is None or held.cgroup_peak.value > held.pss.value / 2
+        # What it wrote, and files that nobody had read before it: on a warm machine hardly any of them.
+        assert held.cgroup_peak is None or held.cgroup_peak.value > 16 * 2**20
     for measured in report.measurements:
         assert measured.cost.core_seconds is not None
         assert measured.cost.mebibyte_seconds is not None
