@@ -5,37 +5,43 @@
 Exports CHECKPOINT, a classifier of single texts, with the tokenizer in the graph and with it in the server,
 and a model that costs next to nothing with the same tokenizer. Then, on the cores that this process may use:
 
+- added by the server: the latency of one text with one sender, over HTTP and gRPC, less that of `Classifier`
+  for the same text. Each way in turn is asked for a few texts one after another, then for the next few, in an
+  order drawn anew each time; the first two of a turn, when caches and threads are another's, are not counted.
 - text over ids: 8 senders ask the small model for texts, and its graph of token ids for the same texts,
   tokenized beforehand. Texts per second, over the same protocol.
 - served over library: texts per second of `Classifier` in this process, and of the server with so many
   senders, or so many texts a request, that it is never idle.
-- added by the server: the latency of one text with one sender, over HTTP and gRPC, less that of `Classifier`.
 - the rows of a file, over HTTP and gRPC: labels, token counts, flags and logits against those of the
   server-side tokenizer, and a plain `onnxruntime` session with the op library against them too.
 - from the start of the server's process, and of the command `serve`, to the first answer.
 
-Times are taken in windows, a window of each in turn, several rounds. A ratio is the median of the rounds' own
-ratios; beside it stands that of the best windows. Writes `text_in_the_graph.csv`, a line per window and
-figure, with the environment.
+Throughput is taken in windows, a window of each in turn, several rounds. A ratio is the median of the rounds'
+own ratios; beside it stands that of the best windows. What is added is the median over all texts, beside it
+that of the best round. Writes `text_in_the_graph.csv`, a line per window, round and figure, with the
+environment.
 """
 
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle, islice, pairwise
+from operator import sub, truediv
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import numpy as np
 import onnxruntime
+import tritonclient.grpc
 import tritonclient.http
 import typer
 
@@ -70,7 +76,12 @@ SMALL_SENDERS, SINGLE_SENDERS = 8, 64
 FULL_SENDERS, FULL_TEXTS = 4, 32
 LIBRARY_TEXTS = 256
 SETTLING = 2
-OVER_HTTP, OVER_GRPC, IN_PROCESS = "one sender, HTTP", "one sender, gRPC", "library, one text"
+IN_PROCESS = "library"
+TURNS, TURN_TEXTS = 20, 20  # of each way in a round, and what it is asked for in each
+
+
+# Has one text answered.
+Way = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -86,23 +97,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Figure:
-    """What is asked for: a number made of those of two loads, named by what was measured."""
+    """What is asked for: the ratio of two loads' throughput, named by what was measured."""
 
     name: str
     wanted: str
     loads: tuple[str, str]
-    is_latency: bool = False
-
-    def of(self, first: float, second: float) -> float:
-        return first - second if self.is_latency else first / second
 
 
 FIGURES = (
     Figure("small model, 8 senders: text over ids", ">= 0.95", ("small, text", "small, ids")),
     Figure("served over library, 64 senders of one text", ">= 0.9", ("single texts", "library, many texts")),
     Figure("served over library, 4 senders of 32", ">= 0.9", ("full requests", "library, many texts")),
-    Figure("added to one text over HTTP, ms", "<= 1", (OVER_HTTP, IN_PROCESS), is_latency=True),
-    Figure("added to one text over gRPC, ms", "<= 1", (OVER_GRPC, IN_PROCESS), is_latency=True),
 )
 
 
@@ -125,13 +130,12 @@ def main(
     with ExitStack() as stack:
         server = stack.enter_context(served(repository, [DEMO, SMALL, graph_name(SMALL)]))
         about = environment(TritonLoad(server.grpc_url, SMALL, OUTPUT).server_version)
-        loads = make_loads(stack, server, repository, texts)
-        lines = [
-            line | {"met": met(line)} if "wanted" in line else line
-            for line in measure(loads, seconds, rounds)
-        ]
+        classifier = Classifier(repository / DEMO)
+        lines = [*added(make_ways(stack, server, classifier), texts, rounds)]
+        lines += measure(make_loads(stack, server, classifier, texts), seconds, rounds)
     for part in ((), equal_rows(repository, texts), first_answers(repository, texts[0], starts)):
-        lines += [line | {"met": met(line)} for line in part]
+        lines += part
+        lines = [line | {"met": met(line)} if "wanted" in line else line for line in lines]
         write_lines(results / "text_in_the_graph.csv", [about | line for line in lines])  # should it be ended
     for line in lines:
         if line.get("wanted"):
@@ -156,38 +160,10 @@ class InProcess:
         return ServerTimes()
 
 
-class OverHttp:
-    """A sender of single texts over HTTP, by stock tritonclient; the others are of gRPC."""
-
-    def __init__(self, http_url: str, model: str, texts: Sequence[str]) -> None:
-        self._url, self._model = http_url, model
-        self._own = threading.local()  # a window has a thread of its own, and a client is for one
-        self._texts = cycle(texts)
-
-    def request(self) -> Timing:
-        if not hasattr(self._own, "client"):
-            self._own.client = tritonclient.http.InferenceServerClient(self._url)
-        start = time.perf_counter_ns()
-        column = text_column([next(self._texts)])
-        text = tritonclient.http.InferInput(TEXT_INPUT, column.shape, "BYTES")
-        text.set_data_from_numpy(column)
-        wanted = [tritonclient.http.InferRequestedOutput(OUTPUT)]
-        sent = time.perf_counter_ns()
-        result = self._own.client.infer(self._model, [text], outputs=wanted)
-        answered = time.perf_counter_ns()
-        result.as_numpy(OUTPUT)
-        return Timing(sent - start, answered - sent, time.perf_counter_ns() - answered)
-
-    def server_times(self, at_least: int = 0) -> ServerTimes:
-        return ServerTimes()
-
-
 def make_loads(
-    stack: ExitStack, server: TritonServer, repository: Path, texts: Sequence[str]
+    stack: ExitStack, server: TritonServer, classifier: Classifier, texts: Sequence[str]
 ) -> dict[str, Asked]:
-    entry = read_entry(repository / DEMO)
-    classifier = Classifier(entry.path)
-    tokens = tokens_of(entry)
+    tokens = tokens_of(read_entry(server.repository / DEMO))
     singles = [tokens.batch([text]) for text in texts]
     fulls = [tokens.batch(part) for part in parts(texts, FULL_TEXTS)]
 
@@ -200,10 +176,28 @@ def make_loads(
         "single texts": asked(DEMO, SINGLE_SENDERS),
         "full requests": asked(DEMO, FULL_SENDERS, fulls),
         "library, many texts": Asked([InProcess(classifier, parts(texts, LIBRARY_TEXTS))], LIBRARY_TEXTS),
-        OVER_HTTP: Asked([OverHttp(server.http_url, DEMO, texts)]),
-        OVER_GRPC: asked(DEMO, 1),
-        IN_PROCESS: Asked([InProcess(classifier, parts(texts, 1))]),
     }
+
+
+def make_ways(stack: ExitStack, server: TritonServer, classifier: Classifier) -> dict[str, Way]:
+    return {
+        IN_PROCESS: lambda text: classifier([text]),
+        "HTTP": sender(stack, tritonclient.http, server.http_url),
+        "gRPC": sender(stack, tritonclient.grpc, server.grpc_url),
+    }
+
+
+def sender(stack: ExitStack, protocol: ModuleType, url: str) -> Way:
+    """Return a way to ask the server by stock tritonclient, by the one of its modules that is given."""
+    client = stack.enter_context(protocol.InferenceServerClient(url))
+
+    def send(text: str) -> None:
+        column = text_column([text])
+        tensor = protocol.InferInput(TEXT_INPUT, column.shape, "BYTES")
+        tensor.set_data_from_numpy(column)
+        client.infer(DEMO, [tensor], outputs=[protocol.InferRequestedOutput(OUTPUT)]).as_numpy(OUTPUT)
+
+    return send
 
 
 def tokens_of(entry: Entry) -> Tokens:
@@ -223,28 +217,58 @@ def measure(loads: dict[str, Asked], seconds: float, rounds: int) -> Iterator[Li
                 "figure": name,
                 "round": str(number),
                 "texts_per_s": f"{loads[name].per_second(window):.1f}",
-                "median_ms": f"{median_ms(window):.2f}",
+                "median_ms": f"{statistics.median(window.latencies_ms()):.2f}",
                 "client_cores": f"{window.client_cores:.2f}",
                 **columns("load_average"),
             }
         order = order[1:] + order[:1]
     for figure in FIGURES:
-        values = {
-            name: [
-                median_ms(each) if figure.is_latency else loads[name].per_second(each)
-                for each in windows[name]
-            ]
-            for name in figure.loads
-        }
-        first, second = values.values()
-        best = min if figure.is_latency else max
-        rounds_own = [figure.of(a, b) for a, b in zip(first, second, strict=True)]
+        first, second = ([loads[name].per_second(each) for each in windows[name]] for name in figure.loads)
         yield {
             "figure": figure.name,
-            "value": f"{statistics.median(rounds_own):.3f}",
-            "best": f"{figure.of(best(first), best(second)):.3f}",
+            "value": f"{statistics.median(map(truediv, first, second)):.3f}",
+            "best": f"{max(first) / max(second):.3f}",
             "wanted": figure.wanted,
         }
+
+
+def added(ways: Mapping[str, Way], texts: Sequence[str], rounds: int) -> Iterator[Line]:
+    """Yield a line for every way and round, and what asking a server adds to a text."""
+    upcoming = cycle(parts(texts, TURN_TEXTS))
+    drawn = random.Random(0)
+    differences: dict[str, list[list[float]]] = {name: [] for name in ways if name != IN_PROCESS}
+    for number in range(rounds):
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in islice(upcoming, TURNS):
+            for name in drawn.sample(list(ways), len(ways)):
+                ask(ways[name], turn[:SETTLING])
+                taken[name] += ask(ways[name], turn)
+        for name, times in taken.items():
+            median = f"{statistics.median(times):.2f}"
+            yield {
+                "figure": f"one text, {name}",
+                "round": str(number),
+                "median_ms": median,
+                **columns("load_average"),
+            }
+        for name, found in differences.items():
+            found.append(list(map(sub, taken[name], taken[IN_PROCESS])))
+    for name, found in differences.items():
+        yield {
+            "figure": f"added to one text over {name}, ms",
+            "value": f"{statistics.median(chain(*found)):.3f}",
+            "best": f"{min(map(statistics.median, found)):.3f}",
+            "wanted": "<= 1",
+        }
+
+
+def ask(way: Way, texts: Sequence[str]) -> list[float]:
+    """Return what each text took by itself, in ms."""
+    moments = [time.perf_counter()]
+    for text in texts:
+        way(text)
+        moments.append(time.perf_counter())
+    return [1000 * (end - start) for start, end in pairwise(moments)]
 
 
 def met(line: Line) -> str:
@@ -254,10 +278,6 @@ def met(line: Line) -> str:
     if bound[0] == ">=":
         return "yes" if value >= limit else "no"
     return "yes" if value <= limit else "no"
-
-
-def median_ms(window: Window) -> float:
-    return statistics.median(window.latencies_ms())
 
 
 def equal_rows(repository: Path, texts: Sequence[str]) -> Iterator[Line]:
