@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +22,7 @@ from serving import addresses, alive, leftovers, pending, serve, wait_for
 from slow_model import ask_http, write_slow_model
 
 from sparse_serve import op_library
+from sparse_serve.client import Client
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError, ServerError
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.manifest import OpLibrary
@@ -204,7 +206,9 @@ def test_where_to_listen_is_not_passed_through(repository: Path, arguments: list
         TritonServer(options(repository, extra_args=arguments)).start()
 
 
-def test_blanks_in_paths_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blanks_in_paths_are_refused_beside_a_python_backend(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Triton hands the paths of its Python stubs to a shell as they are."""
     renamed = repository.rename(repository.with_name("a b"))
     with pytest.raises(RepositoryError, match=r"model repository '.*/a b' has a blank in its path"):
@@ -212,6 +216,17 @@ def test_blanks_in_paths_are_refused(repository: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", str(renamed))
     with pytest.raises(ServerError, match=r"temporary files, '.*/a b', has a blank in its path, .* TMPDIR"):
         TritonServer(options(renamed.rename(repository))).launch_line()
+
+
+def test_blanks_in_paths_are_served_where_nothing_runs_in_python(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "a b" / "models"
+    repository.mkdir(parents=True)
+    write_entry(repository, make_spec(takes_text=True))
+    monkeypatch.setattr(tempfile, "tempdir", str(repository.parent))
+    with TritonServer(options(repository, mode="bundled")) as running, Client(running.http_url) as client:
+        assert client.classify("tiny", ["fine"])[0].label == "negative"
 
 
 def refuse_inference(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
@@ -348,9 +363,11 @@ def test_an_entry_for_another_library_version_is_refused(
         TritonServer(options(needing_library)).start()
 
 
-def test_numpy_2_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_2_is_refused_beside_a_python_backend(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sparse_serve.triton.installation.version", lambda package: "2.3.0")
-    with pytest.raises(ServerError, match="install numpy<2"):
+    with pytest.raises(ServerError, match=r"numpy 2.3.0 breaks .* sparse_serve_text of a model .* numpy<2"):
         TritonServer(options(repository, mode="bundled")).start()
 
 
@@ -512,6 +529,18 @@ def test_a_triton_on_path_without_the_backend_that_models_need_is_refused(
     find_triton().require_backends(["onnxruntime", ""])
     with pytest.raises(ServerError, match=rf"no Python backend in {backends}, .* sparse_serve_text of a mo"):
         TritonServer(options(repository)).start()
+
+
+def test_python_backends_alone_need_a_stub_for_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled = find_triton("bundled")
+    without = replace(bundled, stub=None)
+    monkeypatch.setattr(installation, "version", lambda package: "2.4.1")
+    for found in (bundled, without):
+        found.require_backends(["onnxruntime", ""])
+    with pytest.raises(
+        ServerError, match=r"no Python stub for Python 3.1\d, .* sparse_serve_text of a model"
+    ):
+        without.require_backends(["sparse_serve_text"])
 
 
 @pytest.mark.parametrize(

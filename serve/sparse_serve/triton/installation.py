@@ -69,16 +69,29 @@ class TritonInstallation:
         return (self.backends / ONNXRUNTIME).is_dir()
 
     def require_backends(self, names: Iterable[str]) -> None:
-        """See that the backends that models name can run: our text backend runs on Python.
+        """See that the backends that models name can run.
 
         Raises:
-            ServerError: the server has no Python backend, and they need it.
+            ServerError: one of them runs in Python, and the server has no Python backend, or the bundled one
+                has none for this environment.
         """
-        needing = sorted({PYTHON, TEXT_BACKEND}.intersection(names))
-        if needing and not (self.backends / PYTHON).is_dir():
+        needing = in_python(names)
+        if not needing:
+            return
+        if not (self.backends / PYTHON).is_dir():
             raise ServerError(
                 f"Triton at {self.executable} has no Python backend in {self.backends}, which the backend "
                 f"{needing[0]} of a model needs: install a Triton with it, or use --mode bundled"
+            )
+        if self.kind == "bundled" and self.stub is None:
+            raise ServerError(
+                f"the bundled Triton has no Python stub for Python {_PYTHON_VERSION}, which the backend "
+                f"{needing[0]} of a model needs: use Python 3.11 or 3.12"
+            )
+        if self.kind == "bundled" and int(version("numpy").split(".")[0]) >= 2:
+            raise ServerError(
+                f"numpy {version('numpy')} breaks the Python stub of the bundled Triton, which the backend "
+                f"{needing[0]} of a model needs: install numpy<2 in this environment"
             )
 
     def require_cuda_backend(self, model: str) -> None:
@@ -142,6 +155,11 @@ class TritonInstallation:
         return flags
 
 
+def in_python(names: Iterable[str]) -> list[str]:
+    """Return those of the backends that run in Python: our text backend does."""
+    return sorted({PYTHON, TEXT_BACKEND}.intersection(names))
+
+
 def find_triton(mode: Mode = "auto") -> TritonInstallation:
     """Return the `tritonserver` on PATH, or the one inside the nvidia-pytriton wheel.
 
@@ -185,24 +203,14 @@ def _bundled() -> TritonInstallation:
             "no Triton found: put tritonserver on PATH, or install the bundled one with "
             "pip install 'sparse-serve[serve]'"
         ) from None
-    if int(version("numpy").split(".")[0]) >= 2:
-        raise ServerError(
-            f"numpy {version('numpy')} breaks the Python stub of the bundled Triton: "
-            "install numpy<2 in this environment"
-        )
     site = Path(str(wheel.locate_file("")))
     root = site / "pytriton" / "tritonserver"
     backends = root / "backends"
-    stub = _stub_beside(backends)
-    if stub is None:
-        raise ServerError(
-            f"the bundled Triton has no Python stub for Python {_PYTHON_VERSION}: use Python 3.11 or 3.12"
-        )
     return TritonInstallation(
         kind="bundled",
         executable=root / "bin" / "tritonserver",
         backends=backends,
-        stub=stub,
+        stub=_stub_beside(backends),
         library_folders=(
             site / "nvidia_pytriton.libs",
             Path(sysconfig.get_config_var("LIBDIR")),

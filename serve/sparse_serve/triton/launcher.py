@@ -21,6 +21,7 @@ from sparse_serve.triton.installation import (
     TritonInstallation,
     backend_directory,
     find_triton,
+    in_python,
 )
 from sparse_serve.triton.preflight import (
     check_device,
@@ -73,7 +74,6 @@ class TritonServer(Server):
         """
         options = self.options
         refuse_listening_arguments(options.extra_args)
-        refuse_blank_paths(self.repository, self._folder.parent)
         self.models = servable_models(
             self.repository, self.view.models, verify=options.verify, pins=options.pins
         )
@@ -88,7 +88,10 @@ class TritonServer(Server):
             installation.require_cuda_backend(cuda_models(self.repository, self.models)[0])
         if installation.kind == "bundled":
             require_loopback(options.address, installation.version)
-        installation.require_backends(self._backends_of_models())
+        backends = self._backends_of_models()
+        installation.require_backends(backends)
+        if in_python(backends):
+            refuse_blank_paths(self.repository, self._folder.parent)
         flags = installation.flags()
         if claim_ports:
             self._claim_ports()
