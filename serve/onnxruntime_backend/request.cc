@@ -59,6 +59,35 @@ std::vector<std::string_view> SplitTexts(const char* data, size_t bytes, size_t 
   return texts;
 }
 
+// Where the bytes of an input lie, which are copied if they lie in several parts or not as their type wants.
+void ReadBytes(TRITONBACKEND_Input* handle, uint32_t count, size_t bytes, const GraphTensor& tensor,
+               InputTensor* input) {
+  std::vector<std::string_view> parts;
+  for (uint32_t index = 0; index < count; ++index) {
+    const void* memory = nullptr;
+    uint64_t part_bytes = 0;
+    TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
+    int64_t id = 0;
+    Check(TRITONBACKEND_InputBuffer(handle, index, &memory, &part_bytes, &type, &id));
+    if (type == TRITONSERVER_MEMORY_GPU) {
+      throw std::runtime_error("input '" + tensor.name +
+                               "' lies in memory of a GPU, which this backend does not read");
+    }
+    parts.emplace_back(static_cast<const char*>(memory), part_bytes);
+  }
+  const size_t alignment = std::max<size_t>(1, tensor.type->bytes);
+  if (parts.size() == 1 && reinterpret_cast<uintptr_t>(parts[0].data()) % alignment == 0) {
+    input->data = parts[0].data();
+    return;
+  }
+  input->copy = std::make_unique<char[]>(bytes);
+  char* place = input->copy.get();
+  for (const std::string_view part : parts) {
+    place = std::copy(part.begin(), part.end(), place);
+  }
+  input->data = input->copy.get();
+}
+
 // How many elements of a row are not zero.
 size_t CountNonzero(const char* row, size_t bytes, size_t element_bytes) {
   size_t count = 0;
@@ -126,71 +155,56 @@ void Request::Read() {
 }
 
 InputTensor Request::ReadInput(const GraphTensor& tensor) {
-  const std::string& name = tensor.name;
   TRITONBACKEND_Input* handle = nullptr;
-  Check(TRITONBACKEND_RequestInput(handle_, name.c_str(), &handle));
+  Check(TRITONBACKEND_RequestInput(handle_, tensor.name.c_str(), &handle));
   const int64_t* dimensions = nullptr;
-  uint32_t rank = 0, pieces = 0;
+  uint32_t rank = 0, parts = 0;
   uint64_t bytes = 0;
-  Check(TRITONBACKEND_InputProperties(handle, nullptr, nullptr, &dimensions, &rank, &bytes, &pieces));
+  Check(TRITONBACKEND_InputProperties(handle, nullptr, nullptr, &dimensions, &rank, &bytes, &parts));
   InputTensor input;
   input.shape.assign(dimensions, dimensions + rank);
-  if (rank != tensor.shape.size() || (rank > 0 && input.shape[0] == 0)) {
-    throw InvalidArgument("input '" + name + "' has no rows: give at least one");
-  }
-  const size_t elements = CheckedElements(input.shape, name);
-  const size_t rows = is_batched() ? static_cast<size_t>(input.shape[0]) : 1;
-  if (is_batched() && input.shape[0] > served_.configuration.max_batch_size) {
-    throw InvalidArgument("input '" + name + "' has " + std::to_string(rows) + " rows: give at most " +
-                          std::to_string(served_.configuration.max_batch_size));
-  }
+  const size_t elements = CheckedElements(input.shape, tensor.name);
+  const size_t rows = CheckedRows(tensor, input.shape);
   row_tokens_.resize(rows);
-  const size_t element_bytes = tensor.type->bytes;
-  if (element_bytes > 0 && bytes != elements * element_bytes) {
-    throw InvalidArgument("input '" + name + "' has " + std::to_string(bytes) +
-                          " bytes, its shape has room for " + std::to_string(elements * element_bytes));
-  }
-  if (element_bytes == 0 && bytes > elements * kLengthBytes) {
-    // Before any of it is copied.
-    const size_t text_bytes = bytes - elements * kLengthBytes;
-    if (elements == 1) {
-      CheckText(name, text_bytes);
-    }
-    CheckTexts(text_bytes);
-  }
-  std::vector<std::pair<const char*, size_t>> parts;
-  for (uint32_t index = 0; index < pieces; ++index) {
-    const void* memory = nullptr;
-    uint64_t part_bytes = 0;
-    TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
-    int64_t id = 0;
-    Check(TRITONBACKEND_InputBuffer(handle, index, &memory, &part_bytes, &type, &id));
-    if (type == TRITONSERVER_MEMORY_GPU) {
-      throw std::runtime_error("input '" + name +
-                               "' lies in memory of a GPU, which this backend does not read");
-    }
-    parts.emplace_back(static_cast<const char*>(memory), part_bytes);
-  }
-  const auto is_aligned = [element_bytes](const char* data) {
-    return element_bytes == 0 || reinterpret_cast<uintptr_t>(data) % element_bytes == 0;
-  };
-  if (parts.size() == 1 && is_aligned(parts[0].first)) {
-    input.data = parts[0].first;
-  } else {
-    input.copy = std::make_unique<char[]>(bytes);
-    char* place = input.copy.get();
-    for (const auto& [data, part_bytes] : parts) {
-      place = std::copy_n(data, part_bytes, place);
-    }
-    input.data = input.copy.get();
-  }
-  if (element_bytes > 0) {
+  CheckBytes(tensor, elements, bytes);
+  ReadBytes(handle, parts, bytes, tensor, &input);
+  if (tensor.type->bytes > 0) {
     input.row_bytes = bytes / rows;
   } else {
-    input.texts = SplitTexts(input.data, bytes, elements, name);
+    input.texts = SplitTexts(input.data, bytes, elements, tensor.name);
     input.row_texts = elements / rows;
   }
   return input;
+}
+
+size_t Request::CheckedRows(const GraphTensor& tensor, const std::vector<int64_t>& shape) const {
+  if (shape.size() != tensor.shape.size() || (!shape.empty() && shape[0] == 0)) {
+    throw InvalidArgument("input '" + tensor.name + "' has no rows: give at least one");
+  }
+  if (!is_batched()) {
+    return 1;
+  }
+  if (shape[0] > served_.configuration.max_batch_size) {
+    throw InvalidArgument("input '" + tensor.name + "' has " + std::to_string(shape[0]) +
+                          " rows: give at most " + std::to_string(served_.configuration.max_batch_size));
+  }
+  return static_cast<size_t>(shape[0]);
+}
+
+// Before any of them is copied.
+void Request::CheckBytes(const GraphTensor& tensor, size_t elements, size_t bytes) const {
+  const size_t expected = elements * tensor.type->bytes;
+  if (tensor.type->bytes > 0 && bytes != expected) {
+    throw InvalidArgument("input '" + tensor.name + "' has " + std::to_string(bytes) +
+                          " bytes, its shape has room for " + std::to_string(expected));
+  }
+  if (tensor.type->bytes == 0 && bytes > elements * kLengthBytes) {
+    const size_t text_bytes = bytes - elements * kLengthBytes;
+    if (elements == 1) {
+      CheckText(tensor.name, text_bytes);
+    }
+    CheckTexts(text_bytes);
+  }
 }
 
 // Holds shapes against each other, because broadcasting would hide some that differ.

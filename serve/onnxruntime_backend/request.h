@@ -73,6 +73,8 @@ class Request {
 
   void Read();
   InputTensor ReadInput(const GraphTensor& tensor);
+  size_t CheckedRows(const GraphTensor& tensor, const std::vector<int64_t>& shape) const;
+  void CheckBytes(const GraphTensor& tensor, size_t elements, size_t bytes) const;
   void CheckAxes() const;
   void CheckLimits() const;
   void CheckText(const std::string& input, size_t bytes) const;

@@ -73,7 +73,7 @@ def test_the_case_table_on_a_build_with_sanitizers(sanitized: Path, runtimes: li
 def test_the_backend_of_triton_on_a_build_with_sanitizers(sanitized: Path, runtimes: list[str]) -> None:
     backend = sanitized / "serve" / "onnxruntime_backend" / "libtriton_onnxruntime.so"
     environment = {"SPARSE_SERVE_TEST_BACKEND": str(backend), "SPARSE_SERVE_TEST_PRELOAD": " ".join(runtimes)}
-    paths = [TESTS.parent / "serve" / "test_onnxruntime_backend.py"]
+    paths = sorted((TESTS.parent / "serve").glob("test_onnxruntime_backend*.py"))
     run_tests(paths, "not threads", environment=environment)
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import onnx
 import pytest
+from loading_triton import LoadingTriton
+from onnx import ModelProto
 from tiny_entry import (
     AAA,
     CLASSES,
@@ -187,3 +190,16 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("questions") / "dev.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadingTriton]:
+    started = LoadingTriton(tmp_path_factory.mktemp("triton"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def graph_of_ids(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
+    """A graph of token ids, whose Gather fails on one that is none."""
+    return onnx.load(tiny_graph(tmp_path_factory.mktemp("graphs") / "tiny.onnx"))
