@@ -1,13 +1,19 @@
-// Products of small integers, several to a lane: of bytes with VNNI, of 16 bits with AVX2. AVX-512 alone has
-// none that are faster than float32's, as additions take the ports of products there.
+// Products of bytes, four to a lane, with VNNI or AVX2. AVX-512 alone has none that are faster than
+// float32's, as additions take the ports of products there. Words of 16 bits are no faster either where one
+// of two ports that multiply floats multiplies integers, as in AMD's processors up to Zen 2.
 //
-//   Whole                 such a number
-//   kWholeOffset          bytes of one factor are unsigned: they lie so much higher than what they stand for
-//   LargestWhole(n)       the largest of which n products, two at least, add up without overflow
+//   kLargestQuery         the largest number of a query, -kLargestQuery the smallest
+//   kLargestKey           likewise
+//   kQueryOffset          bytes of a query are unsigned: they lie so much higher than what they stand for
+//   kPacksTogether        rows are of a multiple of so many packed numbers
+//   kAddsHalves           whether the sums of so many are two of 16 bits to a lane
+//   kScreenRows           rows of a tile: its sums and factors fill the registers
 //   ToWholes, ToFloats    to the nearest and back
 //   StoreWholes(p, n, a)  p[0..n) = a[0..n), n a multiple of kPacked
-//   ShiftPacked           adds kWholeOffset to each number of packed ones
-//   AddProducts           adds to each lane its packed numbers' products, of which the first are shifted
+//   ShiftPacked           adds kQueryOffset to each number of packed ones
+//   AddProducts           adds packed numbers' products, of which the first are shifted, to sums
+//   AddHalves             adds both halves to a lane
+//   HalfSums              the largest sum of a key's numbers of one sign in a half, kLargestHalf at most
 //   LargestLane           of numbers that are not NaN
 //   LargestEach           lane i is the largest of the lanes of rows[i], not NaN either
 #pragma once
@@ -20,15 +26,21 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
+// So many numbers fill a lane.
+constexpr int64_t kPacked = 4;
+
 #if defined(SPARSE_OPS_USE_VNNI)
 
-using Whole = int8_t;
-constexpr int kWholeOffset = 128;
+constexpr int kLargestQuery = 127;
+constexpr int kLargestKey = 127;
+constexpr int kQueryOffset = 128;
+constexpr bool kAddsHalves = false;
+constexpr int64_t kPacksTogether = 1;
+constexpr int64_t kScreenRows = kKeyRows;
 
-constexpr int LargestWhole(int64_t) { return 127; }
 inline __m512i Native(Ints a) { return reinterpret_cast<__m512i>(a); }
 inline Ints ToWholes(Floats a) { return reinterpret_cast<Ints>(_mm512_cvtps_epi32(a)); }
-inline void StoreWholes(Whole* to, int64_t count, Ints a) {
+inline void StoreWholes(int8_t* to, int64_t count, Ints a) {
   _mm512_mask_cvtsepi32_storeu_epi8(to, static_cast<Mask>((1u << count) - 1), Native(a));
 }
 inline Ints ShiftPacked(Ints packed) {
@@ -40,25 +52,43 @@ inline Ints AddProducts(Ints sum, Ints shifted, Ints packed) {
 inline float LargestLane(Floats a) { return _mm512_reduce_max_ps(a); }
 inline Floats Sqrt(Floats a) { return _mm512_sqrt_ps(a); }
 
+constexpr int kLargestHalf = 1;
+struct HalfSums {
+  Floats largest{};
+
+  void Add(Floats, int64_t) {}
+  void Close() {}
+};
+
 #else
 
-using Whole = int16_t;
-constexpr int kWholeOffset = 0;
+constexpr int kLargestQuery = 63;
+constexpr int kLargestKey = 127;
+constexpr int kQueryOffset = kLargestQuery;
+constexpr bool kAddsHalves = true;
+constexpr int64_t kPacksTogether = 8;
+constexpr int64_t kScreenRows = 3;
 
-inline int LargestWhole(int64_t count) {
-  return static_cast<int>(__builtin_sqrtf(0x1.ffp30f / static_cast<float>(count)));
-}
 inline __m256i Native(Ints a) { return reinterpret_cast<__m256i>(a); }
 inline Ints ToWholes(Floats a) { return reinterpret_cast<Ints>(_mm256_cvtps_epi32(a)); }
-inline void StoreWholes(Whole* to, int64_t count, Ints a) {
+inline void StoreWholes(int8_t* to, int64_t count, Ints a) {
   const __m256i all = Native(a);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-  if (count == kLanes) return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
-  __builtin_memcpy(to, &words, static_cast<size_t>(count) * sizeof(Whole));
+  const __m128i bytes = _mm_packs_epi16(words, words);
+  if (count == kLanes) return _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
+  __builtin_memcpy(to, &bytes, kPacked);
 }
-inline Ints ShiftPacked(Ints packed) { return packed; }
-inline Ints AddProducts(Ints sum, Ints a, Ints b) {
-  return sum + reinterpret_cast<Ints>(_mm256_madd_epi16(Native(a), Native(b)));
+inline Ints ShiftPacked(Ints packed) {
+  return reinterpret_cast<Ints>(_mm256_add_epi8(Native(packed), _mm256_set1_epi8(kQueryOffset)));
+}
+inline Ints AddProducts(Ints halves, Ints shifted, Ints packed) {
+  Ints sums = reinterpret_cast<Ints>(
+      _mm256_add_epi16(Native(halves), _mm256_maddubs_epi16(Native(shifted), Native(packed))));
+  asm("" : "+x"(sums));  // in this order: GCC would add up products first, and have no registers for them
+  return sums;
+}
+inline Ints AddHalves(Ints sum, Ints halves) {
+  return sum + reinterpret_cast<Ints>(_mm256_madd_epi16(Native(halves), _mm256_set1_epi16(1)));
 }
 inline float LargestLane(Floats a) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -67,10 +97,27 @@ inline float LargestLane(Floats a) {
 }
 inline Floats Sqrt(Floats a) { return _mm256_sqrt_ps(a); }
 
-#endif
+// What has room in 15 bits by the largest shifted number, less what rounding adds and a bit for the division.
+constexpr int kLargestHalf = 32767 / (kLargestQuery + kQueryOffset) - static_cast<int>(kPacksTogether) - 1;
+struct HalfSums {
+  Floats above{}, below{};  // of the numbers on either side of 0
+  Floats largest{};
 
-// So many fill a lane.
-constexpr int64_t kPacked = 4 / static_cast<int64_t>(sizeof(Whole));
+  // A row's numbers from the column d on: lanes 0 and 1 of a pack are one half, 2 and 3 the other.
+  void Add(Floats x, int64_t d) {
+    above = above + Max(x, Floats{});
+    below = below + Max(Floats{} - x, Floats{});
+    if ((d + kLanes) % (kPacksTogether * kPacked) == 0) Close();
+  }
+  // At the end of a row.
+  void Close() {
+    const Floats pairs = _mm256_hadd_ps(above, below);
+    largest = Max(pairs + _mm256_permute2f128_ps(pairs, pairs, 1), largest);
+    above = below = Floats{};
+  }
+};
+
+#endif
 
 inline Floats ToFloats(Ints wholes) { return __builtin_convertvector(wholes, Floats); }
 inline Floats LargestEach(const Floats (&rows)[kLanes]) {

@@ -1,6 +1,5 @@
-// Which keys a query can attend to at all, by products of integers: of 8 bits, a quarter of the instructions
-// that products in float32 take, or of 16, half of them. The products of the few keys that are left are then
-// computed in float32.
+// Which keys a query can attend to at all, by products of bytes, which take a quarter to two thirds of the
+// time that products in float32 do. The products of the few keys that are left are then computed in float32.
 //
 // The screen is exact. Keys k and queries q are rounded to k' and q', each by a scale of its own, so that by
 // Cauchy and Schwarz no score is further from that of k' and q' than
@@ -29,8 +28,6 @@ constexpr float kLongest = 0x1p60f;
 constexpr float kLargestProduct = 0x1p120f;
 // The length that a row may have though its squares are too small for float32.
 constexpr float kVanished = 0x1p-57f;
-// Whether what a row loses is measured, or taken for the most that it can be, which of 16 bits is little.
-constexpr bool kMeasuresLoss = sizeof(Whole) == 1;
 
 // The first keys of so many parts of a sequence tell whether the screen is worth it.
 constexpr int64_t kProbes = 4;
@@ -43,14 +40,14 @@ constexpr int64_t MostCandidates(int64_t keys) { return keys / 4; }
 
 // Rows of integers with a scale each.
 struct WholeRows {
-  Whole* wholes;  // (rows, stride)
+  int8_t* wholes;  // (rows, stride)
   int64_t stride;
   float* scale;  // (rows), and further up to a multiple of kLanes
 };
 
 struct Screen {
   WholeRows keys;
-  int32_t* shift;  // (keys, likewise) where sums of products begin: kWholeOffset is in those of a query
+  int32_t* shift;  // (keys, likewise) where sums of products begin: kQueryOffset is in those of a query
   float* norms;    // max |k - k'| and max |k'|
   WholeRows queries;
   int32_t* query_panel;     // (stride / kPacked, kPanelQueries) packed numbers, shifted
@@ -62,7 +59,7 @@ struct Screen {
   int64_t room;
 
   void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
-    const int64_t stride = RoundUp(head_size, kPacked);
+    const int64_t stride = RoundUp(head_size, kPacked * kPacksTogether);
     keys = LayRows(layout, longest_sequence, stride);
     shift = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, kLanes)));
     norms = layout->Take(2);
@@ -77,7 +74,7 @@ struct Screen {
   }
 
   static WholeRows LayRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
-    auto* wholes = reinterpret_cast<Whole*>(layout->Take(rows * stride / kPacked));
+    auto* wholes = reinterpret_cast<int8_t*>(layout->Take(rows * stride / kPacked));
     return {wholes, stride, layout->Take(RoundUp(rows, kLanes))};
   }
 };
@@ -153,41 +150,53 @@ struct Rounded {
 inline Floats Length(Floats squares) { return Sqrt(squares) + Broadcast(kVanished); }
 
 // Rounds rows `first` to first + count, zeros up to their stride; from(r) is where the r-th of them lies.
-template <class RowAt>
+template <bool kIsKey, class RowAt>
 inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, const WholeRows& rows,
                          int64_t first) {
-  Floats largest[kLanes] = {}, norm[kLanes] = {};
+  Floats largest[kLanes] = {}, norm[kLanes] = {}, half[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
+    const auto* row = from(r);
+    Floats most{}, squares{};
+    HalfSums sums;
     for (int64_t d = 0; d < columns; d += kLanes) {
-      const Floats x = LoadFirst(from(r) + d, columns - d);
-      largest[r] = Max(Max(x, Floats{} - x), largest[r]);
-      norm[r] = MulAdd(x, x, norm[r]);
+      const Floats x = LoadFirst(row + d, columns - d);
+      most = Max(Max(x, Floats{} - x), most);
+      squares = MulAdd(x, x, squares);
+      if (kIsKey) sums.Add(x, d);
     }
+    sums.Close();
+    largest[r] = most;
+    norm[r] = squares;
+    half[r] = sums.largest;
   }
   const Floats magnitude = LargestEach(largest);
-  const Floats most = Broadcast(static_cast<float>(LargestWhole(rows.stride)));
   const Mask vanishes = Above(Broadcast(0x1p-100f), magnitude);
-  const Floats step = Select(vanishes, Floats{}, magnitude / most);
-  alignas(64) float factor[kLanes];
-  Store(factor, Select(vanishes, Floats{}, most / magnitude));
-  Store(rows.scale + first, step);
+  const Floats step = Max(magnitude / Broadcast(static_cast<float>(kIsKey ? kLargestKey : kLargestQuery)),
+                          LargestEach(half) / Broadcast(static_cast<float>(kLargestHalf)));
+  alignas(64) float factor[kLanes], width[kLanes];
+  Store(factor, Select(vanishes, Floats{}, Broadcast(1.0f) / step));
+  Store(width, Select(vanishes, Floats{}, step));
+  Store(rows.scale + first, Load(width));
   Floats lost[kLanes] = {}, sum[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
-    Whole* to = rows.wholes + (first + r) * rows.stride;
+    const auto* row = from(r);
+    int8_t* to = rows.wholes + (first + r) * rows.stride;
+    const Floats times = Broadcast(factor[r]), back = Broadcast(-width[r]);
+    Floats squares{}, total{};  // what is stored could be those that are read again
     for (int64_t d = 0; d < columns; d += kLanes) {
-      const Floats x = LoadFirst(from(r) + d, columns - d);
-      const Ints whole = ToWholes(x * Broadcast(factor[r]));
+      const Floats x = LoadFirst(row + d, columns - d);
+      const Ints whole = ToWholes(x * times);
+      const Floats rounded = ToFloats(whole);
+      const Floats y = MulAdd(rounded, back, x);
+      squares = MulAdd(y, y, squares);
+      total = total + rounded;
       StoreWholes(to + d, Min(RoundUp(columns - d, kPacked), kLanes), whole);
-      if constexpr (kMeasuresLoss) {
-        const Floats y = x - ToFloats(whole) * Broadcast(rows.scale[first + r]);
-        lost[r] = MulAdd(y, y, lost[r]);
-        sum[r] = sum[r] + ToFloats(whole);
-      }
     }
+    lost[r] = squares;
+    sum[r] = total;
+    for (int64_t d = RoundUp(columns, kPacked); d < rows.stride; ++d) to[d] = 0;
   }
-  // Half a step of each column at most, and how far the division itself is rounded.
-  const Floats half = Broadcast(0.26f * static_cast<float>(columns)) * step * step;
-  return {Length(SumEach(norm)), Length(kMeasuresLoss ? SumEach(lost) : half), SumEach(sum)};
+  return {Length(SumEach(norm)), Length(SumEach(lost)), SumEach(sum)};
 }
 
 // The keys of a head. A row that is not finite makes the norms so.
@@ -198,11 +207,11 @@ inline void RoundKeys(const KeysAndValues<Element>& head, int64_t keys, int64_t 
   Mask odd{};
   for (int64_t begin = 0; begin < keys; begin += kLanes) {
     const auto row = [&](int64_t r) { return head.key + (begin + r) * head.stride; };
-    const Rounded rounded = RoundRows(row, Min(kLanes, keys - begin), head_size, screen.keys, begin);
+    const Rounded rounded = RoundRows<true>(row, Min(kLanes, keys - begin), head_size, screen.keys, begin);
     odd = Or(odd, NotAtMost(rounded.length, Broadcast(kLongest)));
     longest = Max(longest, rounded.length);
     lost_most = Max(lost_most, rounded.lost);
-    StoreInts(screen.shift + begin, ToWholes(rounded.sum * Broadcast(-static_cast<float>(kWholeOffset))));
+    StoreInts(screen.shift + begin, ToWholes(rounded.sum * Broadcast(-static_cast<float>(kQueryOffset))));
   }
   const float lost = LargestLane(lost_most);
   screen.norms[0] = Any(odd) ? kInfinity : lost;
@@ -217,7 +226,7 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
   for (int64_t begin = 0; begin < panel.count; begin += kLanes) {
     const int64_t rows = Min(kLanes, panel.count - begin);
     const auto row = [&](int64_t r) { return panel.query(begin + r); };
-    const Rounded rounded = RoundRows(row, rows, head_size, screen.queries, begin);
+    const Rounded rounded = RoundRows<false>(row, rows, head_size, screen.queries, begin);
     const PackedAttention<Element>& tensors = panel.tensors;
     // Beside what is lost, how far the products themselves are rounded.
     const float per_length = screen.norms[0] + screen.norms[1] * 6e-8f * static_cast<float>(head_size + 64);
@@ -230,7 +239,6 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
     const int64_t stride = screen.queries.stride;
     Transpose(reinterpret_cast<const float*>(screen.queries.wholes + begin * stride), packs, rows, packs,
               reinterpret_cast<float*>(screen.query_panel) + begin, kPanelQueries);
-    if (kWholeOffset == 0 && rows == kLanes) continue;
     for (int64_t d = 0; d < packs; ++d) {
       int32_t* pack = screen.query_panel + d * kPanelQueries + begin;
       for (int64_t r = rows; r < kLanes; ++r) pack[r] = 0;
@@ -244,14 +252,14 @@ template <int64_t Rows, int64_t Vectors>
 inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&factor)[Vectors], float* scores,
                        float* maxima) {
   const int64_t packs = screen.keys.stride / kPacked;
-  const Whole* key = screen.keys.wholes + first * screen.keys.stride;
+  const int8_t* key = screen.keys.wholes + first * screen.keys.stride;
   Ints sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Ints{} + screen.shift[first + r];
   }
-  for (int64_t d = 0; d < packs; ++d) {
+  const auto add = [&](int64_t d, Ints(&to)[Rows][Vectors]) {
     Ints query[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -263,8 +271,22 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
       __builtin_memcpy(&pack, key + r * screen.keys.stride + d * kPacked, sizeof(pack));
       const Ints k = Ints{} + pack;
       SPARSE_OPS_UNROLL
-      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = AddProducts(sum[r][v], query[v], k);
+      for (int64_t v = 0; v < Vectors; ++v) to[r][v] = AddProducts(to[r][v], query[v], k);
     }
+  };
+  if constexpr (kAddsHalves) {
+    for (int64_t d = 0; d < packs; d += kPacksTogether) {
+      Ints halves[Rows][Vectors] = {};
+      SPARSE_OPS_UNROLL
+      for (int64_t p = 0; p < kPacksTogether; ++p) add(d + p, halves);
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < Rows; ++r) {
+        SPARSE_OPS_UNROLL
+        for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = AddHalves(sum[r][v], halves[r][v]);
+      }
+    }
+  } else {
+    for (int64_t d = 0; d < packs; ++d) add(d, sum);
   }
   SPARSE_OPS_UNROLL
   for (int64_t v = 0; v < Vectors; ++v) {
@@ -279,28 +301,48 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
   }
 }
 
-// Marks the candidates of kLanes queries from the lane `lane` of a panel on; which of them have few.
-inline Mask FewCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, float divisor) {
-  const int64_t keys = column.keys;
-  const Floats shift = Shift(column);
-  const Floats root = RootOfMaxima(column, shift, Broadcast(1.0f / divisor), Broadcast(-1.0f));
-  const Floats error = Load(screen.errors + lane);
-  const Floats least = shift + root * Broadcast(divisor) - (error + error);
+// Marks the candidates of kLanes queries from the lane `lane` of a panel on, of which `least` is the smallest
+// score; returns how many there are.
+inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, Floats least) {
   Ints count{};
-  for (int64_t begin = 0; begin < keys; begin += 32) {
-    Ints word{}, bit = Ints{} + 1;
-    const int64_t end = Min(keys - begin, 32);
-    for (int64_t i = 0; i < end; ++i) {
-      const Mask in = NotAtMost(Load(column.scores + (begin + i) * column.stride), least);
-      word = SetIf(in, word, bit);
-      bit = bit << 1;
-      count = CountIf(in, count);
+  for (int64_t begin = 0; begin < column.keys; begin += 32) {
+    Ints word{}, own{};
+    for (int64_t j = Min(column.keys, begin + 32) - 1; j >= begin; --j) {
+      const Mask in = NotAtMost(Load(column.scores + j * column.stride), least);
+      word = CountIf(in, word + word);
+      own = CountIf(in, own);
     }
+    count = count + own;
     StoreInts(screen.candidates + begin / 32 * kPanelQueries + lane, word);
   }
-  // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
-  const Floats counted = Select(Above(Broadcast(kInfinity), error), ToFloats(count), Broadcast(kInfinity));
-  return Above(Broadcast(static_cast<float>(MostCandidates(keys)) + 0.5f), counted);
+  return count;
+}
+
+// Marks the candidates of a panel. Returns the queries, a bit each, that have few.
+template <int64_t Vectors>
+inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, float divisor) {
+  const Floats scale = Broadcast(1.0f / divisor);
+  alignas(64) float maxima[Vectors * kMaxClasses * kLanes];
+  Floats shift[Vectors], root[Vectors];
+  for (int64_t v = 0; v < Vectors; ++v) {
+    shift[v] = Shift(first.Beside(v));
+    ScaleMaxima(first.Beside(v), shift[v], scale, maxima + v * kMaxClasses * kLanes);
+    root[v] = Broadcast(-1.0f);
+  }
+  RootsFromLeft(maxima, kMaxClasses * kLanes, first.classes, root);
+  unsigned few = 0;
+  for (int64_t v = 0; v < Vectors; ++v) {
+    const int64_t lane = v * kLanes;
+    const Floats error = Load(screen.errors + lane);
+    const Floats least = shift[v] + root[v] * Broadcast(divisor) - (error + error);
+    const Ints count = MarkCandidates(screen, lane, first.Beside(v), least);
+    // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
+    const Mask trusted = Above(Broadcast(kInfinity), error);
+    const Floats counted = Select(trusted, ToFloats(count), Broadcast(kInfinity));
+    const float most = static_cast<float>(MostCandidates(first.keys)) + 0.5f;
+    few |= Bits(Above(Broadcast(most), counted)) << lane;
+  }
+  return few;
 }
 
 // As ScorePanel, by integers. Returns the queries, a bit each, of which few keys are left, their candidates
@@ -312,15 +354,14 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
   for (int64_t v = 0; v < Vectors; ++v)
     factor[v] = Load(screen.queries.scale + v * kLanes) * Broadcast(scale);
   const int64_t classes = ScoreGroups(keys, maxima, ahead, [&](int64_t j, float* class_maxima) {
-    ScreenKeys<kKeyRows, Vectors>(screen, j, factor, scores + j * kPanelQueries, class_maxima);
+    static_assert(kKeyRows % kScreenRows == 0, "a group of keys is of whole tiles");
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < kKeyRows; r += kScreenRows) {
+      ScreenKeys<kScreenRows, Vectors>(screen, j + r, factor, scores + (j + r) * kPanelQueries, class_maxima);
+    }
   });
-  unsigned few = 0;
-  for (int64_t v = 0; v < Vectors; ++v) {
-    const int64_t lane = v * kLanes;
-    const ScoreColumn column{scores + lane, kPanelQueries, keys, maxima + lane, kPanelQueries, classes};
-    few |= Bits(FewCandidates(screen, lane, column, divisor)) << lane;
-  }
-  return few;
+  return FewCandidates<Vectors>(screen, {scores, kPanelQueries, keys, maxima, kPanelQueries, classes},
+                                divisor);
 }
 
 // The candidates of a query, from the lane `lane` of the panel.
@@ -335,19 +376,30 @@ inline int64_t ListCandidates(const Screen& screen, int64_t lane, int64_t keys, 
 template <int64_t Vectors, class Element, class Held>
 inline void ScoreCandidates(const Element* query, const KeysAndValues<Held>& head, int64_t head_size,
                             float scale, const int32_t* keys, int64_t count, float* scores) {
-  Floats own[Vectors == 0 ? 1 : Vectors];
-  SPARSE_OPS_UNROLL
-  for (int64_t v = 0; v < Vectors; ++v) own[v] = Load(query + v * kLanes);
+  constexpr int64_t kTogether = 4;  // whose additions wait for each other less
   for (int64_t begin = 0; begin < count; begin += kLanes) {
-    Floats sum[kLanes];
+    Floats sum[kLanes] = {};
     SPARSE_OPS_UNROLL
-    for (int64_t t = 0; t < kLanes; ++t) {
-      const Held* key = head.key + keys[Min(begin + t, count - 1)] * head.stride;
-      sum[t] = Floats{};
+    for (int64_t first = 0; first < kLanes; first += kTogether) {
+      const Held* key[kTogether];
       SPARSE_OPS_UNROLL
-      for (int64_t v = 0; v < Vectors; ++v) sum[t] = MulAdd(own[v], Load(key + v * kLanes), sum[t]);
+      for (int64_t t = 0; t < kTogether; ++t) {
+        key[t] = head.key + keys[Min(begin + first + t, count - 1)] * head.stride;
+      }
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) {
+        const Floats own = Load(query + v * kLanes);
+        SPARSE_OPS_UNROLL
+        for (int64_t t = 0; t < kTogether; ++t) {
+          sum[first + t] = MulAdd(own, Load(key[t] + v * kLanes), sum[first + t]);
+        }
+      }
       for (int64_t d = Vectors == 0 ? 0 : head_size; d < head_size; d += kLanes) {
-        sum[t] = MulAdd(LoadFirst(query + d, head_size - d), LoadFirst(key + d, head_size - d), sum[t]);
+        const Floats own = LoadFirst(query + d, head_size - d);
+        SPARSE_OPS_UNROLL
+        for (int64_t t = 0; t < kTogether; ++t) {
+          sum[first + t] = MulAdd(own, LoadFirst(key[t] + d, head_size - d), sum[first + t]);
+        }
       }
     }
     const Mask real = MaskOf(OfFirst(Min(kLanes, count - begin)));

@@ -108,6 +108,26 @@ def test_a_key_far_longer_than_the_others_hides_none(library: Path, head_size: i
         assert (np.abs(support[:, 0] - (weights > 0).sum(-1)) <= 1).all()
 
 
+@pytest.mark.parametrize("signs", [[1], [-1], [1, 1, -1, -1], [1, -1]], ids=str)
+def test_numbers_of_one_sign_have_room_in_small_sums(library: Path, signs: list[int]) -> None:
+    """Of keys and queries whose products all add up, wherever bytes are added up in 16 bits."""
+    head_size = 64
+    case = AttentionCase("one_sign", (300,), 1, head_size)
+    query, key, value, borders = attention_inputs(case).values()
+    pattern = np.resize(signs, head_size).astype(np.float32)
+    key[:] = pattern * (1 + np.float32(0.1) * key)
+    query[::2] = 4 * pattern * (1 + np.float32(0.1) * query[::2])
+    query[1::2] *= 20
+    inputs = {"query": query, "key": key, "value": value, "cu_seqlens": borders}
+    output, support = run_op(
+        library, "SparsegenAttention", inputs, **attention_attributes("SparsegenAttention", case)
+    )
+    scores = query.astype(float) @ key.astype(float).T / head_size**0.5
+    weights = sparsegen_lin(scores, case.lambd)
+    np.testing.assert_allclose(output, weights @ value, rtol=0, atol=1e-4)
+    assert (np.abs(support[:, 0] - (weights > 0).sum(-1)) <= 1).all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_keys_of_two_kinds_leave_half_of_them(library: Path, seed: int) -> None:
     """Whose scores are spread as if few were left, beside queries of every size: panels of all kinds."""
