@@ -288,20 +288,9 @@ struct RowPairs {
   }
 };
 
-// All keys of a sequence.
-struct RowKeys {
-  const float* weights;
-  int64_t count;
-
-  template <class Visit>
-  void ForEach(const Visit& visit) const {
-    for (int64_t j = 0; j < count; ++j) visit(Broadcast(weights[j]), j);
-  }
-};
-
 // Vectors * kLanes columns of one row's output: what its sums hold and its own keys add.
-template <int64_t Vectors, class Keys, class Value, class Element>
-inline void FinishTile(const Keys& keys, const Value* value, ptrdiff_t stride, const float* sums,
+template <int64_t Vectors, class Value, class Element>
+inline void FinishTile(const RowPairs& keys, const Value* value, ptrdiff_t stride, const float* sums,
                        Floats normalizer, Element* output) {
   Floats sum[Vectors];
   SPARSE_OPS_UNROLL
@@ -316,8 +305,8 @@ inline void FinishTile(const Keys& keys, const Value* value, ptrdiff_t stride, c
   for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v] * normalizer);
 }
 
-template <class Keys, class Element, class Held>
-inline void FinishRow(const Keys& keys, const AxisHead<Element, Held>& head, const float* sums,
+template <class Element, class Held>
+inline void FinishRow(const RowPairs& keys, const AxisHead<Element, Held>& head, const float* sums,
                       Floats normalizer, Element* output) {
   const Held* value = head.keys.value;
   const ptrdiff_t stride = head.keys.stride;
@@ -397,51 +386,142 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
   SumBlock(head, block, AskedLanes(block, 0, block.count), normalizer, at);
 }
 
-// Up to this many full rows are cheaper one by one than in a panel.
-constexpr int64_t kFewRows = kLanes / 8 + 2;
+// Up to this many full rows are cheaper with keys in the lanes than in a panel.
+constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
+// So many of them are computed at a time: they share what is loaded of keys and values.
+constexpr int64_t kRowsAtOnce = 3;
 
-// Softmax over all keys of a sequence for one query, with keys in the lanes.
-template <class Element, class Held>
-inline void AttendRow(const AxisHead<Element, Held>& head, const float* query, int64_t keys,
-                      const AxisScratch& at, Element* output) {
-  Floats maxima = Broadcast(-kInfinity);
-  for (int64_t j = 0; j < keys; j += kLanes) {
-    const int64_t count = Min(kLanes, keys - j);
-    const Held* rows[kLanes];
-    for (int64_t t = 0; t < count; ++t) rows[t] = head.keys.key + (j + t) * head.keys.stride;
-    Floats products[kLanes] = {};
-    Multiply(query, rows, count, head.head_size, products, 1);
-    const Mask exists = MaskOf((1u << count) - 1);
-    const Floats scores = Select(exists, SumEach(products) * Broadcast(head.scale), Broadcast(-kInfinity));
-    Store(at.scores + j, scores);
-    maxima = Max(scores, maxima);
+// products[r][t] is the sum of the products of the r-th query and the t-th of `count` keys, or the last of
+// them, each lane apart.
+template <int64_t Rows, class Element, class Held>
+inline void MultiplyRows(const AxisHead<Element, Held>& head, const float* const* queries, const Held* key,
+                         int64_t count, Floats (&products)[Rows][kLanes]) {
+  constexpr int64_t kKeys = 4;  // whose sums fill the registers
+  SPARSE_OPS_UNROLL
+  for (int64_t first = 0; first < kLanes; first += kKeys) {
+    const Held* keys[kKeys];
+    SPARSE_OPS_UNROLL
+    for (int64_t t = 0; t < kKeys; ++t) keys[t] = key + Min(first + t, count - 1) * head.keys.stride;
+    Floats sum[Rows][kKeys] = {};
+    ForEachVector(head.head_size, [&](int64_t d, int64_t columns) {
+      Floats query[Rows];
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < Rows; ++r) query[r] = Load(queries[r] + d);
+      SPARSE_OPS_UNROLL
+      for (int64_t t = 0; t < kKeys; ++t) {
+        const Floats k = LoadFirst(keys[t] + d, columns);
+        SPARSE_OPS_UNROLL
+        for (int64_t r = 0; r < Rows; ++r) sum[r][t] = MulAdd(query[r], k, sum[r][t]);
+      }
+    });
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < Rows; ++r) {
+      SPARSE_OPS_UNROLL
+      for (int64_t t = 0; t < kKeys; ++t) products[r][first + t] = sum[r][t];
+    }
   }
+}
+
+// Replaces scores by exp(score - maximum); returns 1 / their sum, as ExponentiatePanel.
+inline Floats ExponentiateRow(float* scores, int64_t keys, Floats maxima) {
   float maximum = -kInfinity;
   for (int64_t lane = 0; lane < kLanes; ++lane) maximum = maxima[lane] > maximum ? maxima[lane] : maximum;
   const Floats shift = Broadcast(maximum > -kInfinity ? maximum : 0.0f);
-
   Floats sums = {};
   for (int64_t j = 0; j < keys; j += kLanes) {
-    const Floats weights = ExpNonPositive(Load(at.scores + j) - shift);
-    Store(at.scores + j, weights);
+    const Floats weights = ExpNonPositive(Load(scores + j) - shift);
+    Store(scores + j, weights);
     sums = sums + weights;
   }
   float total = 0.0f;
   for (int64_t lane = 0; lane < kLanes; ++lane) total += sums[lane];
-  const float normalizer = total <= 0.0f ? 0.0f : 1.0f / total;
-  for (int64_t d = 0; d < head.padded; d += kLanes) Store(at.sums + d, Floats{});
-  FinishRow(RowKeys{at.scores, keys}, head, at.sums, Broadcast(normalizer), output);
+  return Broadcast(total <= 0.0f ? 0.0f : 1.0f / total);
 }
 
+// Vectors * kLanes columns from d on of each row's sum over all values; columns: how many there are from d
+// on.
+template <int64_t Rows, int64_t Vectors, class Element, class Held>
+inline void SumTile(const AxisHead<Element, Held>& head, const float* weights, ptrdiff_t stride, int64_t keys,
+                    int64_t d, int64_t columns, float* sums) {
+  Floats sum[Rows][Vectors] = {};
+  for (int64_t j = 0; j < keys; ++j) {
+    const Held* value = head.keys.value + j * head.keys.stride + d;
+    Floats weight[Rows];
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < Rows; ++r) weight[r] = Broadcast(weights[r * stride + j]);
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) {
+      const Floats x =
+          v + 1 < Vectors ? Load(value + v * kLanes) : LoadFirst(value + v * kLanes, columns - v * kLanes);
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < Rows; ++r) sum[r][v] = MulAdd(weight[r], x, sum[r][v]);
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t r = 0; r < Rows; ++r) {
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) Store(sums + r * head.padded + d + v * kLanes, sum[r][v]);
+  }
+}
+
+// Softmax over all keys of a sequence for some queries, with keys in the lanes. Whichever queries are
+// computed together, each is as if alone.
+template <int64_t Rows, class Element, class Held>
+inline void AttendRows(const AxisHead<Element, Held>& head, const float* const* queries, int64_t keys,
+                       const AxisScratch& at, Element* const* outputs) {
+  const int64_t stride = RoundUp(keys, kLanes);
+  Floats maxima[Rows];
+  for (int64_t r = 0; r < Rows; ++r) maxima[r] = Broadcast(-kInfinity);
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const int64_t count = Min(kLanes, keys - j);
+    Floats products[Rows][kLanes];
+    MultiplyRows<Rows>(head, queries, head.keys.key + j * head.keys.stride, count, products);
+    const Mask exists = MaskOf((1u << count) - 1);
+    for (int64_t r = 0; r < Rows; ++r) {
+      const Floats scores =
+          Select(exists, SumEach(products[r]) * Broadcast(head.scale), Broadcast(-kInfinity));
+      Store(at.scores + r * stride + j, scores);
+      maxima[r] = Max(scores, maxima[r]);
+    }
+  }
+  Floats normalizer[Rows];
+  for (int64_t r = 0; r < Rows; ++r) {
+    normalizer[r] = ExponentiateRow(at.scores + r * stride, keys, maxima[r]);
+  }
+  constexpr int64_t kVectors = 4;
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= head.padded; d += kVectors * kLanes) {
+    SumTile<Rows, kVectors>(head, at.scores, stride, keys, d, head.head_size - d, at.sums);
+  }
+  for (; d < head.padded; d += kLanes) {
+    SumTile<Rows, 1>(head, at.scores, stride, keys, d, head.head_size - d, at.sums);
+  }
+  for (int64_t r = 0; r < Rows; ++r) {
+    WriteRow(at.sums + r * head.padded, head.head_size, normalizer[r], outputs[r]);
+  }
+}
+
+// A block of full rows, few of them.
 template <class Element, class Held>
-inline void AttendRows(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
+inline void AttendFew(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
+  const float* queries[kFewRows];
+  Element* outputs[kFewRows];
+  int64_t count = 0;
   for (int64_t i = 0; i < block.count; ++i) {
     const int32_t query = block.queries[i];
     if (query < 0) continue;
-    AttendRow(head, at.queries + i * head.padded, block.band_keys, at, head.output + query * head.stride);
+    queries[count] = at.queries + i * head.padded;
+    outputs[count++] = head.output + query * head.stride;
     if (head.support != nullptr) {
       head.support[query * head.support_stride] = static_cast<int32_t>(block.band_keys);
     }
+  }
+  for (int64_t i = 0; i < count; i += kRowsAtOnce) {
+    const int64_t left = count - i;
+    const auto attend = left == 1   ? AttendRows<1, Element, Held>
+                        : left == 2 ? AttendRows<2, Element, Held>
+                                    : AttendRows<kRowsAtOnce, Element, Held>;
+    attend(head, queries + i, block.band_keys, at, outputs + i);
   }
 }
 
@@ -514,7 +594,7 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
       const AxisHead<Element, Element> head = HeadOf(tensors, range, range.head + h);
       LoadQueries(head, block, at);
       if (full && count <= kFewRows && !pattern.extent.sparsegen) {
-        AttendRows(head, block, at);
+        AttendFew(head, block, at);
       } else if (is_held) {
         const auto keys_of_head = Hold(tensors, range, at.held);
         attend_block(HeadOf(tensors, range, range.head, keys_of_head), at);
