@@ -46,7 +46,7 @@ from sparse_serve.op_library import library_path
 from sparse_serve.profiling.memory import peak_bytes, resident_bytes
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.signature import TEXT_INPUT, nested
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import ServerOptions
 

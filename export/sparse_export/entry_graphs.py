@@ -20,7 +20,7 @@ from sparse_export.parity.texts import TextGate, TextParity
 from sparse_export.tasks import model_head
 from sparse_serve.errors import GateError
 from sparse_serve.repository.manifest import TargetCpu
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.tasks import Task
 
 Progress = Callable[[str], None]

@@ -40,7 +40,7 @@ from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
-from sparse_serve.stub.runs import RUN_TOKENS_ON
+from sparse_serve.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
 from sparse_serve.texts import require_many
 

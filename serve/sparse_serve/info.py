@@ -7,7 +7,7 @@ from sparse_serve.cuda import probe
 from sparse_serve.environment import read_cpu, read_gpus, read_op_library
 from sparse_serve.errors import OpLibraryError, ServerError
 from sparse_serve.op_library import DOMAIN, Device, verify_library
-from sparse_serve.triton.installation import find_triton
+from sparse_serve.triton.installation import PYTHON, TritonInstallation, find_triton
 
 _PACKAGES = (
     "sparse-serve",
@@ -73,4 +73,13 @@ def _triton() -> dict[str, Any]:
         "path": str(found.executable),
         "version": found.version,
         "onnxruntime_backend": "its own" if found.has_onnxruntime else "this package's",
+        "python_backend": _python_backend(found),
     }
+
+
+def _python_backend(triton: TritonInstallation) -> str:
+    try:
+        triton.require_backends([PYTHON])
+    except ServerError as error:
+        return str(error)
+    return "ready"

@@ -1,4 +1,4 @@
-"""A tiny SSAF checkpoint and its export, made once a session."""
+"""A tiny SSAF checkpoint and its export, made once a session, and an encoder for each file."""
 
 import hashlib
 import os
@@ -23,6 +23,7 @@ from sparse_export.graph.export import export_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_export.graph.tokenizer.tables import TokenizerTables
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer
+from tiny_training import make_encoder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,6 +67,12 @@ def _tables(tokenizer: str, folder: Path) -> TokenizerTables:
             path.write_bytes(pickle.dumps(derive_tables(Tokenizer.from_str(tokenizer))))
     tables: TokenizerTables = pickle.loads(path.read_bytes())
     return tables
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint folder of an encoder that a training begins with."""
+    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="session")

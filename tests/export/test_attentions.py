@@ -23,16 +23,11 @@ from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import FinetuneOptions, PatternOptions, choose_attentions, finetune, runs_of
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import Classification
-from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows
+from tiny_training import FAST, LAYERS, weights, write_rows
 
 TASK = Classification(("negative", "positive"))
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")

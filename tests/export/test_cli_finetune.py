@@ -38,14 +38,9 @@ from sparse_serve.errors import SparseServeError
 from sparse_serve.op_library import Device
 from sparse_serve.repository.manifest import TargetCpu, TokenizerPlace
 from sparse_serve.tasks.encoding import Truncation
-from tiny_training import make_encoder, weights, write_rows
+from tiny_training import weights, write_rows
 
 FAST = ("--epochs", "1", "--batch-size", "8")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture

@@ -16,16 +16,11 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.data import Columns
-from tiny_training import make_encoder, write_rows
+from tiny_training import write_rows
 
 FAST = ("--epochs", "1", "--batch-size", "8")
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.signature import graph_dtype
-from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
+from sparse_serve.runs import RUN_TOKENS, RUN_TOKENS_ON
 from tiny_models import make_model
 
 ABSENT = Machine(fault="NVML Shared Library Not Found")

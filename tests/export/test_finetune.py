@@ -43,11 +43,6 @@ pytestmark = pytest.mark.usefixtures("single_threaded")
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
 def encoder_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"), dropout=0)
 

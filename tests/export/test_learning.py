@@ -35,16 +35,11 @@ from sparse_export.training.sparsity import mean_rho
 from sparse_export.training.task import TaskJob
 from sparse_serve.data import Columns, read_data
 from sparse_serve.errors import DataError, OptionError
-from tiny_training import FAST, LAYERS, make_encoder, weights, write_rows
+from tiny_training import FAST, LAYERS, weights, write_rows
 
 AXIS = replace(FAST, attention=AttentionSpec.parse("axis", None), epochs=4)
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")

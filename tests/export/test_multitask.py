@@ -23,7 +23,7 @@ from sparse_export.multitask.objectives import SimCSE, contrast
 from sparse_export.training.objectives import Part
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.tasks import TASK_IDS
-from tiny_training import BAD, GOOD, NEUTRAL, interrupted_after, make_encoder, told, weights
+from tiny_training import BAD, GOOD, NEUTRAL, interrupted_after, told, weights
 
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
@@ -58,11 +58,6 @@ def write_tasks(folder: Path, **changes: Any) -> Path:
     path = folder / "tasks.yaml"
     path.write_text(json.dumps({"tasks": tasks} | changes), encoding="utf-8")  # JSON is YAML
     return path
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")

@@ -27,16 +27,10 @@ from sparse_export.training.sources import Source, read_rows
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError
 from tiny_models import make_tokenizer
-from tiny_training import make_encoder
 
 OPTIONS = PretrainOptions(max_train_rows=None)
 NSP = PretrainOptions(nsp=True)
 BUDGET = 40
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")

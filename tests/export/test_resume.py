@@ -30,11 +30,6 @@ AXIS = replace(RUN, attention=AttentionSpec.parse("axis+local1", None))
 pytestmark = pytest.mark.usefixtures("single_threaded")
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoder"))
-
-
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "train.tsv", ROWS)

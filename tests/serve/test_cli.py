@@ -469,10 +469,21 @@ def test_info_says_what_is_here(command: Run) -> None:
     assert found["versions"]["sparse-serve"] == version("sparse-serve")
     assert found["op_library"]["domain"] == "ai.sparse_serve"
     assert found["triton"]["path"].endswith("tritonserver")
+    assert found["triton"]["python_backend"] == "ready"
     assert found["devices"]["cpu"]["cores"] >= 1
     status, output, _ = command("info")
     assert status == 0
     assert "instruction_set" in output
+
+
+def test_info_says_what_keeps_the_python_backend_from_running(
+    command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sparse_serve.triton.installation.version", lambda package: "2.3.0")
+    status, output, _ = command("info", "--json")
+    assert status == 0
+    assert json.loads(output)["triton"]["python_backend"].startswith("numpy 2.3.0 breaks the Python stub")
 
 
 def test_the_version_is_shown() -> None:

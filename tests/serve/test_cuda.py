@@ -38,7 +38,7 @@ from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import OpLibrary
 from sparse_serve.repository.writing import EntrySpec, write_entry
-from sparse_serve.stub.runs import RUN_TOKENS_ON
+from sparse_serve.runs import RUN_TOKENS_ON
 from sparse_serve.triton.container import ContainerOptions, ContainerServer
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.server import Server, ServerOptions

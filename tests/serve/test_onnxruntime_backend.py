@@ -27,7 +27,7 @@ from graph_session import open_graph
 from sparse_export.graph.tokenizer.derive import derive_tables
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES, DEFAULT_TEXT_BYTES
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 from tokenizing import shaped_model, word_piece
 
 

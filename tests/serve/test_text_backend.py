@@ -20,7 +20,7 @@ from tiny_entry import CLASSES, MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, ti
 from sparse_serve.repository.config import read_config, to_text
 from sparse_serve.repository.manifest import Attention
 from sparse_serve.repository.writing import EntrySpec, write_entry
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.tasks import MultiLabel, Regression, Task
 from sparse_serve.triton.installation import backend_directory, find_triton
 

@@ -31,7 +31,7 @@ from sparse_export.graph.padded import PaddedModel
 from sparse_export.graph.precision import FP32, Precision
 from sparse_export.tasks import model_head
 from sparse_serve.op_library import Device
-from sparse_serve.stub.runs import RUN_TOKENS_ON
+from sparse_serve.runs import RUN_TOKENS_ON
 
 GraphKind = Literal[
     "tokens", "tokens_dense", "packed", "packed_dense", "padded_fused", "padded_eager", "unfused"

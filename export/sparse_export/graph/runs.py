@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from sparse_export.graph.around import Middle, Nodes
 from sparse_export.graph.inputs import BATCH, BORDERS, SEQUENCE, TOKENS
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 
 _CU_SEQLENS, _MASK = "cu_seqlens", "attention_mask"
 # The first row of a run.

@@ -23,7 +23,7 @@ from sparse_export.tasks.head import Head
 from sparse_export.tasks.several import SeveralHeads
 from sparse_serve.repository.measures import MEASURES
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT, text_inputs
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.tasks.encoding import Truncation
 

@@ -29,7 +29,7 @@ from sparse_export.tasks import model_head
 from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
 from sparse_serve.repository.measures import AXES
-from sparse_serve.stub.runs import RUN_TOKENS
+from sparse_serve.runs import RUN_TOKENS
 
 # Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005

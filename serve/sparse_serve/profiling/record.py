@@ -20,7 +20,7 @@ from sparse_serve.report.measured import VARIANTS, Measurement, Steady
 from sparse_serve.report.savings import limits, noise, savings, splits
 from sparse_serve.report.trade import pick, trade, trade_points
 from sparse_serve.repository.entries import Entry
-from sparse_serve.stub.runs import TOKEN_BYTES
+from sparse_serve.runs import TOKEN_BYTES
 from sparse_serve.triton.installation import find_triton
 
 _MEMORY_METHOD = (

@@ -9,7 +9,7 @@ import numpy as np
 from sparse_serve.profiling.subjects import GraphShape
 from sparse_serve.report.concluded import Expected, Growth
 from sparse_serve.report.measured import Measurement, Variant
-from sparse_serve.stub.runs import RUN_TOKENS, run_borders
+from sparse_serve.runs import RUN_TOKENS, run_borders
 
 # ONNX Runtime cannot prove that QKᵀ and its sum with the broadcast mask have the same shape while lengths are
 # free, so the Add gets an output of its own: two score tensors are live there. Softmax then works in place.

@@ -29,7 +29,7 @@ from sparse_serve.repository.tunable import (
     THREADS_PARAMETER,
 )
 from sparse_serve.repository.warmup import WARMUP_MASK, WARMUP_TOKENS, add_warmup, warmups
-from sparse_serve.stub.runs import RUN_TOKENS, RUN_TOKENS_ON
+from sparse_serve.runs import RUN_TOKENS, RUN_TOKENS_ON
 from sparse_serve.tasks import Task, answered
 from sparse_serve.tasks.encoding import Truncation
 

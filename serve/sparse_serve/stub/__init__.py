@@ -1,4 +1,4 @@
-"""What this package's text backend needs, which runs in Triton's Python stub: limits, runs and counters.
+"""What this package's text backend alone needs, which runs in Triton's Python stub: limits and counters.
 
 The standard library and numpy are all that it needs.
 """

@@ -29,6 +29,7 @@ TEXT_BACKEND_MODULES = (
     "repository/measures.py",
     "repository/tunable.py",
     "rows.py",
+    "runs.py",
     "stub",
     "tags.py",
     "tasks",
@@ -164,7 +165,7 @@ def find_triton(mode: Mode = "auto") -> TritonInstallation:
     """Return the `tritonserver` on PATH, or the one inside the nvidia-pytriton wheel.
 
     Raises:
-        ServerError: there is none, or the environment cannot run it.
+        ServerError: there is none, or one without backends.
     """
     if mode in ("auto", "path"):
         executable = shutil.which("tritonserver")
