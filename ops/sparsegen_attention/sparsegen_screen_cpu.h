@@ -309,7 +309,7 @@ inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn
     Ints word{}, own{};
     for (int64_t j = Min(column.keys, begin + 32) - 1; j >= begin; --j) {
       const Mask in = NotAtMost(Load(column.scores + j * column.stride), least);
-      word = CountIf(in, word + word);
+      word = CountIf(in, reinterpret_cast<Ints>(reinterpret_cast<Words>(word) << 1));
       own = CountIf(in, own);
     }
     count = count + own;
