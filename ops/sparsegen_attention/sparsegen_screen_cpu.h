@@ -321,15 +321,9 @@ inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn
 // Marks the candidates of a panel. Returns the queries, a bit each, that have few.
 template <int64_t Vectors>
 inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, float divisor) {
-  const Floats scale = Broadcast(1.0f / divisor);
-  alignas(64) float maxima[Vectors * kMaxClasses * kLanes];
   Floats shift[Vectors], root[Vectors];
-  for (int64_t v = 0; v < Vectors; ++v) {
-    shift[v] = Shift(first.Beside(v));
-    ScaleMaxima(first.Beside(v), shift[v], scale, maxima + v * kMaxClasses * kLanes);
-    root[v] = Broadcast(-1.0f);
-  }
-  RootsFromLeft(maxima, kMaxClasses * kLanes, first.classes, root);
+  for (int64_t v = 0; v < Vectors; ++v) root[v] = Broadcast(-1.0f);
+  RootsOfMaxima(first, Broadcast(1.0f / divisor), shift, root);
   unsigned few = 0;
   for (int64_t v = 0; v < Vectors; ++v) {
     const int64_t lane = v * kLanes;

@@ -232,6 +232,20 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   WeighSurvivors(tau, survivors);
 }
 
+// As RootOfMaxima for several columns beside each other, of which `shift` takes what v is counted from; tau:
+// the start, then the root.
+template <int64_t Columns>
+inline void RootsOfMaxima(const ScoreColumn& first, Floats scale, Floats (&shift)[Columns],
+                          Floats (&tau)[Columns]) {
+  alignas(64) float values[Columns * kMaxClasses * kLanes];
+  SPARSE_OPS_UNROLL
+  for (int64_t c = 0; c < Columns; ++c) {
+    shift[c] = Shift(first.Beside(c));
+    ScaleMaxima(first.Beside(c), shift[c], scale, values + c * kMaxClasses * kLanes);
+  }
+  RootsFromLeft(values, kMaxClasses * kLanes, first.classes, tau);
+}
+
 // So few keys of a row are solved as they are: most of them are kept for one of kLanes rows or another.
 constexpr int64_t kWholeKeys = 96;
 
@@ -242,15 +256,10 @@ template <int64_t Columns>
 inline void SolveWhole(const ScoreColumn& first, float divisor, int64_t rows,
                        Survivors (&survivors)[Columns]) {
   const Floats scale = Broadcast(1.0f / divisor);
-  alignas(64) float maxima[Columns * kMaxClasses * kLanes];
   Floats shift[Columns], tau[Columns];
   SPARSE_OPS_UNROLL
-  for (int64_t c = 0; c < Columns; ++c) {
-    shift[c] = Shift(first.Beside(c));
-    ScaleMaxima(first.Beside(c), shift[c], scale, maxima + c * kMaxClasses * kLanes);
-    tau[c] = Start(OfFirst(rows) >> (c * kLanes));
-  }
-  RootsFromLeft(maxima, kMaxClasses * kLanes, first.classes, tau);
+  for (int64_t c = 0; c < Columns; ++c) tau[c] = Start(OfFirst(rows) >> (c * kLanes));
+  RootsOfMaxima(first, scale, shift, tau);
 
   NewtonStep step[Columns];
   SPARSE_OPS_UNROLL
