@@ -3,7 +3,8 @@
 // What a lane does not attend to scores -inf, so that both normalizers work as they do on all keys.
 #pragma once
 
-#include "axis_attention/axis_keys_cpu.h"
+#include "axis_attention/axis_full_rows_cpu.h"
+#include "axis_attention/axis_head_cpu.h"
 #include "softmax_attention/softmax_attention_cpu.h"
 #include "sparsegen_lin/sparsegen_threshold_cpu.h"
 
@@ -11,53 +12,6 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 static_assert(kKeyRows <= kColumnPadding, "columns are scored kKeyRows at a time");
-
-struct AxisScratch {
-  HeldHead held;
-  float *column_keys, *column_values;  // (columns, padded head size)
-  float* queries;                      // (kPanelQueries, padded head size)
-  float *query_panel, *room, *scores, *maxima, *sums, *weights;
-  int32_t *survivors, *positive;
-  AxisKeysScratch keys;
-
-  int64_t Lay(float* base, const AxisExtent& extent) {
-    const int64_t padded = RoundUp(extent.head_size, kLanes);
-    ScratchLayout layout(base);
-    held.Lay(&layout, extent.held_keys, extent.head_size);
-    column_keys = layout.Take(extent.columns * padded);
-    column_values = layout.Take(extent.columns * padded);
-    queries = layout.Take(kPanelQueries * padded);
-    query_panel = layout.Take(extent.head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kRoomRows, extent.head_size));
-    scores = layout.Take((extent.slots + kKeyRows) * kPanelQueries);  // columns are scored kKeyRows at a time
-    maxima = layout.Take(kMaxClasses * kPanelQueries);
-    sums = layout.Take(padded * kPanelQueries);
-    const int64_t solved = extent.sparsegen ? extent.slots : 0;
-    weights = layout.Take(solved * kLanes);
-    survivors = reinterpret_cast<int32_t*>(layout.Take(solved));
-    positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(solved, 32) / 32 * kLanes));
-    keys.Lay(&layout, extent);
-    return layout.used();
-  }
-};
-
-inline size_t AxisAttentionScratchFloats(const AxisExtent& extent) {
-  return static_cast<size_t>(AxisScratch{}.Lay(nullptr, extent));
-}
-
-// One head of one sequence.
-template <class Element, class Held>
-struct AxisHead {
-  const Element* query;
-  KeysAndValues<Held> keys;
-  Element* output;
-  int32_t* support;
-  ptrdiff_t stride;  // of queries and outputs
-  ptrdiff_t support_stride;
-  int64_t head_size;
-  int64_t padded;  // head size
-  float scale;     // of the scores
-};
 
 // Keys or values of a band that are worked through at a time: all where they lie row on row.
 template <class Element, class Held>
@@ -118,6 +72,8 @@ template <class Element>
 inline void Multiply(const float* query, const Element* const* keys, int64_t count, int64_t head_size,
                      Floats* products, ptrdiff_t stride) {
   int64_t d = 0;
+  for (; d + 8 * kLanes <= head_size; d += 8 * kLanes)
+    AddProducts<8>(query, keys, count, d, products, stride);
   for (; d + 4 * kLanes <= head_size; d += 4 * kLanes)
     AddProducts<4>(query, keys, count, d, products, stride);
   for (; d + kLanes <= head_size; d += kLanes) AddProducts<1>(query, keys, count, d, products, stride);
@@ -128,19 +84,25 @@ inline void Multiply(const float* query, const Element* const* keys, int64_t cou
   }
 }
 
+// Scores of the first `rows` columns, kKeyRows at most.
+template <int64_t Vectors, int64_t Rows = kKeyRows, class Element, class Held>
+inline void ScoreSome(const AxisHead<Element, Held>& head, int64_t rows, const float* key, float* scores,
+                      const AxisScratch& at) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) return ScoreSome<Vectors, Rows - 1>(head, rows, key, scores, at);
+  }
+  ScoreKeys<Rows, Vectors>(at.query_panel, key, head.padded, head.head_size, head.scale, at.room, scores,
+                           at.maxima);
+}
+
+// In groups of about a size, of which the last may reach into the padding.
 template <int64_t Vectors, class Element, class Held>
 inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at) {
   for (int64_t v = 0; v < Vectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
-  constexpr int64_t kHalf = kKeyRows / 2;
-  int64_t c = 0;
-  for (; columns - c > kHalf; c += kKeyRows) {
-    ScoreKeys<kKeyRows, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded,
-                                 head.head_size, head.scale, at.room, at.scores + c * kPanelQueries,
-                                 at.maxima);
-  }
-  if (c < columns) {
-    ScoreKeys<kHalf, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded, head.head_size,
-                              head.scale, at.room, at.scores + c * kPanelQueries, at.maxima);
+  const int64_t groups = (columns + kKeyRows - 1) / kKeyRows;
+  const int64_t rows = (columns + groups - 1) / groups;
+  for (int64_t c = 0; c < columns; c += rows) {
+    ScoreSome<Vectors>(head, rows, at.column_keys + c * head.padded, at.scores + c * kPanelQueries, at);
   }
 }
 
@@ -274,80 +236,94 @@ inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, 
   return Select(survivors->nan, Broadcast(__builtin_nanf("")), Broadcast(1.0f));
 }
 
-// The pairs of one row, one every kPanelQueries. Without a weight it may be none of it.
-struct RowPairs {
-  const float* weights;
-  const int32_t* keys;
-  int64_t count;
+// So many rows are summed at a time: they share what is loaded of the columns' values.
+constexpr int64_t kSummedRows = 2;
 
-  template <class Visit>
-  void ForEach(const Visit& visit) const {
-    for (int64_t p = 0; p < count * kPanelQueries; p += kPanelQueries) {
-      if (weights[p] != 0.0f) visit(Broadcast(weights[p]), keys[p]);
+// Vectors * kLanes columns from d on of the outputs of some lanes: what their bands came to, the columns, and
+// the pairs of each. count: how many columns there are from d on.
+template <int64_t Rows, int64_t Vectors, class Element, class Held>
+inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& block, const int64_t* lanes,
+                         const float* normalizer, int64_t d, int64_t count, const AxisScratch& at) {
+  constexpr int64_t kLast = (Vectors - 1) * kLanes;
+  Floats sum[Rows][Vectors] = {};
+  for (int64_t r = 0; block.band_keys > 0 && r < Rows; ++r) {
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Load(at.sums + lanes[r] * head.padded + d + v * kLanes);
+  }
+  const float* weights = at.scores;
+  for (int64_t c = 0; c < block.columns; ++c) {
+    Floats x[Vectors];
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) x[v] = Load(at.column_values + c * head.padded + d + v * kLanes);
+    SPARSE_OPS_UNROLL
+    for (int64_t r = 0; r < Rows; ++r) {
+      const Floats weight = Broadcast(weights[c * kPanelQueries + lanes[r]]);
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(weight, x[v], sum[r][v]);
     }
   }
-};
-
-// Vectors * kLanes columns of one row's output: what its sums hold and its own keys add.
-template <int64_t Vectors, class Value, class Element>
-inline void FinishTile(const RowPairs& keys, const Value* value, ptrdiff_t stride, const float* sums,
-                       Floats normalizer, Element* output) {
-  Floats sum[Vectors];
+  weights += (block.columns + block.band_keys) * kPanelQueries;
   SPARSE_OPS_UNROLL
-  for (int64_t v = 0; v < Vectors; ++v) sum[v] = Load(sums + v * kLanes);
-  keys.ForEach([&](Floats weight, int64_t key) {
-    SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) {
-      sum[v] = MulAdd(weight, Load(value + key * stride + v * kLanes), sum[v]);
+  for (int64_t r = 0; r < Rows; ++r) {
+    for (int64_t p = lanes[r]; p < block.pairs * kPanelQueries; p += kPanelQueries) {
+      if (weights[p] == 0.0f) continue;  // it may be none of this row's
+      const Held* value = head.keys.value + block.pair_keys[p] * head.keys.stride + d;
+      const Floats weight = Broadcast(weights[p]);
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors - 1; ++v)
+        sum[r][v] = MulAdd(weight, Load(value + v * kLanes), sum[r][v]);
+      sum[r][Vectors - 1] = MulAdd(weight, LoadFirst(value + kLast, count - kLast), sum[r][Vectors - 1]);
     }
-  });
-  SPARSE_OPS_UNROLL
-  for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v] * normalizer);
+    Element* output = head.output + block.queries[lanes[r]] * head.stride + d;
+    const Floats factor = Broadcast(normalizer[lanes[r]]);
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors - 1; ++v) Store(output + v * kLanes, sum[r][v] * factor);
+    StoreFirst(output + kLast, count - kLast, sum[r][Vectors - 1] * factor);
+  }
+}
+
+template <int64_t Rows, class Element, class Held>
+inline void SumLanes(const AxisHead<Element, Held>& head, const AxisBlock& block, const int64_t* lanes,
+                     const float* normalizer, const AxisScratch& at) {
+  constexpr int64_t kVectors = 4;
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
+    SumLanesTile<Rows, kVectors>(head, block, lanes, normalizer, d, kVectors * kLanes, at);
+  }
+  for (; d < head.head_size; d += kLanes) {
+    SumLanesTile<Rows, 1>(head, block, lanes, normalizer, d, head.head_size - d, at);
+  }
 }
 
 template <class Element, class Held>
-inline void FinishRow(const RowPairs& keys, const AxisHead<Element, Held>& head, const float* sums,
-                      Floats normalizer, Element* output) {
-  const Held* value = head.keys.value;
-  const ptrdiff_t stride = head.keys.stride;
-  int64_t d = 0;
-  for (; d + 4 * kLanes <= head.head_size; d += 4 * kLanes) {
-    FinishTile<4>(keys, value + d, stride, sums + d, normalizer, output + d);
-  }
-  for (; d + kLanes <= head.head_size; d += kLanes) {
-    FinishTile<1>(keys, value + d, stride, sums + d, normalizer, output + d);
-  }
-  const int64_t rest = head.head_size - d;
-  if (rest == 0) return;
-  Floats sum = Load(sums + d);
-  keys.ForEach([&](Floats weight, int64_t key) {
-    sum = MulAdd(weight, LoadPartial(value + d + key * stride, rest), sum);
+inline void SumBand(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
+                    const AxisScratch& at) {
+  for (int64_t i = 0; i < head.padded * kPanelQueries; i += kLanes) Store(at.sums + i, Floats{});
+  const float* weights = at.scores + block.columns * kPanelQueries;
+  const Held* value = head.keys.value + block.band_begin * head.keys.stride;
+  ForEachBandPart(head, value, block.band_keys, [&](int64_t j, int64_t count) {
+    AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count, value + j * head.keys.stride,
+                    head.keys.stride, head.head_size, rows, at.sums, head.padded);
   });
-  StorePartial(output + d, rest, sum * normalizer);
 }
 
 // The outputs of the first `rows` lanes, whose weights stand in the panel.
 template <class Element, class Held>
 inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
-                     const Floats (&normalizer)[kPanelVectors], const AxisScratch& at) {
-  float* sums = at.sums;
-  for (int64_t i = 0; i < head.padded * kPanelQueries; i += kLanes) Store(sums + i, Floats{});
-  const float* weights = at.scores;
-  AddDense<false>(weights, kPanelQueries, nullptr, block.columns, at.column_values, head.padded,
-                  head.head_size, rows, sums, head.padded);
-  weights += block.columns * kPanelQueries;
-  const Held* band_value = head.keys.value + block.band_begin * head.keys.stride;
-  ForEachBandPart(head, band_value, block.band_keys, [&](int64_t j, int64_t count) {
-    AddDense<false>(weights + j * kPanelQueries, kPanelQueries, nullptr, count,
-                    band_value + j * head.keys.stride, head.keys.stride, head.head_size, rows, sums,
-                    head.padded);
-  });
-  weights += block.band_keys * kPanelQueries;
-  for (int64_t r = 0; r < rows; ++r) {
-    BringSummed(head, block, r);
-    if (block.queries[r] < 0) continue;
-    FinishRow(RowPairs{weights + r, block.pair_keys + r, block.pairs}, head, sums + r * head.padded,
-              Broadcast(normalizer[r / kLanes][r % kLanes]), head.output + block.queries[r] * head.stride);
+                     const float* normalizer, const AxisScratch& at) {
+  if (block.band_keys > 0) SumBand(head, block, rows, at);
+  for (int64_t first = 0; first < rows; first += kSummedRows) {
+    int64_t lanes[kSummedRows];
+    int64_t asked = 0;
+    for (int64_t r = first; r < Min(first + kSummedRows, rows); ++r) {
+      BringSummed(head, block, r);
+      if (block.queries[r] >= 0) lanes[asked++] = r;
+    }
+    if (asked == kSummedRows) {
+      SumLanes<kSummedRows>(head, block, lanes, normalizer, at);
+    } else if (asked == 1) {
+      SumLanes<1>(head, block, lanes, normalizer, at);
+    }
   }
 }
 
@@ -383,171 +359,9 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
       head.support[query * head.support_stride] = solved ? survivors.support[r] : allowed[r];
     }
   }
-  SumBlock(head, block, AskedLanes(block, 0, block.count), normalizer, at);
-}
-
-// Up to this many full rows are cheaper with keys in the lanes than in a panel.
-constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
-// So many of them are computed at a time: they share what is loaded of keys and values.
-constexpr int64_t kRowsAtOnce = 3;
-
-// products[r][t] is the sum of the products of the r-th query and the t-th of `count` keys, or the last of
-// them, each lane apart.
-template <int64_t Rows, class Element, class Held>
-inline void MultiplyRows(const AxisHead<Element, Held>& head, const float* const* queries, const Held* key,
-                         int64_t count, Floats (&products)[Rows][kLanes]) {
-  constexpr int64_t kKeys = 4;  // whose sums fill the registers
-  SPARSE_OPS_UNROLL
-  for (int64_t first = 0; first < kLanes; first += kKeys) {
-    const Held* keys[kKeys];
-    SPARSE_OPS_UNROLL
-    for (int64_t t = 0; t < kKeys; ++t) keys[t] = key + Min(first + t, count - 1) * head.keys.stride;
-    Floats sum[Rows][kKeys] = {};
-    ForEachVector(head.head_size, [&](int64_t d, int64_t columns) {
-      Floats query[Rows];
-      SPARSE_OPS_UNROLL
-      for (int64_t r = 0; r < Rows; ++r) query[r] = Load(queries[r] + d);
-      SPARSE_OPS_UNROLL
-      for (int64_t t = 0; t < kKeys; ++t) {
-        const Floats k = LoadFirst(keys[t] + d, columns);
-        SPARSE_OPS_UNROLL
-        for (int64_t r = 0; r < Rows; ++r) sum[r][t] = MulAdd(query[r], k, sum[r][t]);
-      }
-    });
-    SPARSE_OPS_UNROLL
-    for (int64_t r = 0; r < Rows; ++r) {
-      SPARSE_OPS_UNROLL
-      for (int64_t t = 0; t < kKeys; ++t) products[r][first + t] = sum[r][t];
-    }
-  }
-}
-
-// Replaces scores by exp(score - maximum); returns 1 / their sum, as ExponentiatePanel.
-inline Floats ExponentiateRow(float* scores, int64_t keys, Floats maxima) {
-  float maximum = -kInfinity;
-  for (int64_t lane = 0; lane < kLanes; ++lane) maximum = maxima[lane] > maximum ? maxima[lane] : maximum;
-  const Floats shift = Broadcast(maximum > -kInfinity ? maximum : 0.0f);
-  Floats sums = {};
-  for (int64_t j = 0; j < keys; j += kLanes) {
-    const Floats weights = ExpNonPositive(Load(scores + j) - shift);
-    Store(scores + j, weights);
-    sums = sums + weights;
-  }
-  float total = 0.0f;
-  for (int64_t lane = 0; lane < kLanes; ++lane) total += sums[lane];
-  return Broadcast(total <= 0.0f ? 0.0f : 1.0f / total);
-}
-
-// Vectors * kLanes columns from d on of each row's sum over all values; columns: how many there are from d
-// on.
-template <int64_t Rows, int64_t Vectors, class Element, class Held>
-inline void SumTile(const AxisHead<Element, Held>& head, const float* weights, ptrdiff_t stride, int64_t keys,
-                    int64_t d, int64_t columns, float* sums) {
-  Floats sum[Rows][Vectors] = {};
-  for (int64_t j = 0; j < keys; ++j) {
-    const Held* value = head.keys.value + j * head.keys.stride + d;
-    Floats weight[Rows];
-    SPARSE_OPS_UNROLL
-    for (int64_t r = 0; r < Rows; ++r) weight[r] = Broadcast(weights[r * stride + j]);
-    SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) {
-      const Floats x =
-          v + 1 < Vectors ? Load(value + v * kLanes) : LoadFirst(value + v * kLanes, columns - v * kLanes);
-      SPARSE_OPS_UNROLL
-      for (int64_t r = 0; r < Rows; ++r) sum[r][v] = MulAdd(weight[r], x, sum[r][v]);
-    }
-  }
-  SPARSE_OPS_UNROLL
-  for (int64_t r = 0; r < Rows; ++r) {
-    SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) Store(sums + r * head.padded + d + v * kLanes, sum[r][v]);
-  }
-}
-
-// Softmax over all keys of a sequence for some queries, with keys in the lanes. Whichever queries are
-// computed together, each is as if alone.
-template <int64_t Rows, class Element, class Held>
-inline void AttendRows(const AxisHead<Element, Held>& head, const float* const* queries, int64_t keys,
-                       const AxisScratch& at, Element* const* outputs) {
-  const int64_t stride = RoundUp(keys, kLanes);
-  Floats maxima[Rows];
-  for (int64_t r = 0; r < Rows; ++r) maxima[r] = Broadcast(-kInfinity);
-  for (int64_t j = 0; j < keys; j += kLanes) {
-    const int64_t count = Min(kLanes, keys - j);
-    Floats products[Rows][kLanes];
-    MultiplyRows<Rows>(head, queries, head.keys.key + j * head.keys.stride, count, products);
-    const Mask exists = MaskOf((1u << count) - 1);
-    for (int64_t r = 0; r < Rows; ++r) {
-      const Floats scores =
-          Select(exists, SumEach(products[r]) * Broadcast(head.scale), Broadcast(-kInfinity));
-      Store(at.scores + r * stride + j, scores);
-      maxima[r] = Max(scores, maxima[r]);
-    }
-  }
-  Floats normalizer[Rows];
-  for (int64_t r = 0; r < Rows; ++r) {
-    normalizer[r] = ExponentiateRow(at.scores + r * stride, keys, maxima[r]);
-  }
-  constexpr int64_t kVectors = 4;
-  int64_t d = 0;
-  for (; d + kVectors * kLanes <= head.padded; d += kVectors * kLanes) {
-    SumTile<Rows, kVectors>(head, at.scores, stride, keys, d, head.head_size - d, at.sums);
-  }
-  for (; d < head.padded; d += kLanes) {
-    SumTile<Rows, 1>(head, at.scores, stride, keys, d, head.head_size - d, at.sums);
-  }
-  for (int64_t r = 0; r < Rows; ++r) {
-    WriteRow(at.sums + r * head.padded, head.head_size, normalizer[r], outputs[r]);
-  }
-}
-
-// A block of full rows, few of them.
-template <class Element, class Held>
-inline void AttendFew(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
-  const float* queries[kFewRows];
-  Element* outputs[kFewRows];
-  int64_t count = 0;
-  for (int64_t i = 0; i < block.count; ++i) {
-    const int32_t query = block.queries[i];
-    if (query < 0) continue;
-    queries[count] = at.queries + i * head.padded;
-    outputs[count++] = head.output + query * head.stride;
-    if (head.support != nullptr) {
-      head.support[query * head.support_stride] = static_cast<int32_t>(block.band_keys);
-    }
-  }
-  for (int64_t i = 0; i < count; i += kRowsAtOnce) {
-    const int64_t left = count - i;
-    const auto attend = left == 1   ? AttendRows<1, Element, Held>
-                        : left == 2 ? AttendRows<2, Element, Held>
-                                    : AttendRows<kRowsAtOnce, Element, Held>;
-    attend(head, queries + i, block.band_keys, at, outputs + i);
-  }
-}
-
-// One head of a range's sequence: its queries, and where its keys and values are.
-template <class Element, class Held>
-inline AxisHead<Element, Held> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                      int64_t head, const KeysAndValues<Held>& keys) {
-  const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
-  const ptrdiff_t queries = range.query_begin * stride + head * tensors.head_size;
-  int32_t* support = tensors.support;
-  if (support != nullptr) support += range.query_begin * tensors.num_heads + head;
-  return {tensors.query + queries,
-          keys,
-          tensors.output + queries,
-          support,
-          stride,
-          tensors.num_heads,
-          tensors.head_size,
-          RoundUp(tensors.head_size, kLanes),
-          tensors.scale};
-}
-
-template <class Element>
-inline AxisHead<Element, Element> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                         int64_t head) {
-  return HeadOf(tensors, range, head, KeysAndValuesOf(tensors, range, head));
+  float factors[kPanelQueries];
+  for (int64_t v = 0; v < kPanelVectors; ++v) Store(factors + v * kLanes, normalizer[v]);
+  SumBlock(head, block, AskedLanes(block, 0, block.count), factors, at);
 }
 
 template <class Element>
@@ -568,14 +382,16 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
                        IsHeld(range.sequence_length, keys.sequence.full_rows);
   const int64_t columns = full ? 0 : keys.sequence.columns;
   const int64_t gathered = (columns + kColumnPadding) * RoundUp(tensors.head_size, kLanes);
-  const auto of_head = [&](int64_t h) {
+  const auto scratch_of = [&](int64_t h) {
     AxisScratch own = at;
     own.column_keys += h * gathered;
     own.column_values += h * gathered;
     return own;
   };
   for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
-    GatherColumns(HeadOf(tensors, range, range.head + h), pattern.columns + begin, columns, of_head(h));
+    QueryRange of_head = range;
+    of_head.head += h;
+    GatherColumns(HeadOf(tensors, of_head), pattern.columns + begin, columns, scratch_of(h));
   }
   for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
 
@@ -586,20 +402,22 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     const int64_t count = Min(kPanelQueries, end - first);
     AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
     block.next = Min(kPanelQueries, end - first - count);
+    if (full && count <= kFewRows && !pattern.extent.sparsegen) {
+      AttendFew(tensors, range, block, at);
+      continue;
+    }
     const auto attend_block = [&](const auto& head, const AxisScratch& own) {
       if (count > kLanes) return AttendBlock<2>(head, block, pattern, tensors.divisor, own);
       AttendBlock<1>(head, block, pattern, tensors.divisor, own);
     };
     for (int64_t h = 0; h < range.heads; ++h) {
-      const AxisHead<Element, Element> head = HeadOf(tensors, range, range.head + h);
-      LoadQueries(head, block, at);
-      if (full && count <= kFewRows && !pattern.extent.sparsegen) {
-        AttendFew(head, block, at);
-      } else if (is_held) {
-        const auto keys_of_head = Hold(tensors, range, at.held);
-        attend_block(HeadOf(tensors, range, range.head, keys_of_head), at);
+      QueryRange of_head = range;
+      of_head.head += h;
+      LoadQueries(HeadOf(tensors, of_head), block, at);
+      if (is_held) {
+        attend_block(HeadOf(tensors, of_head, Hold(tensors, of_head, at.held)), at);
       } else {
-        attend_block(head, of_head(h));
+        attend_block(HeadOf(tensors, of_head), scratch_of(h));
       }
     }
   }

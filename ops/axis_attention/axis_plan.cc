@@ -80,6 +80,11 @@ int64_t AxisPlan::HeadsTogether(int64_t keys) const {
   return std::clamp<int64_t>(kTogether / floats, 1, shape_.num_heads);
 }
 
+// As many as their rows fill a block.
+int64_t AxisPlan::HeadsOfFullRows(int64_t rows) const {
+  return std::clamp<int64_t>(shape_.query_block / rows, 1, shape_.num_heads);
+}
+
 void AxisPlan::AddSequence(int64_t begin, int64_t length) {
   const uint8_t* is_row = is_row_ + begin;
   const uint8_t* is_column = is_column_ + begin;
@@ -128,9 +133,10 @@ std::vector<Stretch> AxisPlan::Stretches() const {
     const int64_t length = borders_[b + 1] - begin;
     const AxisSequence& sequence = sequences_[b];
     const auto add = [&](int64_t first, int64_t count, bool full) {
-      const int64_t heads = full ? 1 : sequence.heads;
+      if (count == 0) return;
+      const int64_t heads = full ? HeadsOfFullRows(count) : sequence.heads;
       const QueryRange range{static_cast<int64_t>(b), begin, length, begin, length, first, count, 0, heads};
-      if (count > 0) stretches.push_back({range, BlockWork(b, full)});
+      stretches.push_back({range, BlockWork(b, full)});
     };
     add(0, sequence.full_rows, true);
     add(sequence.full_rows, length - sequence.full_rows, false);
@@ -235,15 +241,16 @@ void AxisCrossPlan::AddOutside(size_t sequence, const std::vector<int32_t>& quer
 // The block from the first-th row in order to the last.
 void AxisCrossPlan::AddStretch(size_t sequence, int64_t first, bool full) {
   const AxisSequence& own = sequences_.back();
+  const int64_t count = static_cast<int64_t>(order_.size()) - first;
   const QueryRange range{static_cast<int64_t>(sequence),
                          borders_[sequence],
                          borders_[sequence + 1] - borders_[sequence],
                          query_borders_[sequence],
                          query_borders_[sequence + 1] - query_borders_[sequence],
                          first - own.order,
-                         static_cast<int64_t>(order_.size()) - first,
+                         count,
                          0,
-                         full ? 1 : own.heads};
+                         full ? plan_.HeadsOfFullRows(count) : own.heads};
   stretches_.push_back({range, plan_.BlockWork(sequence, full)});
 }
 

@@ -26,6 +26,8 @@ class AxisPlan {
 
   AxisPattern Pattern(bool sparsegen) const;
   std::vector<Stretch> Stretches() const;
+  // Heads of so many full rows that are computed together.
+  int64_t HeadsOfFullRows(int64_t rows) const;
   // Multiply-adds of QK^T for one block and head of a sequence.
   int64_t BlockWork(size_t sequence, bool full) const;
 

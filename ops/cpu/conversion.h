@@ -5,6 +5,7 @@
 //   Load, LoadPartial, Store       those of simd.h, for Half and BFloat16 too
 //   StorePartial(p, n, a)          p[0..n) = a[0..n), 0 < n <= kLanes; writes nothing beyond
 //   LoadFirst(p, n)                the first of p[0..n) as LoadPartial, kLanes of them at most, 0 < n
+//   StoreFirst(p, n, a)            likewise
 //   ForEachVector(n, each)         each(j, count) for a row of n: kLanes from the j-th on, then those left
 //   ReadOne, WriteOne              a single element
 //   CopyRow, ReadRows, WriteRow    rows of any number of columns
@@ -57,6 +58,11 @@ inline void StorePartial(Element* to, int64_t count, Floats a) {
 template <class Element>
 inline Floats LoadFirst(const Element* from, int64_t count) {
   return count >= kLanes ? Load(from) : LoadPartial(from, count);
+}
+
+template <class Element>
+inline void StoreFirst(Element* to, int64_t count, Floats a) {
+  return count >= kLanes ? Store(to, a) : StorePartial(to, count, a);
 }
 
 template <class Each>
