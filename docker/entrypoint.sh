@@ -53,14 +53,18 @@ else
 fi
 restricted="shared-memory,model-config,model-repository,statistics,trace,logging:$header=$key"
 
+case ${GRPC_SERVER_CERT:+certificate}-${GRPC_SERVER_KEY:+key}-${GRPC_ROOT_CERT:+root} in
+  certificate-key-*)
+    set -- --grpc-use-ssl=true "--grpc-server-cert=$GRPC_SERVER_CERT" "--grpc-server-key=$GRPC_SERVER_KEY" "$@"
+    ;;
+  --) ;;
+  *)
+    echo "error: TLS for gRPC needs GRPC_SERVER_CERT and GRPC_SERVER_KEY, both; GRPC_ROOT_CERT is beside them" >&2
+    exit 2
+    ;;
+esac
 if [ -n "${GRPC_ROOT_CERT:-}" ]; then
   set -- --grpc-use-ssl-mutual=true "--grpc-root-cert=$GRPC_ROOT_CERT" "$@"
-fi
-if [ -n "${GRPC_SERVER_CERT:-}" ]; then
-  set -- --grpc-use-ssl=true "--grpc-server-cert=$GRPC_SERVER_CERT" "--grpc-server-key=$GRPC_SERVER_KEY" "$@"
-elif [ -n "${GRPC_ROOT_CERT:-}" ]; then
-  echo "error: GRPC_ROOT_CERT is set without GRPC_SERVER_CERT and GRPC_SERVER_KEY" >&2
-  exit 2
 fi
 
 # Triton refuses flags it was built without. One model loads after another: where two do at the same moment that

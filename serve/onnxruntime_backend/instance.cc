@@ -86,10 +86,10 @@ void Instance::Answer(const Requests& requests) {
   turns_.Turn(is_short_expected ? ended - begun : kAllSeconds, [this](Run run) { Compute(std::move(run)); });
 }
 
-// Computes a run, and answers the requests that end with it.
+// Computes a run, and answers the requests that end with it, or that nobody waits for any more.
 void Instance::Compute(Run run) noexcept {
   run.erase(
-      std::remove_if(run.begin(), run.end(), [](const Slice& slice) { return slice.request->is_answered(); }),
+      std::remove_if(run.begin(), run.end(), [](const Slice& slice) { return slice.request->IsOver(); }),
       run.end());
   if (run.empty()) {
     return;

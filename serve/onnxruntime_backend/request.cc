@@ -306,6 +306,17 @@ void Request::Refuse(const std::exception& error) noexcept {
   Answer(ToTriton(error));
 }
 
+bool Request::IsOver() noexcept {
+  bool is_cancelled = false;
+  if (!is_answered() &&
+      Succeeds("a request could not be asked whether it is cancelled: ",
+               TRITONBACKEND_RequestIsCancelled(handle_, &is_cancelled)) &&
+      is_cancelled) {
+    Answer(TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_CANCELLED, "the request was cancelled by its client"));
+  }
+  return is_answered();
+}
+
 // Sends all outputs, or the error, which it owns.
 void Request::Answer(TRITONSERVER_Error* error) noexcept {
   TRITONBACKEND_Response* response = nullptr;

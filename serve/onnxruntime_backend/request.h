@@ -61,6 +61,9 @@ class Request {
   // Answers with an error.
   void Refuse(const std::exception& error) noexcept;
 
+  // Answers with an error if its client has given it up. Returns whether it is answered, now or before.
+  bool IsOver() noexcept;
+
  private:
   // Others can wait for one of so many.
   static constexpr size_t kShortTokens = 256;

@@ -8,8 +8,7 @@
 namespace sparse_serve {
 namespace {
 
-constexpr const char* kReasons[] = {"too_large", "not_utf8", "too_long", "no_task",
-                                    "malformed", "graph",    "fault"};
+constexpr const char* kReasons[] = {"too_large", "not_utf8", "too_long", "no_task", "malformed", "fault"};
 
 // The places of tensors of one column, of these names and types; nothing where one of them is not there.
 std::vector<size_t> PlacesOf(const std::vector<std::pair<const char*, const char*>>& wanted,

@@ -26,7 +26,13 @@ _TIMEOUT_SECONDS = 600.0
 # server that comes back do not come back together.
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _RETRY_SECONDS = 60.0
-_TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), "503")
+# A gateway answers 502 where the server is lost on the way, and cancels what it refuses while it still comes.
+_TRANSIENT = (str(grpc.StatusCode.UNAVAILABLE), str(grpc.StatusCode.CANCELLED), "502", "503")
+# With these a request was taken and yet not answered; with any other it was refused.
+_FAILED = (
+    *map(str, (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)),
+    *("500", "502", "504"),
+)
 _INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
 # What a gateway says of a whole message, and a backend, which calls it invalid, of the texts in it.
 _TOO_LARGE = (str(grpc.StatusCode.RESOURCE_EXHAUSTED), "413")
@@ -37,6 +43,8 @@ _HIGHEST_PORT = 65535
 _LOST_CONNECTION = re.compile(
     "failed to connect|socket closed|connection reset|broken pipe|goaway", re.IGNORECASE
 )
+# What gRPC says where this client has waited for as long as it does; a gateway says how long it has waited.
+_OWN_DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)
 # What a server says of a model that it has, while it ends; one that it has not is "not found".
 _ENDING = re.compile("has no available versions|not ready")
 
@@ -151,13 +159,13 @@ class Connection:
         """Return what is told of a request that failed."""
         if not isinstance(error, InferenceServerException):
             return self._unreachable(str(error) or type(error).__name__)
-        if error.status() == str(grpc.StatusCode.DEADLINE_EXCEEDED):
+        status, message = error.status(), " ".join(str(error.message()).split())
+        if status == str(grpc.StatusCode.DEADLINE_EXCEEDED) and _OWN_DEADLINE.search(message):
             return self._unreachable(f"timed out after {_TIMEOUT_SECONDS:g} s")
-        is_unavailable = error.status() == str(grpc.StatusCode.UNAVAILABLE)
-        if is_unavailable and _LOST_CONNECTION.search(str(error.message())):
-            return self._unreachable(error.message())
-        message = " ".join(str(error.message()).split())
-        return RequestError(f"the server at {self.url} refused the request to '{name}': {message}")
+        if status == str(grpc.StatusCode.UNAVAILABLE) and _LOST_CONNECTION.search(message):
+            return self._unreachable(message)
+        did = "failed on" if status in _FAILED else "refused"
+        return RequestError(f"the server at {self.url} {did} the request to '{name}': {message}")
 
     def _unreachable(self, reason: str) -> RequestError:
         return RequestError(

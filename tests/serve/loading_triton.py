@@ -109,13 +109,19 @@ class LoadingTriton:
         self.process.wait(timeout=60)
 
 
+class Asked(Future[Columns]):
+    """What is answered; `cancel_call` has the server told that nobody waits for it any more."""
+
+    cancel_call: Callable[[], Any]
+
+
 class Model:
     """What a served model answers."""
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name = client, name
 
-    def begin(self, columns: Columns, *outputs: str, shape: Sequence[int] | None = None) -> "Future[Columns]":
+    def begin(self, columns: Columns, *outputs: str, shape: Sequence[int] | None = None) -> "Asked":
         """Ask for outputs, all unless some are named; do not wait for the answer.
 
         `shape` is told in the place of that of the columns.
@@ -127,7 +133,7 @@ class Model:
             inputs[-1].set_data_from_numpy(array)
             inputs[-1].set_shape(shape or array.shape)
         wanted = [tritonclient.grpc.InferRequestedOutput(output) for output in outputs]
-        future: Future[Columns] = Future()
+        future = Asked()
 
         def answered(result: Any, error: Exception | None) -> None:
             if error is not None:
@@ -136,7 +142,8 @@ class Model:
                 names = [tensor.name for tensor in result.get_response().outputs]
                 future.set_result({name: result.as_numpy(name) for name in names})
 
-        self.client.async_infer(self.name, inputs, answered, outputs=wanted or None)
+        call = self.client.async_infer(self.name, inputs, answered, outputs=wanted or None)
+        future.cancel_call = call.cancel
         return future
 
     def ask(self, columns: Columns, *outputs: str) -> Columns:

@@ -114,7 +114,12 @@ def test_lost_connections_are_made_again(
 
 
 @pytest.mark.parametrize(
-    ("ending", "message"), [(503, "refused the request to 'tiny': not now"), (None, "no answer from")]
+    ("ending", "message"),
+    [
+        (503, "refused the request to 'tiny': not now"),
+        (502, "failed on the request to 'tiny': not now"),
+        (None, "no answer from"),
+    ],
 )
 def test_attempts_are_bounded(
     unsteady_url: str,
@@ -162,6 +167,36 @@ def test_grpc_is_asked_again_too(
         monkeypatch.setattr(asking._connection._client, "get_model_metadata", fail)
         assert asking._describe("tiny") is None  # kept back, as it is with the third
         assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told", "attempts"),
+    [
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", r"timed out after 600 s; is `sparse-serve serve`", 1),
+        ("DEADLINE_EXCEEDED", "no answer within 30 s", r"failed on the request to 'tiny': no answer wi", 1),
+        ("CANCELLED", "Received RST_STREAM", r"refused the request to 'tiny': Received RST_STREAM", 5),
+        ("INTERNAL", "fault", r"failed on the request to 'tiny': fault", 1),
+    ],
+)
+def test_what_a_gateway_says_is_told(
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    message: str,
+    told: str,
+    attempts: int,
+) -> None:
+    asked = []
+
+    def fail(*_: Any, **__: Any) -> Any:
+        asked.append(message)
+        raise InferenceServerException(message, str(grpc.StatusCode[status]))
+
+    with Client("127.0.0.1:1", "grpc") as asking:
+        monkeypatch.setattr(asking._connection._client, "get_model_metadata", fail)
+        with pytest.raises(RequestError, match=told):
+            asking.kind("tiny")
+    assert (len(asked), len(pauses)) == (attempts, attempts - 1)
 
 
 def test_fewer_than_no_retries_are_refused() -> None:

@@ -366,7 +366,23 @@ def test_images_that_may_be_others_tomorrow_are_told(deploy: Run, target: str) -
     ):
         *_, last = deploy(target, *arguments)[2].splitlines(keepends=True)
         assert last == f"warning: {movable}"
-    assert "warning" not in deploy(target, *server, *gateway)[2]
+    assert "warning" not in deploy(target, *server, *gateway, "--client-namespace", "web")[2]
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "ingress"),
+    [
+        ("kserve", (), "KServe"),
+        ("kubernetes", ("--gateway", "infra/public", "--hostname", "a.example"), "the Gateway infra/public"),
+    ],
+)
+def test_who_asks_from_another_namespace_is_told(
+    deploy: Run, target: str, arguments: tuple[str, ...], ingress: str
+) -> None:
+    told = f"where {ingress} has its proxies in another, give that by --client-namespace"
+    assert told in deploy(target, *arguments)[2]
+    assert told not in deploy(target, *arguments, "--client-namespace", "infra")[2]
+    assert "--client-namespace" not in deploy("kubernetes")[2]
 
 
 def test_an_image_of_models_that_may_be_another_tomorrow_is_told(deploy: Run) -> None:

@@ -134,9 +134,10 @@ def test_grpc_with_tls(image: Path) -> None:
         "--grpc-root-cert=/r.pem",
     ):
         assert flag in line
-    process = entrypoint(image, PRINTING_TRITON, GRPC_ROOT_CERT="/r.pem")
-    assert "without GRPC_SERVER_CERT" in process.communicate(timeout=30)[1]
-    assert process.returncode == 2
+    for present in (["GRPC_ROOT_CERT"], ["GRPC_SERVER_CERT"], ["GRPC_SERVER_KEY", "GRPC_ROOT_CERT"]):
+        process = entrypoint(image, PRINTING_TRITON, **{name: files[name] for name in present})
+        assert "needs GRPC_SERVER_CERT and GRPC_SERVER_KEY, both" in process.communicate(timeout=30)[1]
+        assert process.returncode == 2
 
 
 def refusal(image: Path, **environment: str) -> str:

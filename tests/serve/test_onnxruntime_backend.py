@@ -367,6 +367,29 @@ def test_a_part_that_fails_fails_its_request_alone(triton: LoadingTriton) -> Non
         assert_same(each, {"logits": np.full((40, 1), 320)})
 
 
+def test_what_was_given_up_is_not_computed(triton: LoadingTriton) -> None:
+    """Beside short requests, where long ones wait within the backend."""
+    model = triton.load(laborious(100))
+    model.ask(SHORT)
+    ids = np.full((RUN_TOKENS // 64, 64), 5)
+    begun = [model.begin(labour(ids)) for _ in range(6)]
+    model.ask(SHORT)  # so that they have got there
+    for each in begun[1:]:
+        each.cancel_call()
+    assert_same(begun[0].result(timeout=60), {"logits": np.full((len(ids), 1), 320)})
+    for each in begun[1:]:
+        error = each.exception(timeout=60)
+        assert isinstance(error, InferenceServerException)
+        assert error.status() == "StatusCode.CANCELLED"
+
+    def ended() -> int:
+        (statistics,) = triton.client.get_inference_statistics(model.name).model_stats
+        return int(statistics.inference_stats.success.count + statistics.inference_stats.fail.count)
+
+    wait_for(lambda: ended() == len(begun) + 2)
+    assert model.runs()[len(ids)] < 3
+
+
 def test_what_was_asked_is_answered_before_a_model_goes(triton: LoadingTriton) -> None:
     model = triton.load(laborious(50))
     model.ask(SHORT)

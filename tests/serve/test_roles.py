@@ -81,9 +81,9 @@ def test_the_client_alone_asks_and_says_what_brings_the_rest() -> None:
     commands = {
         "serve": "serve",
         "profile": "serve,report",
-        "deploy": "serve",
-        "check": "serve",
-        "info": "serve",
+        "deploy": "cpu",
+        "check": "cpu",
+        "info": "cpu",
         "finetune": "export,cpu",
         "export": "export,cpu",
     }

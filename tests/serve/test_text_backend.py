@@ -21,6 +21,7 @@ from sparse_serve.repository.config import read_config, to_text
 from sparse_serve.repository.manifest import Attention
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.runs import RUN_TOKENS
+from sparse_serve.stub.meter import TEXTS, TOKENS, Meter
 from sparse_serve.tasks import MultiLabel, Regression, Task
 from sparse_serve.triton.installation import backend_directory, find_triton
 
@@ -200,6 +201,41 @@ def test_a_long_request_is_answered_whatever_happens(
     error = response.error()
     assert error is not None
     assert (error.code(), error.message()) == (stub.Error.INTERNAL, "MemoryError: no room")
+
+
+def test_a_long_request_that_was_given_up_is_not_computed(tiny: tuple[Any, stub.Graph]) -> None:
+    model, graph = tiny
+    given_up, other = request("w1 " * 5000), request("w2 " * 5000)
+    given_up.is_cancelled = True
+    cancelled, answered = stub.answers_of(model, given_up, other)
+    error = cancelled.error()
+    assert error is not None
+    assert (error.code(), error.message()) == (
+        stub.Error.CANCELLED,
+        "the request was cancelled by its client",
+    )
+    assert not answered.has_error()
+    assert len(graph.calls) == 1
+
+
+def test_a_counter_that_cannot_be_published_is_published_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = stub.MetricFamily
+    counted = Meter(family, {"model": "published_later"}, [(TEXTS, {}), (TOKENS, {})])
+    increment, failures = family._Metric.increment, [MemoryError("no room")]
+
+    def fail_once(metric: Any, value: float) -> None:
+        if failures:
+            raise failures.pop()
+        increment(metric, value)
+
+    monkeypatch.setattr(family._Metric, "increment", fail_once)
+    counted.add(TEXTS, 3)
+    counted.add(TOKENS, 7)
+    counted.publish()
+    counted.publish()
+    values = {name: family.ports[f"sparse_serve_{name}_total"] for name in ("texts", "tokens")}
+    own = (("model", "published_later"),)
+    assert {name: each[own] for name, each in values.items()} == {"texts": 3, "tokens": 7}
 
 
 def test_an_answer_that_cannot_be_sent_is_no_concern_of_the_others(

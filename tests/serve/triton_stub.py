@@ -24,6 +24,7 @@ FINAL = 1
 
 class Error(Exception):
     INTERNAL, INVALID_ARG, UNAVAILABLE = "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
 
     def __init__(self, message: str, code: str = INTERNAL) -> None:
         super().__init__(message)
@@ -63,6 +64,7 @@ class Request:
         self.model_name, self.model_version = model_name, model_version
         self.answers: SimpleQueue[Response] = SimpleQueue()
         self.send_failures: list[Exception] = []
+        self.is_cancelled = False
 
     def requested_output_names(self) -> list[str]:
         return self.names
@@ -78,7 +80,10 @@ class Sender:
     """Answers a request later; `answer` waits until it has."""
 
     def __init__(self, request: Request) -> None:
-        self._answers, self._failures = request.answers, request.send_failures
+        self._request, self._answers, self._failures = request, request.answers, request.send_failures
+
+    def is_cancelled(self) -> bool:
+        return self._request.is_cancelled
 
     def send(self, response: "Response", flags: int) -> None:
         assert flags == FINAL

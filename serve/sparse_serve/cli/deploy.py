@@ -264,6 +264,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
     written = write_files(output_dir, files, force=force)
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
+    if client_namespace is None and (gateway is not None or target is Target.kserve):
+        _warn_of_ingress("KServe" if gateway is None else f"the Gateway {gateway}")
     if target in _ON_CLUSTERS:
         _warn_of_tags(images)
     if as_json:
@@ -313,6 +315,15 @@ def _image(option: str, image: str, target: Target) -> str:
             f"such as {__version__}, or the digest, @sha256:…"
         )
     return image
+
+
+def _warn_of_ingress(ingress: str) -> None:
+    """Say who may ask where requests come from pods that are mostly in another namespace."""
+    print(
+        f"warning: networkpolicy.yaml lets pods of the deployment's own namespace ask, and no others: where "
+        f"{ingress} has its proxies in another, give that by --client-namespace, or they cannot reach it",
+        file=sys.stderr,
+    )
 
 
 def _warn_of_tags(images: Sequence[str]) -> None:

@@ -224,10 +224,15 @@ def _write_jsonl(answered: Answered[Reply], writer: Writer[Any]) -> None:
 
 def _write_json(answered: Answered[Reply], writer: Writer[Any]) -> None:
     separator = "["
-    for text, reply in answered:
-        print(separator, _as_json(text, reply, writer), sep="\n", end="")
-        separator = ","
-    print("[]" if separator == "[" else "\n]")
+    try:
+        for text, reply in answered:
+            print(separator, _as_json(text, reply, writer), sep="\n", end="")
+            separator = ","
+    finally:  # what came before an error is to be read
+        if separator == ",":
+            print("\n]")
+    if separator == "[":
+        print("[]")
 
 
 def _write_csv(answered: Answered[Reply], writer: Writer[Any]) -> None:

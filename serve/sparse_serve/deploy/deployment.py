@@ -46,12 +46,12 @@ class Deployment:
         One that is changed for it, or cut, has digits of the entry's own behind it: others may become the
         same.
         """
-        name = re.sub("[^a-z0-9]+", "-", self.entry.name.lower())
-        name = name if name[0].isalpha() else f"entry-{name}"
+        name = re.sub("[^a-z0-9]+", "-", self.entry.name.lower()).strip("-")
+        name = name if name[:1].isalpha() else f"entry-{name}".strip("-")
         if name == self.entry.name and len(name) <= _MOST_CHARACTERS:
             return name
         own = sha256(self.entry.name.encode()).hexdigest()[:_OWN_DIGITS]
-        return f"{name[: _MOST_CHARACTERS - _OWN_DIGITS - 1].strip('-')}-{own}"
+        return f"{name[: _MOST_CHARACTERS - _OWN_DIGITS - 1].rstrip('-')}-{own}"
 
     @property
     def manifest_digest(self) -> str:

@@ -1,13 +1,18 @@
 """Counters on Triton's metrics port, which cost an answer next to nothing."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from sparse_serve.stub.later import in_one_line
+
 PREFIX = "sparse_serve"
 PUBLISH_SECONDS = 0.25
+
+_logger = logging.getLogger("sparse_serve")
 
 
 class Counter(NamedTuple):
@@ -75,12 +80,17 @@ class Meter:
             self._is_any.set()
 
     def publish(self) -> None:
-        """Tell Triton now."""
+        """Tell Triton now; what it cannot be told is told the next time."""
         with self._lock:
             added, self._added = self._added, defaultdict(float)
         for key, value in added.items():
-            if value:
-                self._metrics[key].increment(value)
+            try:
+                if value:
+                    self._metrics[key].increment(value)
+            except Exception as error:  # whatever Triton raises: nobody is here to catch it
+                _logger.error("a counter could not be published (%s)", in_one_line(error))
+                with self._lock:
+                    self._added[key] += value
 
     def _publish_on(self) -> None:
         while True:

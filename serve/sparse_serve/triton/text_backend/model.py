@@ -137,7 +137,13 @@ class TritonPythonModel:
         self.long.shutdown()
 
     def _answer_long(self, asked, sender):
-        """Answer a request on a thread of its own, whatever happens: its client waits."""
+        """Answer a request on a thread of its own, whatever happens: its client waits, or has given it up."""
+        if sender.is_cancelled():
+            error = pb_utils.TritonError(
+                "the request was cancelled by its client", pb_utils.TritonError.CANCELLED
+            )
+            self._send(sender, pb_utils.InferenceResponse(error=error), len(asked.texts))
+            return
         try:
             if not hasattr(self.of_thread, "tokenizer"):
                 self.of_thread.tokenizer = type(self.tokenizer).from_str(self.tokenizer_json)
