@@ -60,7 +60,7 @@ __all__ = [
 
 _HOMES = {
     "AttentionSpec": "attention.spec",
-    "ExportOptions": "entry",
+    "ExportOptions": "export_options",
     "FinetuneOptions": "training",
     "ModelSpec": "encoders.spec",
     "MultitaskOptions": "multitask",

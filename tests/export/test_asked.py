@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import _CACHED_NO_EXIST
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.encoders import sentence_transformers
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
-from sparse_export.encoders.sentence_transformers import embedding_settings
+from sparse_export.encoders.sentence_transformers import embedding_settings, stored_max_length
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import (
@@ -163,6 +166,35 @@ def test_what_is_not_exported_must_be_stated(
         the_task(folder, task="embedding")
     stated = the_task(folder, task="embedding", pooling="first")
     assert stated == Embedding(size=64, pooling="first")
+
+
+@pytest.mark.parametrize(
+    ("failure", "cached", "is_known"),
+    [
+        (EntryNotFoundError("404"), None, True),
+        (LocalEntryNotFoundError("offline"), _CACHED_NO_EXIST, True),
+        (LocalEntryNotFoundError("offline"), None, False),
+        (ConnectionError("503"), None, False),
+    ],
+)
+def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_plain_encoder(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, cached: object, is_known: bool
+) -> None:
+    def download(*_: str) -> str:
+        raise failure
+
+    monkeypatch.setattr(sentence_transformers, "hf_hub_download", download)
+    monkeypatch.setattr(sentence_transformers, "try_to_load_from_cache", lambda *_: cached)
+    assert stored_max_length("a/b") is None
+    stated = TaskOptions(task="embedding", pooling="first", normalize=True)
+    (task,) = asked_tasks("a/b", plain("BertModel"), stated).values()
+    assert task == Embedding(size=64, pooling="first", normalize=True)
+    if is_known:
+        assert embedding_settings("a/b") == {}
+        return
+    with pytest.raises(CheckpointError, match=r"hub cannot be asked whether there is modules\.json") as error:
+        embedding_settings("a/b")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["{", '{"0": 1}', '["x"]', "7"])

@@ -203,6 +203,13 @@ def test_learned_diagonals_are_taken_as_fixed_ones(
     assert again == alone
 
 
+def test_a_pattern_is_taken_on_with_its_lambda(encoder: Path, tmp_path: Path) -> None:
+    learned = saved(encoder, tmp_path / "learned", AttentionSpec.parse("diagonal", -2.0), [[1.0] * 4])
+    for lambdas, expected in (([], -2.0), ([-5.0], -5.0)):
+        (taken,) = choose_attentions(str(encoder), None, lambdas, learned, 0).by_name.values()
+        assert taken.lambd == expected
+
+
 def test_diagonals_that_do_not_fit_are_refused(encoder: Path, tmp_path: Path) -> None:
     learned = saved(encoder, tmp_path / "learned", AttentionSpec.parse("diagonal", None), [[1.0] * 4])
     for text, message in (

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from graph_session import open_graph
@@ -24,8 +25,12 @@ from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.int8 import quantized_columns, quantized_graph
 from sparse_export.parity import quality
+from sparse_export.parity.examples import builtin_examples
+from sparse_export.parity.quality import check_quality
+from sparse_export.tasks import model_head
 from sparse_serve.classifier import Classifier
 from sparse_serve.errors import GateError, OptionError
+from sparse_serve.op_library import library_path
 from sparse_serve.processor import has_vnni
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry
@@ -33,7 +38,7 @@ from sparse_serve.repository.manifest import TargetCpu
 from sparse_serve.repository.signature import nested
 from sparse_serve.tasks import TASK_IDS
 from sparse_serve.triton.preflight import processor_warnings
-from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, masks, token_ids
+from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer, masks, token_ids
 
 Array = npt.NDArray[Any]
 HERE: TargetCpu = "vnni" if has_vnni() else "any"
@@ -233,6 +238,38 @@ def test_a_metric_may_lose_as_much_as_is_accepted(judged: float, passes: bool) -
         return
     with pytest.raises(GateError, match=r"has accuracy 0\.8949 over 10 texts, torch 0\.9000"):
         report.require()
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    kept = quality.Fidelity(max_abs_diff=float("nan"), label_agreement=1.0, explained=1.0, metrics=None)
+    executions = {"library": kept, "portable": kept}
+    report = quality.QualityReport(10, "logits", None, 0.1, None, executions)
+    with pytest.raises(GateError, match="with the op library answers NaN or infinity where torch does not"):
+        report.require()
+
+
+def test_every_task_of_several_is_judged(graphs: GraphTable, tmp_path: Path) -> None:
+    """Also one whose answer is a number, and one that the others outnumber."""
+    family, attention, tasks = MODELS["several_tasks"]
+    model = make_model(attention, family, task=tasks, extensions=ADAPTERS).eval()
+    model.set_attn_implementation(attention.implementation)
+    tokenizer = Tokenizer.from_str(make_tokenizer(tmp_path).backend_tokenizer.to_str())
+    examples = builtin_examples(model_head(model).task, tokenizer, 64, ["a film of great charm", "no"])
+    exact = graphs.path(model, "packed", GraphTarget())
+    judged = check_quality(model, exact, library_path(), examples)
+    judged.require()
+    assert judged.executions["library"].tasks == pytest.approx(dict.fromkeys(TASKS, 1.0), abs=1e-4)
+
+    proto = onnx.load(exact)
+    (bias,) = (
+        each for each in proto.graph.initializer if list(each.dims) == [1] and "similarity" in each.name
+    )
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 5, bias.name))
+    onnx.save(proto, tmp_path / "model.onnx")
+    worse = check_quality(model, tmp_path / "model.onnx", library_path(), examples)
+    assert worse.executions["library"].label_agreement == 1.0
+    with pytest.raises(GateError, match=r"has what its worst task keeps, similarity, -\d"):
+        worse.require()
 
 
 @pytest.mark.parametrize("has_vnni", [True, False])

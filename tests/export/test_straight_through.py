@@ -56,6 +56,24 @@ def test_signs_are_those_of_exact_single_pair_flips(lambd: float | None, spread:
         assert right[direction] / count >= 0.98
 
 
+@pytest.mark.parametrize("lambd", NORMALIZERS[1:])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_once(lambd: float, dtype: torch.dtype) -> None:
+    """As under autocast: the same scores and the same gradient, in 8 or 11 bits and in float64."""
+    generator = torch.Generator().manual_seed(4)
+    scores = (torch.randn(16, 256, generator=generator) * 3).to(dtype)
+    gradient = torch.randn(16, 256, generator=generator).to(dtype)
+    allowed = torch.rand(16, 256, generator=generator) < 0.6
+    gradients = []
+    for each in (dtype, torch.float64):
+        pairs = allowed.to(each).requires_grad_()
+        straight_through(scores.to(each), pairs, lambd).backward(gradient.to(each))
+        assert pairs.grad is not None
+        gradients.append(pairs.grad.double())
+    ours, exact = gradients
+    assert (ours - exact).abs().max() <= 0.03 * exact.abs().max()
+
+
 @pytest.mark.parametrize("lambd", NORMALIZERS)
 def test_equal_values_are_worth_nothing(lambd: float | None) -> None:
     """Where all keys say the same, it is all the same which of them may be read."""

@@ -59,7 +59,11 @@ class _SparsegenPairs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         scores, allowed, weights = ctx.saved_tensors
         of_scores = support_gradient(grads[0], weights > 0, -1) / (1 - ctx.lambd)
-        return of_scores, _flip_gradient(scores / (1 - ctx.lambd), allowed, weights, grads[0]), None
+        # Differences of sums over a row decide, of which half precision would leave little.
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        z, kept, gradient = (each.to(dtype) for each in (scores, weights, grads[0]))
+        of_pairs = _flip_gradient(z / (1 - ctx.lambd), allowed, kept, gradient)
+        return of_scores, of_pairs.to(grads[0].dtype), None
 
 
 def _flip_gradient(z: Tensor, allowed: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:

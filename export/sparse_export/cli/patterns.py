@@ -45,7 +45,7 @@ PatternFrom = Annotated[
         metavar="CHECKPOINT",
         help="Take the distances that a checkpoint learned with diagonal or layer-diagonal, and keep them. "
         "--attention names what joins them.",
-        show_default="none; without --attention, what joined them there",
+        show_default="none; without --attention, its own λ and what joined them there",
         rich_help_panel=_PANEL,
     ),
 ]

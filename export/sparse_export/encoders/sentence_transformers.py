@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from sparse_serve.errors import CheckpointError
 
@@ -16,6 +17,10 @@ _MODULES, _SETTINGS = "modules.json", "sentence_bert_config.json"
 # The modes of pooling that an exported model has, as versions of that library call them.
 _MODE = "pooling_mode"
 _POOLINGS = {"cls_token": "first", "mean_tokens": "mean", "cls": "first", "mean": "mean"}
+
+
+class _UnreachableError(CheckpointError):
+    """Whether a checkpoint has a file is not known: it is neither in the cache nor can the hub be asked."""
 
 
 def embedding_settings(checkpoint: str | Path, *, is_pooling_known: bool = False) -> dict[str, Any]:
@@ -26,7 +31,8 @@ def embedding_settings(checkpoint: str | Path, *, is_pooling_known: bool = False
         is_pooling_known: what pools is stated otherwise, so that the folder's own need not be understood.
 
     Raises:
-        CheckpointError: a file is malformed, or says what an exported model does not do.
+        CheckpointError: a file is malformed, says what an exported model does not do, or may be there but
+            cannot be reached.
     """
     modules = _read(checkpoint, _MODULES)
     if modules is None:
@@ -47,12 +53,16 @@ def embedding_settings(checkpoint: str | Path, *, is_pooling_known: bool = False
 
 
 def stored_max_length(checkpoint: str | Path) -> int | None:
-    """Return at how many tokens sentence-transformers cuts a checkpoint's texts; None where it does not say.
+    """Return at how many tokens sentence-transformers cuts a checkpoint's texts; None where it does not say,
+    or cannot be asked.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    settings = _read(checkpoint, _SETTINGS)
+    try:
+        settings = _read(checkpoint, _SETTINGS)
+    except _UnreachableError:
+        return None
     length = settings.get("max_seq_length") if isinstance(settings, dict) else None
     return length if isinstance(length, int) else None
 
@@ -75,17 +85,29 @@ def _pooling(checkpoint: str | Path, folder: str) -> str:
 
 
 def _read(checkpoint: str | Path, file: str) -> Any:
-    """Return what a JSON file of a checkpoint holds, None where it is absent."""
-    path = cached_file(
-        str(checkpoint),
-        file,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    """Return what a JSON file of a checkpoint holds, None where it is known that there is none."""
+    path = _path(checkpoint, file)
     if path is None:
         return None
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {file} cannot be read: {error}") from None
+
+
+def _path(checkpoint: str | Path, file: str) -> Path | None:
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return folder / file if (folder / file).is_file() else None
+    try:
+        return Path(hf_hub_download(str(checkpoint), file))
+    except EntryNotFoundError as error:
+        cached = try_to_load_from_cache(str(checkpoint), file)
+        if not isinstance(error, LocalEntryNotFoundError) or cached is _CACHED_NO_EXIST:
+            return None
+    except OSError:  # the hub's and the connection's errors
+        pass
+    raise _UnreachableError(
+        f"{checkpoint}: the hub cannot be asked whether there is {file}, which says how it embeds: give "
+        "--pooling first or mean, and --normalize or --no-normalize"
+    )

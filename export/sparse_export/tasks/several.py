@@ -70,10 +70,17 @@ class SeveralHeads(Head):
         if len(self.heads) == 1:
             (head,) = self.heads.values()
             return head.same_answers(texts, ours, theirs)
-        told = []
+        told = self.same_by_task(texts, ours, theirs).values()
+        known = [same for same in told if same is not None]
+        return np.concatenate(known) if known else None
+
+    def same_by_task(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> dict[str, npt.NDArray[np.bool_] | None]:
+        """Tell for each task which of its texts are answered alike; None where its answer is a number."""
+        told = {}
         for name, head in self.heads.items():
             rows = [row for row, text in enumerate(texts) if text.task == name]
             sides = ({key: values[rows] for key, values in each.items()} for each in (ours, theirs))
-            told.append(head.same_answers([texts[row] for row in rows], *sides))
-        known = [same for same in told if same is not None]
-        return np.concatenate(known) if known else None
+            told[name] = head.same_answers([texts[row] for row in rows], *sides)
+        return told

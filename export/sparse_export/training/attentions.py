@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.resolve import DEFAULT_LAMBD, resolve_attention
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.checkpoint import load_checkpoint, load_config
@@ -63,7 +62,8 @@ def choose_attentions(
             sizes with strokes between, `local2/16+global0/1`, it stands for all combinations; a global or
             random size of 0 leaves that out.
         lambdas: λ of sparsegen-lin; several make one run each.
-        pattern_from: a checkpoint whose diagonals, learned or fixed, join each pattern as fixed ones.
+        pattern_from: a checkpoint whose diagonals, learned or fixed, join each pattern as fixed ones. Where
+            nothing names an attention, its own λ is kept, and what joined them there.
         seed: of random keys.
         revision: of an encoder on the hub.
 
@@ -75,7 +75,7 @@ def choose_attentions(
     if text is not None:
         chosen = _named(text, lambd, seed)
     elif pattern_from is not None:
-        chosen = _only(AttentionSpec(lambd, _fixed_part(pattern_from)))
+        chosen = _only(_fixed_part(pattern_from, lambd))
     else:
         own = ModelSpec.of(load_config(encoder, revision)).attention
         chosen = _only(resolve_attention(own, None, lambd, default=_DEFAULT))
@@ -153,11 +153,13 @@ def _joined(*terms: str) -> str:
     return "+".join(filter(None, terms))
 
 
-def _fixed_part(checkpoint: str) -> Pattern:
-    pattern = ModelSpec.of(load_config(checkpoint)).attention.pattern
-    if pattern is None:
+def _fixed_part(checkpoint: str, lambd: float | None) -> AttentionSpec:
+    """Return a checkpoint's attention with what its pattern does not learn; `lambd` in place of its own."""
+    own = ModelSpec.of(load_config(checkpoint)).attention
+    if own.pattern is None:
         raise _no_diagonals(checkpoint)
-    return replace(pattern, axis=False, diagonal=None, offsets=((0,),))
+    pattern = replace(own.pattern, axis=False, diagonal=None, offsets=((0,),))
+    return AttentionSpec(own.lambd if lambd is None else lambd, pattern)
 
 
 def _diagonals_of(checkpoint: str, encoder: str, revision: str | None) -> tuple[tuple[int, ...], ...]:

@@ -59,7 +59,9 @@ def sources_of(
         ("--eval-split", eval_split, sources[1:2]),
     ):
         if value is not None and not any(isinstance(source, DatasetSplit) for source in described):
-            raise OptionError(f"{option} {value} is for data sets, and {train} is a file; leave it out")
+            raise OptionError(
+                f"{option} {value} is for data sets, and {described[0]} is a file; leave it out"
+            )
     return sources
 
 
