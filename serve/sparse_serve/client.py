@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,17 +77,32 @@ class Client:
     nothing on the server. A text that is refused is named, as `RefusedTextError`.
     """
 
-    def __init__(self, url: str, protocol: Protocol = "http", retries: int = DEFAULT_RETRIES) -> None:
-        """Prepare a client for the server at `host:port`; nothing is sent yet.
+    def __init__(
+        self,
+        url: str,
+        protocol: Protocol = "http",
+        retries: int = DEFAULT_RETRIES,
+        *,
+        ca_certificates: Path | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare a client; nothing is sent yet.
 
-        `retries` is how often a request is sent again, within a minute and with growing pauses.
+        Args:
+            url: `host:port` of the server; for TLS `https://host:port`, or `grpcs://host:port`.
+            protocol: what it is asked over.
+            retries: how often a request is sent again, within a minute and with growing pauses.
+            ca_certificates: PEM file of the authorities that its certificate may be of; None for those of the
+                system, over gRPC for gRPC's own.
+            headers: sent with every request, such as `{"Authorization": "Bearer …"}`.
 
         Raises:
-            OptionError: the address is malformed, or `retries` is negative.
+            OptionError: the address, a header or the file of certificates is malformed, or `retries` is
+                negative.
         """
         self.url = url
         self.protocol = protocol
-        self._connection = Connection(url, protocol, retries)
+        self._connection = Connection(url, protocol, retries, ca_certificates, headers)
         self._described: dict[str, _Described | None] = {}
         self._labels: dict[str, list[str | None]] = {}
         self._configs: dict[str, dict[str, Any]] = {}

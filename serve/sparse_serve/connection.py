@@ -2,8 +2,10 @@
 
 import random
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -37,7 +39,9 @@ _INVALID = (str(grpc.StatusCode.INVALID_ARGUMENT), "400")
 # What a gateway says of a whole message, and a backend, which calls it invalid, of the texts in it.
 _TOO_LARGE = (str(grpc.StatusCode.RESOURCE_EXHAUSTED), "413")
 _TOO_MUCH_TEXT = re.compile(r"the texts of the request have \d+ bytes")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>https?|grpcs?)://)?(?P<place>(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5}))/?"
+)
 _HIGHEST_PORT = 65535
 # gRPC gives these the status with which Triton itself says that it is overloaded.
 _LOST_CONNECTION = re.compile(
@@ -45,6 +49,7 @@ _LOST_CONNECTION = re.compile(
 )
 # What gRPC says where this client has waited for as long as it does; a gateway says how long it has waited.
 _OWN_DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # What a server says of a model that it has, while it ends; one that it has not is "not found".
 _ENDING = re.compile("has no available versions|not ready")
 
@@ -52,11 +57,19 @@ _ENDING = re.compile("has no available versions|not ready")
 class Connection:
     """Calls of one server. Not thread-safe over HTTP."""
 
-    def __init__(self, url: str, protocol: Protocol, retries: int) -> None:
-        """Prepare calls to the server at `host:port`; nothing is sent yet. `Client` has the arguments.
+    def __init__(
+        self,
+        url: str,
+        protocol: Protocol,
+        retries: int,
+        ca_certificates: Path | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare calls to a server; nothing is sent yet. `Client` has the arguments.
 
         Raises:
-            OptionError: the address is malformed, or `retries` is negative.
+            OptionError: the address, a header or the file of certificates is malformed, or `retries` is
+                negative.
         """
         if retries < 0:
             raise OptionError(f"retries is {retries}: give 0 or more")
@@ -64,15 +77,23 @@ class Connection:
         self.protocol = protocol
         self.retries = retries
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
-        address = _ADDRESS.fullmatch(url)
-        if address is None or int(address["port"]) > _HIGHEST_PORT:
-            raise OptionError(f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000")
+        self._headers = _checked_headers(headers or {})
+        place, has_tls = _address(url, protocol)
+        if ca_certificates is not None:
+            if not has_tls:
+                raise OptionError(
+                    f"certificates are for TLS, and '{url}' is without: give {protocol}s://host:port"
+                )
+            _check_certificates(ca_certificates)
         if protocol == "http":
             # Over gRPC the time limit goes with each call.
             timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
-            self._client = triton_http.InferenceServerClient(url, **timeouts)
+            known = {} if ca_certificates is None else {"ca_certs": str(ca_certificates)}
+            tls = {"ssl": True, "ssl_options": known} if has_tls else {}
+            self._client = triton_http.InferenceServerClient(place, **timeouts, **tls)
         else:
-            self._client = triton_grpc.InferenceServerClient(url)
+            known = {} if ca_certificates is None else {"root_certificates": str(ca_certificates)}
+            self._client = triton_grpc.InferenceServerClient(place, ssl=has_tls, **known)
 
     def close(self) -> None:
         """Close the connection."""
@@ -136,6 +157,8 @@ class Connection:
     def _call(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.protocol == "grpc":
             kwargs["client_timeout"] = _TIMEOUT_SECONDS
+        if self._headers:
+            kwargs["headers"] = dict(self._headers)  # tritonclient adds its own
         pauses = self._pauses()
         while True:
             try:
@@ -157,6 +180,11 @@ class Connection:
 
     def _failure(self, name: str, error: Exception) -> RequestError:
         """Return what is told of a request that failed."""
+        if isinstance(error, ssl.SSLError):
+            return RequestError(
+                f"no TLS with {self.url}: {' '.join(str(error).split())}; --ca-certificates names a file "
+                "of the authority that its certificate is of"
+            )
         if not isinstance(error, InferenceServerException):
             return self._unreachable(str(error) or type(error).__name__)
         status, message = error.status(), " ".join(str(error.message()).split())
@@ -174,6 +202,39 @@ class Connection:
         )
 
 
+def _address(url: str, protocol: Protocol) -> tuple[str, bool]:
+    """Return host and port of an address, and whether it asks for TLS."""
+    address = _ADDRESS.fullmatch(url)
+    if address is None or int(address["port"]) > _HIGHEST_PORT:
+        raise OptionError(
+            f"'{url}' is no address of a server: give host:port, such as 127.0.0.1:8000, with {protocol}s:// "
+            "before it for TLS"
+        )
+    scheme = address["scheme"] or protocol
+    if scheme.removesuffix("s") != protocol:
+        raise OptionError(
+            f"'{url}' is no address for {protocol}: give {protocol}://host:port, or {protocol}s://"
+        )
+    return address["place"], scheme != protocol
+
+
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers by their names in lower case, as gRPC wants them."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or not value.isascii():
+            shown = " ".join(f"{name}: {value}".split())
+            raise OptionError(f"'{shown:.80}' is no header: give NAME: VALUE in printable ASCII")
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _check_certificates(file: Path) -> None:
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OptionError(f"{file} has no certificates of authorities in PEM: {reason}") from None
+
+
 def _may_pass(error: Exception) -> bool:
     """Tell whether what failed may be answered later: the server is overloaded, ending, or was not reached.
 
@@ -183,7 +244,7 @@ def _may_pass(error: Exception) -> bool:
         message = str(error.message())
         is_transient = error.status() in _TRANSIENT and "restricted" not in message
         return is_transient or _ENDING.search(message) is not None
-    return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError)
+    return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError | ssl.SSLError)
 
 
 def is_refusal(error: RequestError) -> bool:

@@ -12,8 +12,10 @@ from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.cli import replies as shown_replies
 from sparse_serve.cli.classify import Ask, Interface, _ask
+from sparse_serve.cli.replies import Format, Shown
 from sparse_serve.cli.texts import Text
-from sparse_serve.errors import RefusedTextError
+from sparse_serve.errors import RefusedTextError, RequestError
+from sparse_serve.replies import Prediction
 from sparse_serve.triton.launcher import TritonServer
 
 
@@ -108,3 +110,23 @@ def test_long_tables_come_in_parts(
     assert status == 0
     heads = [number for number, line in enumerate(output.splitlines()) if line.startswith("label")]
     assert heads == [0, 3]
+
+
+def test_what_was_answered_before_a_refusal_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = Prediction(label="a", score=0.5, logits=(0.5,), scores=(0.5,), token_count=3, truncated=False)
+
+    def answered() -> Iterator[tuple[Text, Prediction]]:
+        yield Text("fine", None), reply
+        raise RequestError("refused")
+
+    with pytest.raises(RequestError):
+        shown_replies.write(answered(), Prediction, Format.json, Shown(0, False))
+    assert [each["text"] for each in json.loads(capsys.readouterr().out)] == ["fine"]
+
+
+def test_a_header_is_a_name_and_a_value(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("classify", "tiny", "w1", "--url", f"http://{server.http_url}")
+    assert outcome(capsys, app, *asked, "-H", "Authorization: Bearer x:y", "-H", "X-Trace:1")[0] == 0
+    status, _, errors = outcome(capsys, app, *asked, "--header", "Bearer x")
+    assert status == 2
+    assert "--header 'Bearer x' is no header: give 'NAME: VALUE'" in errors

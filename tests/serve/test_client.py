@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
@@ -43,7 +44,7 @@ def test_a_server_that_never_answers_is_given_up(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "host", "http://host:1", "host:", "host:65536", "host:x", "a b:1", "host:٣"]
+    "url", ["", "host", "ftp://host:1", "host:", "host:65536", "host:x", "a b:1", "host:٣"]
 )
 def test_malformed_addresses_are_refused(url: str) -> None:
     with pytest.raises(OptionError, match="is no address of a server: give host:port"):
@@ -197,6 +198,77 @@ def test_what_a_gateway_says_is_told(
         with pytest.raises(RequestError, match=told):
             asking.kind("tiny")
     assert (len(asked), len(pauses)) == (attempts, attempts - 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "options", "message"),
+    [
+        (
+            "grpcs://a:1",
+            "http",
+            {},
+            "'grpcs://a:1' is no address for http: give http://host:port, or https://",
+        ),
+        ("https://a:1", "grpc", {}, "'https://a:1' is no address for grpc: give grpc://host:port, or grpcs:"),
+        (
+            "ftp://a:1",
+            "http",
+            {},
+            "is no address of a server: give host:port, such as 127.0.0.1:8000, with h",
+        ),
+        ("https://a", "http", {}, "'https://a' is no address of a server"),
+        (
+            "a:1",
+            "http",
+            {"ca_certificates": Path(__file__)},
+            "certificates are for TLS, and 'a:1' is without",
+        ),
+        (
+            "https://a:1",
+            "http",
+            {"ca_certificates": Path(__file__)},
+            r"test_client\.py has no certificates of",
+        ),
+        (
+            "grpcs://a:1",
+            "grpc",
+            {"ca_certificates": Path("nowhere")},
+            "nowhere has no certificates .* No such",
+        ),
+        (
+            "a:1",
+            "http",
+            {"headers": {"a b": "c"}},
+            "'a b: c' is no header: give NAME: VALUE in printable ASCII",
+        ),
+        ("a:1", "grpc", {"headers": {"a": "b\nc"}}, "'a: b c' is no header"),
+    ],
+)
+def test_addresses_and_what_goes_with_them(
+    url: str, protocol: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        Client(url, protocol, **options)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_headers_go_with_every_request(
+    server: TritonServer, monkeypatch: pytest.MonkeyPatch, protocol: Any
+) -> None:
+    url = f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
+    with Client(url, protocol, headers={"Authorization": "Bearer x"}) as asking:
+        sent = []
+        for method in ("get_model_metadata", "get_model_config", "infer"):
+            send = getattr(asking._connection._client, method)
+
+            def noted(*arguments: Any, send: Any = send, **options: Any) -> Any:
+                sent.append(dict(options["headers"]))
+                return send(*arguments, **options)
+
+            monkeypatch.setattr(asking._connection._client, method, noted)
+        asking.classify("tiny", ["w1 w2"])
+    assert len(sent) > 1
+    assert all(each == {"authorization": "Bearer x"} for each in sent)
 
 
 def test_fewer_than_no_retries_are_refused() -> None:

@@ -31,8 +31,12 @@ from tiny_entry import PAIRS, SEVERAL, SPANS
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from sparse_serve.client import Client
+from sparse_serve.connection import Protocol
 from sparse_serve.deploy.gateway import CONFIG, Gateway
 from sparse_serve.deploy.limits import Limits, health_request
+from sparse_serve.errors import RequestError
+from sparse_serve.replies import Prediction
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -161,6 +165,18 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
         assert (status, json.loads(answer)["outputs"][0]["name"]) == (200, "token_count")
         trusted: dict[str, Any] = {"ssl": True, "root_certificates": str(certificate)}
         assert answers(tritonclient.grpc, secure.grpc, **trusted) == direct
+        assert_own_client_speaks_tls(secure, certificate)
+
+
+def assert_own_client_speaks_tls(secure: Any, certificate: Path) -> None:
+    protocols: dict[Protocol, str] = {"http": f"https://{secure.http}", "grpc": f"grpcs://{secure.grpc}"}
+    for protocol, address in protocols.items():
+        with Client(address, protocol, 0, ca_certificates=certificate) as client:
+            assert client.kind("tiny") is Prediction
+        with Client(address, protocol, 0) as client:
+            with pytest.raises(RequestError, match=r"(?i)certificate.verify.failed") as error:
+                client.kind("tiny")
+            assert "\n" not in str(error.value)
 
 
 class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated

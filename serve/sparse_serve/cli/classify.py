@@ -1,9 +1,9 @@
 """The command `classify`: texts from arguments, a file or stdin; what the model answers on stdout."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, islice
 from pathlib import Path
@@ -53,17 +53,25 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Ask:
-    """How a model is asked: where it is, its name, and how many best classes are wanted."""
+    """How a model is asked: where it is, its name, how many best classes are wanted, and by what proof."""
 
     url: str
     interface: Interface
     retries: int
     name: str
     top_k: int | None
+    ca_certificates: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def client(self) -> Client:
         """Return a new client, which is of one thread over HTTP."""
-        return Client(self.url, self.interface.value, self.retries)
+        return Client(
+            self.url,
+            self.interface.value,
+            self.retries,
+            ca_certificates=self.ca_certificates,
+            headers=self.headers,
+        )
 
     def __call__(self, client: Client, batch: Sequence[Text]) -> Sequence[Reply]:
         """Return the replies to a batch, whose texts all have second ones or have none; so with tasks."""
@@ -90,7 +98,26 @@ def classify(  # noqa: PLR0913  one parameter per option
     interface: Annotated[Interface, typer.Option("-i", "--interface", help="Protocol.")] = Interface.http,
     url: Annotated[
         str | None,
-        typer.Option("-u", "--url", help="host:port of the server.", show_default="the local default port"),
+        typer.Option(
+            "-u",
+            "--url",
+            help="host:port of the server; for TLS https://host:port, or grpcs:// with -i grpc.",
+            show_default="the local default port",
+        ),
+    ] = None,
+    ca_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file of the authorities that a server's certificate may be of.",
+            show_default="the system's; with -i grpc, gRPC's",
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-H", "--header", metavar="'NAME: VALUE'", help="Sent with every request; may be repeated."
+        ),
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Also give the best K classes.")] = None,
     output_format: Annotated[
@@ -112,7 +139,8 @@ def classify(  # noqa: PLR0913  one parameter per option
     if task_column is not None and file is None:
         raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
     has_tasks = task is not None or task_column is not None
-    ask = Ask(url or _DEFAULT_URLS[interface], interface, retries, name, top_k)
+    address = url or _DEFAULT_URLS[interface]
+    ask = Ask(address, interface, retries, name, top_k, ca_certificates, _headers(header or ()))
     with ask.client() as client:
         kind = client.kind(name)
         client.require_task(name, named=has_tasks)
@@ -122,6 +150,16 @@ def classify(  # noqa: PLR0913  one parameter per option
             source = (text._replace(task=task) for text in source)
         answered = _ask(ask, client.batch_size(name), source, concurrency)
         write(answered, kind, output_format, Shown(top_k or 0, has_tasks))
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for each in given:
+        name, colon, value = each.partition(":")
+        if not colon:
+            raise OptionError(f"--header {each!r:.80} is no header: give 'NAME: VALUE'")
+        headers[name.strip()] = value.strip()
+    return headers
 
 
 def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
