@@ -103,7 +103,17 @@ _CUSTOM = {
                     "name",
                     name=_TEXT,
                     interval=_DURATION,
-                    rules=_list(_exactly("expr", record=_TEXT, expr=_TEXT, labels=_map(_TEXT))),
+                    rules=_list(
+                        _exactly(
+                            "expr",
+                            record=_TEXT,
+                            alert=_TEXT,
+                            expr=_TEXT,
+                            labels=_map(_TEXT),
+                            annotations=_map(_TEXT),
+                            **{"for": _DURATION},
+                        )
+                    ),
                 )
             )
         ),

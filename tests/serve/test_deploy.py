@@ -91,7 +91,12 @@ def test_the_files_of_compose(deploy: Run, repository: Path, tmp_path: Path) -> 
     shown = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert shown.parent == Path(provider["options"]["path"])
     assert json.loads((out / "grafana" / "dashboards" / shown.name).read_text())["panels"]
-    scraped = yaml.safe_load((out / "prometheus.yml").read_text())["scrape_configs"]
+    prometheus = yaml.safe_load((out / "prometheus.yml").read_text())
+    mounted = {each["target"]: out / each["source"] for each in services["prometheus"]["volumes"][:2]}
+    (rules,) = prometheus["rule_files"]
+    (group,) = yaml.safe_load(mounted[f"/etc/prometheus/{rules}"].read_text())["groups"]
+    assert {each["labels"]["severity"] for each in group["rules"]} == {"critical", "warning"}
+    scraped = prometheus["scrape_configs"]
     assert [job["static_configs"][0]["targets"] for job in scraped] == [["triton:8002"], ["gateway:8404"]]
 
 

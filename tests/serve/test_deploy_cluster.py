@@ -245,7 +245,13 @@ def test_objects_find_each_other(deploy: Run, tmp_path: Path, target: str) -> No
     monitored = {each["port"] for each in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]}
     assert monitored <= {port["name"] for each in containers(out).values() for port in each["ports"]}
     assert labels[kinds["PodMonitor"]["spec"]["jobLabel"]] == "tiny"
-    (rule,) = kinds["PrometheusRule"]["spec"]["groups"][0]["rules"]
+    rule, *alerts = kinds["PrometheusRule"]["spec"]["groups"][0]["rules"]
+    assert [each["alert"] for each in alerts] == [
+        "SparseServeDown",
+        "SparseServeRefuses",
+        "SparseServeFaults",
+    ]
+    assert all('job="tiny"' in each["expr"] for each in alerts)
     adapter = yaml.safe_load((out / "monitoring" / "prometheus-adapter.yaml").read_text())["rules"]["custom"][
         0
     ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparse_serve.deploy.alerts import alerts
 from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
@@ -109,6 +110,7 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
         "queue_record": f"pod:{QUEUE_METRIC}:rate1m",
         "queue_target_ms": max(1, round(_QUEUE_SHARE * limits.queue_timeout * 1000)),
         "queue_time": _queue_time(deployment),
+        "alerts": alerts(deployment),
         **manifests.values,
     }
     objects = dict(manifests.objects) | {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparse_serve.deploy.alerts import alerts
 from sparse_serve.deploy.dashboard import dashboard
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
@@ -52,6 +53,7 @@ def compose_files(deployment: Deployment, publication: Publication) -> dict[str,
     return {
         "compose.yaml": compose,
         "prometheus.yml": render("prometheus.yml.j2", deployment=deployment),
+        "alerts.yml": render("alerts.yml.j2", deployment=deployment, alerts=alerts(deployment)),
         "grafana/provisioning/datasources/prometheus.yaml": render("grafana/datasource.yaml.j2"),
         "grafana/provisioning/dashboards/files.yaml": render("grafana/provider.yaml.j2"),
         "grafana/dashboards/dashboard.json": dashboard(deployment),
