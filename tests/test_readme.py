@@ -178,7 +178,8 @@ def answers(newcomer: Newcomer) -> dict[str, str]:
     """What the README's models answered, by what asked them; by Python, what its language is."""
     walking = walk(newcomer, PAGES)
     told = next(walking)
-    for name, code in zip(("stock", "library", "plain"), blocks("python", "docs/clients"), strict=True):
+    names = ("client", "stock", "library", "plain")
+    for name, code in zip(names, blocks("python", "docs/clients"), strict=True):
         told[name] = newcomer.python(code)
     next(walking, None)
     return told
@@ -191,6 +192,7 @@ def test_commands_lead_to_answers_and_a_report(newcomer: Newcomer, answers: dict
     assert len(re.findall(r'^{.*"label":"', told, re.MULTILINE)) == 2
     (file,) = (answer for command, answer in answers.items() if "--file" in command)
     assert file.count("\n") == 100
+    assert re.fullmatch(r"(positive|negative) 0\.\d+\n", answers["client"])
     assert re.fullmatch(r"((positive|negative) 0\.\d+\n){2}", answers["library"])
     assert re.search(r"b?'0\.\d+:[01]:(positive|negative)'", answers["stock"])
     assert re.match(r"\[array\(\[\['(positive|negative)'\]\]", answers["plain"])
