@@ -147,26 +147,25 @@ def check_quality(
     metric = next(iter(head.task.metrics), None) if examples.targets is not None else None
     run = list(batches([examples.rows[number] for number in examples.order], model.config))
     expected: Sequence[Answer] = [run_torch(model, batch) for batch in run]
-    torch_answers = answers_of(head, examples, expected)
+    torch_answers, torchs = answers_of(head, examples, expected), _rows(expected)
 
     def fidelity(served: Sequence[Answer]) -> Fidelity:
-        answers = answers_of(head, examples, served)
+        answers, ours = answers_of(head, examples, served), _rows(served)
         same = head.same_answers(examples.texts, answers, torch_answers)
         return Fidelity(
             max_abs_diff=largest_difference(served, expected),
             label_agreement=None if same is None else float(same.mean()),
-            explained=_explained(_rows(served), _rows(expected)),
+            explained=_explained(ours, torchs),
             metrics=metrics_of(head, examples, answers),
-            tasks=kept_by_task(served, answers),
+            tasks=kept_by_task(answers, ours),
         )
 
-    def kept_by_task(served: Sequence[Answer], answers: Columns) -> dict[str, float] | None:
+    def kept_by_task(answers: Columns, ours: npt.NDArray[np.float64]) -> dict[str, float] | None:
         if not isinstance(head, SeveralHeads) or len(head.heads) == 1:
             return None
         same = head.same_by_task(examples.texts, answers, torch_answers)
         rows = examples.rows
         tasks = np.array([rows[number][TASK_IDS][0] for number in examples.order])
-        ours, torchs = _rows(served), _rows(expected)
         return {
             name: _explained(ours[tasks == number], torchs[tasks == number])
             if (own := same[name]) is None

@@ -134,10 +134,9 @@ def _embedding(
     """Return the embedding that a checkpoint records, or that it makes by default."""
     if isinstance(own, Embedding):
         return own
-    is_known = options.pooling is not None and options.normalize is not None
-    settings = (
-        {} if is_known else embedding_settings(checkpoint, is_pooling_known=options.pooling is not None)
-    )
+    is_pooling_known = options.pooling is not None
+    is_known = is_pooling_known and options.normalize is not None
+    settings = {} if is_known else embedding_settings(checkpoint, is_pooling_known=is_pooling_known)
     return Embedding(size=_size(config, "last"), **settings)
 
 
