@@ -109,7 +109,8 @@ void Instance::Compute(Run run) noexcept {
 }
 
 void Instance::ComputeSound(const Run& run) {
-  const uint64_t begin_ns = Now();
+  RunTimes times{};
+  times.begin_ns = Now();
   std::vector<Owned<OrtValue>> inputs;
   for (size_t input = 0; input < session_.inputs().size(); ++input) {
     inputs.push_back(JoinInput(served_, run, input));
@@ -134,9 +135,9 @@ void Instance::ComputeSound(const Run& run) {
       wanted.push_back(output);
     }
   }
-  const uint64_t compute_begin_ns = Now();
+  times.compute_begin_ns = Now();
   const auto outputs = std::make_shared<const RunOutputs>(session_.Run(inputs, std::move(wanted)));
-  const uint64_t compute_end_ns = Now();
+  times.compute_end_ns = Now();
   for (const size_t output : outputs->places()) {
     const OutputTensor& tensor = (*outputs)[output];
     if (served_.configuration.is_batched() && tensor.rows() != rows) {
@@ -154,15 +155,15 @@ void Instance::ComputeSound(const Run& run) {
         tasks.insert(tasks.end(), first, first + static_cast<std::ptrdiff_t>(slice.rows));
       }
     }
-    meter->Count(*outputs, tasks, static_cast<double>(compute_end_ns - compute_begin_ns) / 1e9);
+    meter->Count(*outputs, tasks, static_cast<double>(times.compute_end_ns - times.compute_begin_ns) / 1e9);
   }
   size_t begin = 0;
   for (const Slice& slice : run) {
-    slice.request->Take(outputs, begin, slice.rows, compute_begin_ns, compute_end_ns);
+    slice.request->Take(outputs, begin, slice.rows, times);
     begin += slice.rows;
   }
   TRITONSERVER_ErrorDelete(TRITONBACKEND_ModelInstanceReportBatchStatistics(
-      served_.instance, rows, begin_ns, compute_begin_ns, compute_end_ns, Now()));
+      served_.instance, rows, times.begin_ns, times.compute_begin_ns, times.compute_end_ns, Now()));
 }
 
 }  // namespace sparse_serve

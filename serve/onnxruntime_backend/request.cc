@@ -120,6 +120,7 @@ Request::Request(const Served& served, TRITONBACKEND_Request* handle) noexcept
     : served_(served), handle_(handle), begin_ns_(Now()) {
   try {
     Read();
+    input_ns_ = Now() - begin_ns_;
   } catch (const std::exception& error) {
     Refuse(error);
   }
@@ -289,9 +290,10 @@ void Request::CountTokens() {
 }
 
 void Request::Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows,
-                   uint64_t run_begin_ns, uint64_t run_end_ns) noexcept {
-  compute_ns_ += run_end_ns - run_begin_ns;
-  compute_end_ns_ = run_end_ns;
+                   const RunTimes& times) noexcept {
+  input_ns_ += times.compute_begin_ns - times.begin_ns;
+  compute_ns_ += times.compute_end_ns - times.compute_begin_ns;
+  compute_end_ns_ = times.compute_end_ns;
   TRITONSERVER_Error* const error = Guarded([&] { pieces_.push_back({std::move(outputs), begin, rows}); });
   rows_taken_ += rows;
   if (error != nullptr || rows_taken_ == row_tokens_.size()) {
@@ -330,11 +332,14 @@ void Request::Answer(TRITONSERVER_Error* error) noexcept {
              TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   }
   const uint64_t end_ns = Now();
-  // What was computed in turns counts without the time between them.
+  // Triton counts as the time in its queue what is before the beginning. So it is told one as if all was read
+  // and computed in one go: what waited for others, or for its turn, was queued.
   const uint64_t compute_end_ns = compute_end_ns_ == 0 ? end_ns : compute_end_ns_;
+  const uint64_t compute_begin_ns = compute_end_ns - compute_ns_;
+  const uint64_t begin_ns = compute_end_ns_ == 0 ? begin_ns_ : compute_begin_ns - input_ns_;
   Succeeds("a request could not be counted: ",
-           TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns_,
-                                                       compute_end_ns - compute_ns_, compute_end_ns, end_ns));
+           TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns,
+                                                       compute_begin_ns, compute_end_ns, end_ns));
   TRITONSERVER_ErrorDelete(error);
   Succeeds("a request could not be released: ",
            TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));

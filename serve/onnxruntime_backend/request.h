@@ -37,6 +37,11 @@ struct InputTensor {
 // Nanoseconds of the clock that Triton's statistics go by.
 uint64_t Now();
 
+// When a run began, and when ONNX Runtime had its inputs and had computed it; by the same clock.
+struct RunTimes {
+  uint64_t begin_ns, compute_begin_ns, compute_end_ns;
+};
+
 // Has rows, of which a run computes some or all. Without a batch all of it counts as one row.
 class Request {
  public:
@@ -55,8 +60,8 @@ class Request {
   bool is_answered() const { return handle_ == nullptr; }
 
   // Takes the outputs of its next rows, which begin at row `begin` of a run; answers when they were the last.
-  void Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows, uint64_t run_begin_ns,
-            uint64_t run_end_ns) noexcept;
+  void Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows,
+            const RunTimes& times) noexcept;
 
   // Answers with an error.
   void Refuse(const std::exception& error) noexcept;
@@ -94,7 +99,7 @@ class Request {
   size_t tokens_ = 0;
   std::vector<Piece> pieces_;
   size_t rows_taken_ = 0;
-  uint64_t begin_ns_, compute_ns_ = 0, compute_end_ns_ = 0;
+  uint64_t begin_ns_, input_ns_ = 0, compute_ns_ = 0, compute_end_ns_ = 0;
 };
 
 // Rows of a request that are computed at a time.

@@ -21,6 +21,7 @@ from loading_triton import (
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from serving import wait_for
 from tokenizers import normalizers
+from tritonclient.grpc.service_pb2 import InferStatistics
 from tritonclient.utils import InferenceServerException
 
 from graph_session import open_graph
@@ -411,3 +412,22 @@ def test_statistics_count_what_is_answered_later(triton: LoadingTriton) -> None:
 
     wait_for(lambda: counted() == (2, 2))
     wait_for(lambda: model.runs() == {1: 1, 16: 2, 8: 1})
+
+
+def test_waiting_for_a_turn_counts_as_time_in_the_queue(triton: LoadingTriton) -> None:
+    """By which an autoscaler sees that a server has too much to do."""
+    model = triton.load(laborious(100))
+    model.ask(SHORT)
+    ids = np.full((RUN_TOKENS // 64, 64), 5)
+    for each in [model.begin(labour(ids)) for _ in range(4)]:
+        each.result(timeout=60)
+
+    def statistics() -> InferStatistics:
+        (statistics,) = triton.client.get_inference_statistics(model.name).model_stats
+        return statistics.inference_stats
+
+    wait_for(lambda: statistics().success.count == 5)
+    parts = statistics()
+    assert parts.queue.ns > parts.compute_infer.ns > 10 * parts.compute_input.ns
+    all_parts = (parts.queue, parts.compute_input, parts.compute_infer, parts.compute_output)
+    assert sum(part.ns for part in all_parts) == pytest.approx(parts.success.ns, rel=0.01)

@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from importlib.resources import files
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import triton_stub as stub
+from serving import wait_for
 from tiny_entry import CLASSES, MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, tiny_graph
 
 from sparse_serve.repository.config import read_config, to_text
@@ -185,6 +187,29 @@ def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> N
     assert long.answers.empty()
     let.set()
     assert long.answers.get(timeout=30).arrays()["token_count"].item() > 2000
+    model.finalize()
+
+
+def test_the_time_that_a_long_request_waits_for_a_thread_is_counted(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which an autoscaler sees that a server has too much to do."""
+    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    monkeypatch.setattr(stub.MetricFamily, "ports", port)
+    model, graph = load()
+    let = Event()
+    graph.fault = lambda call: None if let.wait(30) else stub.Error("held")
+    long = [request("w1 " * 5000) for _ in range(3)]
+    assert model.execute(long) is None
+    begun = time.perf_counter()
+    wait_for(lambda: len(graph.calls) == 2)
+    time.sleep(0.05)
+    waited = time.perf_counter() - begun
+    let.set()
+    assert not any(each.answers.get(timeout=30).has_error() for each in long)
+    model.meter.publish()
+    stages = {dict(labels)["stage"]: n for labels, n in port["sparse_serve_stage_seconds_total"].items()}
+    assert stages["wait"] >= waited
     model.finalize()
 
 
@@ -540,6 +565,7 @@ def test_what_is_read_and_refused_is_counted(
         "graph": 2,
     }
     stages = {dict(labels)["stage"]: n for labels, n in port["sparse_serve_stage_seconds_total"].items()}
+    assert stages.pop("wait") == 0
     assert stages.keys() == {"tokenize", "graph", "answer"}
     assert all(seconds > 0 for seconds in stages.values())
 

@@ -138,12 +138,18 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
 
 
 def _queue_time(deployment: Deployment) -> str:
-    """Return, in PromQL, the mean seconds that requests of each pod wait, in the gateway and in Triton."""
+    """Return, in PromQL, the mean seconds that requests of each pod wait, in the gateway and in Triton.
+
+    There they wait in queues, and long ones for a thread of a server-side tokenizer, if there is one.
+    """
     job = f'job="{deployment.name}"'
     by_pod = "sum by (namespace, pod)"
     return (
         "(\n"
-        f"  {by_pod} (rate(nv_inference_queue_duration_us{{{job}}}[1m])) / 1e6\n"
+        f"  {by_pod} (\n"
+        f"    rate(nv_inference_queue_duration_us{{{job}}}[1m]) / 1e6\n"
+        f'    or rate(sparse_serve_stage_seconds_total{{{job}, stage="wait"}}[1m])\n'
+        "  )\n"
         f'  + {by_pod} (avg_over_time(haproxy_backend_current_queue{{{job}, proxy=~".*_inference"}}[1m]))\n'
         ")\n"
         "/ clamp_min(\n"

@@ -39,7 +39,8 @@ from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.tasks import TASK_IDS, answered, read_tasks
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
 
-STAGES = ("tokenize", "graph", "answer")
+WAIT = "wait"
+STAGES = (WAIT, "tokenize", "graph", "answer")
 
 # Of a request that does not keep others waiting: to be read by a processor, whatever computes the graph.
 SHORT_BYTES = TOKEN_BYTES * RUN_TOKENS
@@ -126,7 +127,7 @@ class TritonPythonModel:
             return [responses[index] for index in range(len(requests))]
         senders = [request.get_response_sender() for request in requests]
         for index in long:
-            self.long.submit(self._answer_long, asked.pop(index), senders[index])
+            self.long.submit(self._answer_long, asked.pop(index), senders[index], time.perf_counter())
         responses |= self._answer(asked, self.tokenizer)
         for index, response in responses.items():
             self._send(senders[index], response, len(asked[index].texts) if index in asked else 1)
@@ -136,8 +137,12 @@ class TritonPythonModel:
         """Answer what is still waiting."""
         self.long.shutdown()
 
-    def _answer_long(self, asked, sender):
-        """Answer a request on a thread of its own, whatever happens: its client waits, or has given it up."""
+    def _answer_long(self, asked, sender, begun):
+        """Answer a request on a thread of its own, whatever happens: its client waits, or has given it up.
+
+        It waits for that thread since `begun`.
+        """
+        self.meter.add(meter.SECONDS, time.perf_counter() - begun, stage=WAIT)
         if sender.is_cancelled():
             error = pb_utils.TritonError(
                 "the request was cancelled by its client", pb_utils.TritonError.CANCELLED
