@@ -18,7 +18,7 @@ import typer
 from sessions import environment, write_csv
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_serve import Classifier

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_serve.op_library import Device

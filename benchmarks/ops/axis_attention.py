@@ -32,7 +32,7 @@ from attention import OPSET, Variant, environment_of, fused_softmax, ort_value, 
 from onnx import TensorProto, helper
 
 from sparse_export.attention.patterns import LayerPattern, Pattern
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.functions import attach_functions

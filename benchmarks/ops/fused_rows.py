@@ -22,7 +22,7 @@ from attention import OPSET, environment_of, ort_value, session
 from last_layer import in_turns, loads, packed
 from onnx import ModelProto, TensorProto, helper
 
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph import export
 from sparse_export.graph.export import GraphTarget, export_graph

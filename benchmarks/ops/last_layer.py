@@ -29,10 +29,10 @@ from attention import environment_of, session
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
+from sparse_export.encoders.packing import Packing
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget, export_graph
-from sparse_export.graph.packing import Packing
 from sparse_export.tasks.first_token import FirstTokenHead
 from sparse_serve.data import read_data
 

@@ -25,7 +25,7 @@ from runs import Run, head, interval, provenance, refuse_other_settings, train_e
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.int8 import quantized_graph

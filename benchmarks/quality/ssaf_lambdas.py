@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.measures import zero_shares
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.inspection.maps import select_attention

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import new_model, save_checkpoint
 from sparse_export.encoders.axis import AxisLayer
-from sparse_export.encoders.checkpoint import new_model, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_serve.data import read_texts
 from sparse_serve.tasks import Classification

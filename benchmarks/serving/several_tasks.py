@@ -33,7 +33,7 @@ import torch
 import typer
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_config, new_model, save_checkpoint
+from sparse_export.checkpoint import load_config, new_model, save_checkpoint
 from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.projected_attention import EXTENSION, ProjectedAttentionSettings, Projections
 from sparse_export.encoders.tokenizer import load_tokenizer

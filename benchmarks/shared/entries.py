@@ -85,7 +85,7 @@ def export_random(
     import torch  # noqa: PLC0415  not needed by who measures
     from transformers import AutoConfig, AutoModelForSequenceClassification  # noqa: PLC0415
 
-    from sparse_export.encoders.checkpoint import save_checkpoint  # noqa: PLC0415
+    from sparse_export.checkpoint import save_checkpoint  # noqa: PLC0415
     from sparse_export.encoders.tokenizer import load_tokenizer  # noqa: PLC0415
 
     config = AutoConfig.from_pretrained(checkpoint)

@@ -6,11 +6,13 @@ at.
     model = load_checkpoint("checkpoints/reviews")    # attends as it was trained; a stock AutoModel would not
 
 What a library user needs is here, and loads torch when it is first asked for: the command line, which lives
-in this package too, works where there is none. The rooms, in the order of the way a model takes:
+in this package too, works where there is none. The rooms, in the order of the way a model takes; none knows
+of those behind it, which `make test` checks:
 
     attention    the mathematics: sparsegen-lin, patterns, how they are learned, what is measured
-    encoders     families, checkpoints and their specs, extensions with weights of their own
+    encoders     families, specs of their models, extensions with weights of their own, packed tokens
     tasks        heads, one file a task
+    checkpoint   an encoder and its heads, read from a folder and written to one
     training     an encoder and rows in, a checkpoint out; pretraining does so without labels, multitask with
                  the rows of several tasks
     graph        a checkpoint's ONNX graph, its nodes and their functions
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from sparse_export.attention.patterns import Pattern
     from sparse_export.attention.sparsegen import sparsegen_lin
     from sparse_export.attention.spec import AttentionSpec
-    from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+    from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
     from sparse_export.encoders.spec import ModelSpec
     from sparse_export.encoders.tokenizer import load_tokenizer
     from sparse_export.entry import export_checkpoint

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.attention.spec import AttentionSpec, attention_of
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config
+from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.sentence_transformers import stored_max_length
 from sparse_export.encoders.tokenizer import (

@@ -16,11 +16,12 @@ import pynvml
 from sparse_serve.errors import DeviceError, OpLibraryError, first_line
 from sparse_serve.nvml import CudaDevice, read_driver
 from sparse_serve.op_library import Device, library_cuda, library_path
-from sparse_serve.repository.config import CUDA_OPTIONS
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+CUDA_OPTIONS = {"use_tf32": "0"}
+"""Of the provider: float32 is computed as such, or it is not within the gate's error."""
 
-# What `config.CUDA_PARAMETERS` say, as ONNX Runtime's own interface has it.
+# What `CUDA_PARAMETERS` of `config.pbtxt` say, as ONNX Runtime's own interface has it.
 _ARENA_OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
 # Of the oldest GPUs that the op library has code for.
 _LEAST_CAPABILITY = (8, 0)

@@ -7,13 +7,13 @@ has a second text.
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from sparse_serve.errors import DataError
 from sparse_serve.records import PLAIN, TABLES, Record, iter_records
-from sparse_serve.rows import TEXT_PAIR, Columns, Label, Row, RowFormat, missing_label, names_of
+from sparse_serve.rows import TEXT_PAIR, Columns, Label, Row, RowFormat, TextData, missing_label, names_of
 from sparse_serve.tasks import TASKS, sorted_labels
 
 __all__ = [
@@ -35,28 +35,6 @@ Records = Iterable[tuple[int, Record]]
 
 Arrange = Callable[[str, Records], Records]
 """Makes other records of those of a source, which it is told the name of: leaves some out, joins some."""
-
-
-@dataclass(frozen=True)
-class TextData:
-    """Rows of one source, a file's path or a data set's name, in its order.
-
-    `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
-    sorted: by value where all are whole numbers, else by name; of tagged words they are the tags. Regression
-    has none, nor have questions and plain text. With `whole_contexts`, rows of one second text stay together
-    when some are held out.
-    """
-
-    source: str
-    rows: tuple[Row, ...]
-    labels: tuple[str, ...]
-    total_rows: int
-    whole_contexts: bool = False
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether the rows have a second text: questions have one even where it is empty."""
-        return self.whole_contexts or any(row.text_pair for row in self.rows)
 
 
 def read_data(

@@ -59,6 +59,28 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TextData:
+    """Rows of one source, a file's path or a data set's name, in its order.
+
+    `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
+    sorted: by value where all are whole numbers, else by name; of tagged words they are the tags. Regression
+    has none, nor have questions and plain text. With `whole_contexts`, rows of one second text stay together
+    when some are held out.
+    """
+
+    source: str
+    rows: tuple[Row, ...]
+    labels: tuple[str, ...]
+    total_rows: int
+    whole_contexts: bool = False
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the rows have a second text: questions have one even where it is empty."""
+        return self.whole_contexts or any(row.text_pair for row in self.rows)
+
+
+@dataclass(frozen=True)
 class Columns:
     """Names of the columns to read.
 

@@ -16,7 +16,7 @@ from transformers import logging as transformers_logging
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import export_graph

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.checkpoint import save_checkpoint
 from tiny_models import make_model, make_tokenizer
 
 

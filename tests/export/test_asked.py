@@ -10,8 +10,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders import sentence_transformers
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.sentence_transformers import embedding_settings, stored_max_length
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve.errors import CheckpointError, OptionError

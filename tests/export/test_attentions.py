@@ -14,8 +14,8 @@ import sparse_export.training.attentions as module
 from command_line import exit_status
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.cli import app
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.diagonals import AdaptiveDiagonals
 from sparse_export.encoders.patterned import layer_patterns, pattern_modules
 from sparse_export.encoders.spec import ModelSpec

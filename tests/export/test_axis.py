@@ -17,8 +17,8 @@ from sparse_export.attention.implementations import axis_attention
 from sparse_export.attention.masks import LayerMask, Sampling
 from sparse_export.attention.patterns import LayerPattern, random_keys
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.axis import AxisLayer
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.patterned import forced, layer_patterns, pattern_modules, recorded, sampling_of
 from sparse_export.encoders.spec import ModelSpec

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.graph.export import GraphKind, GraphTarget
 from tiny_models import FAMILIES, LAMBD, make_model

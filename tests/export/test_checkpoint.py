@@ -21,7 +21,7 @@ from transformers import (
 
 from sparse_export.attention.resolve import resolve_attention
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.families import max_tokens
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer, require_embedded

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from command_line import outcome
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.cli import app
 from sparse_export.cli.export import _summary
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import ASKED_FOR, Exported
 from sparse_export.parity.gate import Agreement, MaskFlips, ParityReport

@@ -25,9 +25,9 @@ import sparse_export.training.attentions as attentions_module
 import sparse_export.training.options as options_module
 from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.cli import app
 from sparse_export.cli.options import load_model_side
-from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec, Positions
 from sparse_export.multitask.options import SimcseForm
 from sparse_export.multitask.plan import Sampling

@@ -10,8 +10,8 @@ import pytest
 import sparse_export.pretraining as module
 from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.cli import app
-from sparse_export.encoders.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.training.hub_data import DatasetSplit

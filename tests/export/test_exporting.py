@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 import sparse_export.entry as module
 import sparse_export.entry_graphs as graphs_module
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, load_config, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.entry_graphs import BASELINES

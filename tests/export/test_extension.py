@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders import extensions
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.extension import (
     Extension,
     ExtensionModule,

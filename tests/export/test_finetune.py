@@ -17,7 +17,7 @@ import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 import tiny_models
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.training import RECORD_NAME, FinetuneRecord, finetune
 from sparse_export.training.callbacks import Steering

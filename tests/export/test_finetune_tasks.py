@@ -15,7 +15,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 import tiny_models
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.tasks import head_of

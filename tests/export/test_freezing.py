@@ -8,7 +8,7 @@ import torch
 
 import tiny_models
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import new_model, save_checkpoint
+from sparse_export.checkpoint import new_model, save_checkpoint
 from sparse_export.training.freezing import freeze
 from sparse_serve.errors import OptionError
 from sparse_serve.tasks import Classification

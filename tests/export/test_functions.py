@@ -11,10 +11,10 @@ from onnx import TensorProto, helper
 
 from cases import ATTENTION_CASES, LAMBDAS, AttentionCase, Element
 from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.encoders.packing import HiddenFirst
 from sparse_export.graph.functions import GRAPH_DOMAIN, op_function
 from sparse_export.graph.nodes import HeadSettings
 from sparse_export.graph.packed_attention import attend_hidden_first, packed_attention
-from sparse_export.graph.packing import HiddenFirst
 from sparse_serve.op_library import DOMAIN
 
 

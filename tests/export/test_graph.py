@@ -15,7 +15,7 @@ from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.measures import zero_shares
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.functions import GRAPH_DOMAIN
 from sparse_serve.op_library import DOMAIN

@@ -20,9 +20,9 @@ from graph_session import open_graph
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.packing import PaddedPacking
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.packed import PaddedTokensModel
-from sparse_export.graph.packing import PaddedPacking
 from sparse_export.tasks import model_head
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
 from sparse_serve.tasks.embedding import LAYERS, POOLINGS

@@ -14,7 +14,7 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import zero_share
 from sparse_export.attention.patterns import LayerPattern
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported

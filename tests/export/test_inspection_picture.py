@@ -13,7 +13,7 @@ from PIL import Image
 
 from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.encoders.patterned import pattern_modules
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
 from sparse_export.inspection.picture import draw, write_picture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_export.encoders.checkpoint import load_checkpoint
-from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
+from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_serve.errors import OptionError
 from tiny_models import HEADS, LAYERS, TASKS
 

@@ -20,7 +20,7 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import mask_shares, zero_shares
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.extension import parameter_groups
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.tokenizer import load_tokenizer

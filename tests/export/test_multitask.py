@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.nn import functional as F
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_tasks, read_task_file

@@ -10,7 +10,7 @@ import pytest
 
 import sparse_export.tasks
 import sparse_serve.tasks
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions

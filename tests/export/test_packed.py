@@ -17,12 +17,12 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import zero_share
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.packing import PaddedPacking
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.nodes import HeadSettings
 from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.graph.packed_attention import packed_attention
-from sparse_export.graph.packing import PaddedPacking
 from sparse_export.tasks import model_head
 from tiny_models import FAMILIES, LAMBD, LAYERS, make_model, masks, token_ids
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.axis import AxisLayer
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.patterned import pattern_modules, recorded
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import FP32

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import BertTokenizerFast
 
-from sparse_export.encoders.checkpoint import load_config
+from sparse_export.checkpoint import load_config
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions
 from sparse_export.pretraining.corpus import tokenize

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint

@@ -12,7 +12,7 @@ from scipy.stats import pearsonr
 
 from few_layers import few_layers
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from graph_session import open_graph
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import save_checkpoint
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_serve.client import Client

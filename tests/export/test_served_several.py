@@ -11,11 +11,11 @@ import pytest
 import torch
 from tritonclient.utils import InferenceServerException
 
-from sparse_export.encoders.checkpoint import load_checkpoint
-from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions
+from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_serve.client import Client
 from sparse_serve.data import read_data
 from sparse_serve.metrics import regression_metrics

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import export_checkpoint
 from sparse_export.export_options import ExportOptions

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from tritonclient.utils import InferenceServerException
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, save_checkpoint
-from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
+from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_serve.client import Client
 from sparse_serve.errors import RequestError
 from sparse_serve.tasks.encoding import Truncation, encode_cut

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.extension import extension_modules
 from sparse_export.encoders.families import attention_norm, input_names, layers_of
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
-from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.packed import PaddedTokensModel
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
 from sparse_export.tasks import model_head
+from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification, Regression
 from tiny_models import (

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.cli.export import _summary
-from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions

@@ -16,7 +16,7 @@ import sparse_export.training.reporting as reporting_module
 import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint
 from sparse_export.training import FinetuneOptions, finetune
 from sparse_export.training.callbacks import Steering
 from sparse_serve.errors import DataError, OptionError

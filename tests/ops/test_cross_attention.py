@@ -29,10 +29,10 @@ from axis_cases import AXIS_CASES, LOCAL2, AxisCase
 from cases import ATTENTION_CASES, AttentionCase
 from cross_cases import ASKED, Asked, asked_queries
 from sparse_export.attention.patterns import LayerPattern
+from sparse_export.encoders.packing import Axes, Sequences
 from sparse_export.graph.nodes import AxisSettings, HeadSettings
 from sparse_export.graph.packed_attention import packed_cross_attention
 from sparse_export.graph.packed_axis import packed_axis_cross_attention
-from sparse_export.graph.packing import Axes, Sequences
 
 # Each with the op whose queries are the tokens.
 OPS = {"SparsegenCrossAttention": "SparsegenAttention", "SoftmaxCrossAttention": "SoftmaxAttention"}

@@ -14,8 +14,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from sparse_export.attention.spec import AttentionSpec
+from sparse_export.checkpoint import save_checkpoint
 from sparse_export.cli import main
-from sparse_export.encoders.checkpoint import save_checkpoint
 from sparse_export.encoders.spec import store_attention
 
 ROOT = Path(__file__).parents[2]

@@ -357,7 +357,7 @@ def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
 def _asked(checkpoint: str, attention: str | None, lambd: float | None) -> "AttentionSpec | None":
     """Return the attention that takes the place of the checkpoint's own; None where none was asked for."""
     from sparse_export.attention.resolve import resolve_attention  # noqa: PLC0415
-    from sparse_export.encoders.checkpoint import load_config  # noqa: PLC0415
+    from sparse_export.checkpoint import load_config  # noqa: PLC0415
     from sparse_export.encoders.spec import ModelSpec  # noqa: PLC0415
 
     if attention is None and lambd is None:

@@ -12,6 +12,7 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.encoders.extension import Extension
 from sparse_export.encoders.families import layers_of
 from sparse_export.encoders.patterned import Decide, PatternModule
+from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 if TYPE_CHECKING:
     from sparse_export.encoders.spec import ModelSpec
@@ -36,9 +37,7 @@ class AxisLayer(nn.Linear, PatternModule):
     def mark(self, mask: LayerMask, hidden: Tensor, decide: Decide) -> None:
         """Say which rows and columns are on; in an exported graph the op `AxisMask` does."""
         if torch.onnx.is_in_onnx_export():
-            from sparse_export.graph.nodes import axis_mask_node  # noqa: PLC0415  loads onnx
-
-            mask.rows, mask.columns = axis_mask_node(hidden[0], self.weight, self.bias)
+            mask.rows, mask.columns = _axis_mask_node(hidden[0], self.weight, self.bias)
         else:
             mask.rows, mask.columns = decide(self(hidden)).unbind(-1)
 
@@ -81,3 +80,16 @@ def axis_logits(model: PreTrainedModel) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _axis_mask_node(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit `AxisMask`: hidden `(T, M)`, weight `(2, M)`, bias `(2,)` to rows and columns `(T,)` bool."""
+    rows, columns = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::AxisMask",
+        (hidden, weight, bias),
+        {},
+        dtypes=(torch.bool, torch.bool),
+        shapes=(hidden.shape[:1], hidden.shape[:1]),
+        version=OPSET_VERSION,
+    )
+    return rows, columns

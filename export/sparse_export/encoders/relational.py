@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from sparse_export.encoders.extension import Extension, ExtensionModule
 
 if TYPE_CHECKING:
-    from sparse_export.encoders.several import SeveralTasksModel
     from sparse_export.encoders.spec import ModelSpec
 
 EXTENSION = "relational"
@@ -48,7 +47,7 @@ class RelationalExtension(Extension):
         """Put it in front of the classifiers."""
         model.relational = RelationalLayer(model.config.hidden_size)
         for task in self._tasks:
-            classifier = cast("SeveralTasksModel", model).of(task).get_submodule("classifier")
+            classifier = cast(Any, model).of(task).get_submodule("classifier")
             classifier.register_forward_pre_hook(partial(_first, model.relational))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sparse_export.encoders.families import Family, family_of, layers_of
-from sparse_export.graph.packing import PackedPass
+from sparse_export.encoders.packing import PackedPass
 from sparse_export.graph.routing import PackedRouting
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention.patterns import LayerPattern
+from sparse_export.encoders.packing import Axes, HiddenFirst, Sequences
 from sparse_export.graph.functions import GRAPH_DOMAIN
-from sparse_export.graph.packing import Axes, HiddenFirst, Sequences
 from sparse_serve.op_library import DOMAIN, OPSET_VERSION
 
 
@@ -86,19 +86,6 @@ def _attention_node(
         version=OPSET_VERSION,
     )
     return outputs[0], None if heads.lambd is None else outputs[1]
-
-
-def axis_mask_node(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit `AxisMask`: hidden `(T, M)`, weight `(2, M)`, bias `(2,)` to rows and columns `(T,)` bool."""
-    rows, columns = torch.onnx.ops.symbolic_multi_out(
-        f"{DOMAIN}::AxisMask",
-        (hidden, weight, bias),
-        {},
-        dtypes=(torch.bool, torch.bool),
-        shapes=(hidden.shape[:1], hidden.shape[:1]),
-        version=OPSET_VERSION,
-    )
-    return rows, columns
 
 
 def axis_attention_node(

@@ -18,6 +18,7 @@ from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import rho
 from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.families import joins_neighbours, packed_position_ids, position_ids
+from sparse_export.encoders.packing import PackedPass, Packing, PaddedPacking, TokenPacking
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.routing import Partition
 from sparse_export.graph.last_layer import compute_first_tokens_alone
@@ -33,7 +34,6 @@ from sparse_export.graph.packed_axis import (
     attend_axis_hidden_first,
     packed_axis_attention,
 )
-from sparse_export.graph.packing import PackedPass, Packing, PaddedPacking, TokenPacking
 from sparse_export.graph.routing import routing_of
 from sparse_export.tasks import Head
 from sparse_export.tasks.several import SeveralHeads

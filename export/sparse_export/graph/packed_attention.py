@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention.sparsegen import sparsegen_lin
+from sparse_export.encoders.packing import HiddenFirst, Sequences
 from sparse_export.graph.nodes import (
     HeadSettings,
     hidden_first_node,
     packed_attention_node,
     packed_cross_attention_node,
 )
-from sparse_export.graph.packing import HiddenFirst, Sequences
 
 
 def attend_all(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparse_export.attention.implementations import axis_attention
+from sparse_export.encoders.packing import Axes, HiddenFirst, Sequences
 from sparse_export.graph.nodes import AxisSettings, HeadSettings, axis_cross_attention_node
-from sparse_export.graph.packing import Axes, HiddenFirst, Sequences
 
 
 def packed_axis_attention(

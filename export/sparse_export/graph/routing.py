@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparse_export.encoders.packing import MOST_TOKENS, HiddenFirst, Packing, Sequences
 from sparse_export.encoders.routing import Part, Partition, Routing
 from sparse_export.graph.nodes import HeadSettings
 from sparse_export.graph.packed_attention import attend_across, attend_all
-from sparse_export.graph.packing import MOST_TOKENS, HiddenFirst, Packing, Sequences
 
 
 def routing_of(packing: Packing, tasks: Sequence[str]) -> "PackedRouting":

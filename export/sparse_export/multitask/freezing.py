@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from sparse_export.encoders.extension import ResidualModule, extension_modules
-from sparse_export.encoders.several import SeveralTasksModel
+from sparse_export.tasks.several_model import SeveralTasksModel
 
 
 def freeze_encoder(model: PreTrainedModel) -> None:

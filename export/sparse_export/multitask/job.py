@@ -9,10 +9,9 @@ from typing import Any, ClassVar, cast
 from rich.console import Console
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
+from sparse_export.checkpoint import load_checkpoint, load_config, new_model
 from sparse_export.encoders import projected_attention, relational
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config, new_model
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
-from sparse_export.encoders.several import SeveralTasksModel
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
@@ -22,6 +21,7 @@ from sparse_export.multitask.options import SCORE, MultitaskOptions
 from sparse_export.multitask.plan import DataSet, TasksPlan
 from sparse_export.multitask.rows import AllRows, read_all, read_tests, task_posed
 from sparse_export.tasks import head_of, head_of_spec
+from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.calibration import set_aside

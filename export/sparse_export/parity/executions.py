@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from sparse_export.attention.measures import mask_shares, pairs_of_batch, zero_shares
 from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.axis import axis_logits
+from sparse_export.encoders.packing import PaddedPacking
 from sparse_export.encoders.patterned import forced, recorded
-from sparse_export.graph.packing import PaddedPacking
 from sparse_export.parity.examples import Batch
 from sparse_export.tasks import model_head
 from sparse_serve.cuda import (

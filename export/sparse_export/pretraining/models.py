@@ -12,7 +12,7 @@ from transformers import (
     set_seed,
 )
 
-from sparse_export.encoders.checkpoint import load_config, load_model, random_model, require_finite
+from sparse_export.checkpoint import load_config, load_model, random_model, require_finite
 from sparse_export.encoders.families import input_names, joins_neighbours
 from sparse_export.encoders.positions import fix_positions
 from sparse_export.encoders.spec import ModelSpec

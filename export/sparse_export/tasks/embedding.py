@@ -6,19 +6,17 @@ Table 7), those of pooling and normalization sentence-transformers'.
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from sparse_export.encoders.packing import Packing
 from sparse_export.tasks.head import Head, Models
 from sparse_serve.tasks import Task
 from sparse_serve.tasks.embedding import Embedding
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 
 class EmbeddingHead(Head):
@@ -49,7 +47,7 @@ class EmbeddingHead(Head):
         """Whether the last layer's first tokens are the embedding."""
         return self._embedding.pooling == "first" and not self.reads_layers
 
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Return embeddings `(B, M)`, or `(B, 4·M)` of concatenated layers."""
         values = self._combined(states)
         if self._embedding.pooling == "mean":

@@ -1,13 +1,14 @@
 """The head that Transformers calls sequence classification: it reads the first token of a text."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from sparse_export.encoders.families import family_of
+from sparse_export.encoders.packing import Packing
 from sparse_export.tasks.head import Models
 from sparse_export.tasks.labels import labelled_task, write_labels
 from sparse_export.tasks.trained import TrainedHead
@@ -15,9 +16,6 @@ from sparse_serve.data import TextData
 from sparse_serve.errors import CheckpointError
 from sparse_serve.tasks import Task
 from sparse_serve.tasks.encoding import EncodedText
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 _PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -55,7 +53,7 @@ class FirstTokenHead(TrainedHead):
         """Whether nothing else is read."""
         return True
 
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Return logits `(B, C)` of each row's first token."""
         logits = family_of(model.config).head(model, states[-1][:, None])
         return torch.where(packing.has_token, logits.float(), 0)

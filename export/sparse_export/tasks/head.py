@@ -2,17 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from sparse_export.encoders.packing import Packing
 from sparse_serve.tasks import Columns, EncodedText, Task
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 Models = Mapping[type[PreTrainedConfig], type[PreTrainedModel]]
 """One head: each family's model that has it."""
@@ -69,7 +67,7 @@ class Head(ABC):
         return False
 
     @abstractmethod
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Answer a packed batch, as the exported graph does.
 
         Args:

@@ -1,13 +1,14 @@
 """Span question answering: a start and an end logit for every token."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from sparse_export.encoders.packing import Packing
 from sparse_export.tasks.head import Models
 from sparse_export.tasks.trained import TrainedHead
 from sparse_serve.data import TextData
@@ -16,9 +17,6 @@ from sparse_serve.rows import Span
 from sparse_serve.tasks import Task
 from sparse_serve.tasks.encoding import EncodedText, Window
 from sparse_serve.tasks.question_answering import CONTEXT_SEQUENCE, QuestionAnswering
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 
 class QuestionAnsweringHead(TrainedHead):
@@ -43,7 +41,7 @@ class QuestionAnsweringHead(TrainedHead):
         config.num_labels = 2
         config.problem_type = None
 
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Return start and end logits `(B, L, 2)`."""
         return packing.unpack(model.qa_outputs(states[-1]).float())
 

@@ -1,19 +1,17 @@
 """The heads of several tasks on one encoder: each reads the rows of its own task."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sparse_export.encoders.several import SEVERAL_TASKS_MODELS, SeveralTasksModel, as_wide_as
+from sparse_export.encoders.packing import Packing
 from sparse_export.tasks.head import Head, Models
+from sparse_export.tasks.several_model import SEVERAL_TASKS_MODELS, SeveralTasksModel, as_wide_as
 from sparse_serve.tasks import Columns, EncodedText, Task, answered
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 
 class SeveralHeads(Head):
@@ -45,7 +43,7 @@ class SeveralHeads(Head):
         """Whether all of the tasks read nothing else, as tasks that are answered together do."""
         return all(head.reads_first_tokens for head in self.heads.values())
 
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Answer each row by the head of its task, `(B, width)`: −inf where its task has no label."""
         assert isinstance(model, SeveralTasksModel)
         rows = packing.tasks

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from sparse_export.encoders.packing import Packing
 from sparse_export.tasks.head import Models
 from sparse_export.tasks.labels import labelled_task, write_labels
 from sparse_export.tasks.trained import IGNORED, TrainedHead
@@ -29,9 +30,6 @@ from sparse_serve.tasks import Columns, Task
 from sparse_serve.tasks.encoding import EncodedText
 from sparse_serve.tasks.labels import label_index
 from sparse_serve.tasks.token_classification import TokenClassification, words_of
-
-if TYPE_CHECKING:
-    from sparse_export.graph.packing import Packing
 
 
 class TokenClassificationHead(TrainedHead):
@@ -51,7 +49,7 @@ class TokenClassificationHead(TrainedHead):
         write_labels(config, self.task.labels)
         config.problem_type = None
 
-    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: "Packing") -> Tensor:
+    def answer_packed(self, model: PreTrainedModel, states: Sequence[Tensor], packing: Packing) -> Tensor:
         """Return logits `(B, L, tags)`."""
         return packing.unpack(model.classifier(states[-1]).float())
 

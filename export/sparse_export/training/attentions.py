@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sparse_export.attention.resolve import DEFAULT_LAMBD, resolve_attention
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.encoders.checkpoint import load_checkpoint, load_config
+from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.diagonals import learned_offsets
 from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import OptionError

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from transformers import TrainerState
 
-from sparse_export.encoders.checkpoint import checkpoint_digest, save_checkpoint
+from sparse_export.checkpoint import checkpoint_digest, save_checkpoint
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
 from sparse_export.training.distributed import (
     agreed,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from sparse_export.encoders.checkpoint import load_config
+from sparse_export.checkpoint import load_config
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
 from sparse_export.training.attentions import Attentions
 from sparse_export.training.distributed import agreed, join_processes

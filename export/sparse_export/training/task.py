@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel
 
-from sparse_export.encoders.checkpoint import load_checkpoint, new_model
+from sparse_export.checkpoint import load_checkpoint, new_model
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.tasks import head_of

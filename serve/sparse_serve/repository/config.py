@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
+from sparse_serve.cuda import CUDA_OPTIONS
 from sparse_serve.errors import RepositoryError, in_brief
 from sparse_serve.op_library import LIBRARY_NAME, Device
 from sparse_serve.repository.computing import ALL_CORES, FRONT, Computing
@@ -36,8 +37,6 @@ from sparse_serve.tasks.encoding import Truncation
 CONFIG_NAME = "config.pbtxt"
 LABELS_NAME = "labels.txt"
 GRAPH_NAME = "model.onnx"
-CUDA_OPTIONS = {"use_tf32": "0"}
-"""Of the accelerator: float32 is computed as such, or it is not within the gate's error."""
 CUDA_PARAMETERS = {"arena_extend_strategy": "1", "cudnn_conv_algo_search": "1"}
 """The arena grows by what is asked for (1) where it would double (0), and no convolutions are searched for.
 As the accelerator's parameters Triton 26.06 would overwrite them by its defaults."""

@@ -4,19 +4,16 @@ import re
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat, TextRows, names_of
+from sparse_serve.rows import RowFormat, TextData, TextRows, names_of
 from sparse_serve.tasks.encoding import Columns, EncodedText, softmax, text_column
 from sparse_serve.tasks.labels import json_array, label_index, name_in
 from sparse_serve.tasks.task import OutputTensor, Task
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 _FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -58,7 +55,7 @@ class Classification(Task):
     fewest_labels: ClassVar[int] = 2
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task with the labels of a training file, in its order."""
         if len(data.labels) < 2:
             raise DataError(
@@ -77,7 +74,7 @@ class Classification(Task):
         best = text_column([self.labels[index] for index in output.argmax(axis=1)])
         return {"scores": softmax(output), "label": best, "logits": output}
 
-    def targets(self, data: "TextData") -> npt.NDArray[np.int64]:
+    def targets(self, data: TextData) -> npt.NDArray[np.int64]:
         """Return the index of each row's label, `(N,)` int64; see `labels.label_index`."""
         index = label_index(self.labels, data)
         return np.array([index[name] for row in data.rows for name in names_of(row.label)], dtype=np.int64)

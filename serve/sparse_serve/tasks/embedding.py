@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat, TextRows
+from sparse_serve.rows import RowFormat, TextData, TextRows
 from sparse_serve.tasks.encoding import Columns, EncodedText
 from sparse_serve.tasks.regression import parse_number
 from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require_integer
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 LAYERS = ("last", "second-to-last", "sum-last-four", "concat-last-four", "weighted-all")
 POOLINGS = ("first", "mean")
@@ -55,7 +52,7 @@ class Embedding(Task):
                 )
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Refuse: an embedding is read from an encoder as it is."""
         raise DataError("an embedding is not trained: export the encoder with --task embedding")
 
@@ -73,7 +70,7 @@ class Embedding(Task):
         """Read vectors `(N, size)`."""
         return {"embedding": output}
 
-    def asked(self, data: "TextData") -> tuple[list[str], None]:
+    def asked(self, data: TextData) -> tuple[list[str], None]:
         """Return the first texts of all rows, and then the second ones, each to be embedded by itself.
 
         Raises:
@@ -86,7 +83,7 @@ class Embedding(Task):
             )
         return [row.text for row in data.rows] + [row.text_pair for row in data.rows], None
 
-    def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
+    def targets(self, data: TextData) -> npt.NDArray[np.float32]:
         """Return how alike each row's texts are, `(N,)` float32."""
         return np.array([row.label for row in data.rows], dtype=np.float32)
 

@@ -4,14 +4,10 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import names_of
+from sparse_serve.rows import TextData, names_of
 from sparse_serve.tasks.task import is_line
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -41,7 +37,7 @@ def name_in(value: object) -> str | None:
     return name if is_line(name) else None
 
 
-def label_index(labels: tuple[str, ...], data: "TextData") -> dict[str, int]:
+def label_index(labels: tuple[str, ...], data: TextData) -> dict[str, int]:
     """Return the index among `labels` of each name in the file's rows.
 
     Where no label of the file is a known name and none of the model's is a number, whole numbers are

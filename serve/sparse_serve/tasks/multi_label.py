@@ -4,20 +4,17 @@ import json
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat, TextRows, names_of
+from sparse_serve.rows import RowFormat, TextData, TextRows, names_of
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText, text_column
 from sparse_serve.tasks.labels import json_array, label_index, name_in
 from sparse_serve.tasks.task import OutputTensor, Task
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 THRESHOLD = 0.5
 
@@ -51,7 +48,7 @@ class MultiLabel(Task):
     fewest_labels: ClassVar[int] = 1
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task with the labels of a training file, in its order."""
         if not data.labels:
             raise DataError(f"no row of data file {data.source} has a label; one or more are needed")
@@ -72,7 +69,7 @@ class MultiLabel(Task):
         labels = text_column([json.dumps(names, ensure_ascii=False) for names in chosen])
         return {"scores": scores, "label": labels, "logits": output}
 
-    def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
+    def targets(self, data: TextData) -> npt.NDArray[np.float32]:
         """Return `(N, C)` float32: 1 where the row has the label, else 0; see `labels.label_index`."""
         index = label_index(self.labels, data)
         targets = np.zeros((len(data.rows), len(self.labels)), dtype=np.float32)

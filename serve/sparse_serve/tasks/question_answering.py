@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from sparse_serve.rows import QuestionRows, RowFormat
+from sparse_serve.rows import QuestionRows, RowFormat, TextData
 from sparse_serve.tasks.encoding import (
     Columns,
     EncodedText,
@@ -22,7 +22,6 @@ from sparse_serve.tasks.task import OutputTensor, Task, require_boolean, require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from sparse_serve.data import TextData
 
 CONTEXT_SEQUENCE = 1
 """Of a pair of texts, the context is the second."""
@@ -68,7 +67,7 @@ class QuestionAnswering(Task):
         require_boolean(self, "no_answer", self.no_answer)
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task that a training file poses: with `no_answer` where a question of it has none."""
         return cls(no_answer=any(not row.label for row in data.rows))
 

@@ -6,19 +6,16 @@ import re
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat, TextRows
+from sparse_serve.rows import RowFormat, TextData, TextRows
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText, text_column
 from sparse_serve.tasks.task import OutputTensor, Task
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -58,7 +55,7 @@ class Regression(Task):
     labels: tuple[str, ...] = ("score",)
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task of one value."""
         return cls()
 
@@ -72,7 +69,7 @@ class Regression(Task):
         texts = [str(row[0]) if len(row) == 1 else json.dumps(row.tolist()) for row in output]
         return {"scores": output, "label": text_column(texts), "logits": output}
 
-    def targets(self, data: "TextData") -> npt.NDArray[np.float32]:
+    def targets(self, data: TextData) -> npt.NDArray[np.float32]:
         """Return each row's value, `(N,)` float32.
 
         Raises:

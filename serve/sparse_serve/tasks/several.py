@@ -3,19 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import OptionError, TaskError
-from sparse_serve.rows import RowFormat, TextRows
+from sparse_serve.rows import RowFormat, TextData, TextRows
 from sparse_serve.tasks.classification import class_outputs
 from sparse_serve.tasks.encoding import Columns, EncodedText
 from sparse_serve.tasks.task import OutputTensor, Task
-
-if TYPE_CHECKING:
-    from sparse_serve.data import TextData
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # What the places of a row hold that its task has no label for.
@@ -78,7 +75,7 @@ class Several(Task):
                 )
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Refuse: a data file has the rows of one task."""
         raise ValueError(f"{data.source} has the rows of one task")
 

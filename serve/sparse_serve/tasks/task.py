@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import TaskError
-from sparse_serve.rows import RowFormat
+from sparse_serve.rows import RowFormat, TextData
 from sparse_serve.tasks.encoding import Columns, EncodedText, Pairs, Truncation, encode_cut
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from sparse_serve.data import TextData
 
 
 class OutputTensor(NamedTuple):
@@ -78,7 +76,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task that a training file poses.
 
         Raises:
@@ -185,12 +183,12 @@ class Task(ABC):
                 `(W, L, width)`, L at least as long as the longest window.
         """
 
-    def asked(self, data: "TextData") -> tuple[list[str], list[str] | None]:
+    def asked(self, data: TextData) -> tuple[list[str], list[str] | None]:
         """Return what a model is asked so as to `evaluate` it on the rows of `data`: texts, second texts."""
         texts = [row.text for row in data.rows]
         return texts, [row.text_pair for row in data.rows] if data.has_pairs else None
 
-    def targets(self, data: "TextData") -> npt.NDArray[Any]:
+    def targets(self, data: TextData) -> npt.NDArray[Any]:
         """Return what the model should answer to the N rows of `data`: here their labels `(N,)`, as objects.
 
         Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.errors import DataError
-from sparse_serve.rows import RowFormat, Tag, TaggedRows
+from sparse_serve.rows import RowFormat, Tag, TaggedRows, TextData
 from sparse_serve.tags import OUTSIDE, chunks, continued, split_tag
 from sparse_serve.tasks.encoding import (
     Columns,
@@ -26,8 +26,6 @@ from sparse_serve.tasks.task import OutputTensor, Task
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from sparse_serve.data import TextData
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class TokenClassification(Task):
                 raise ValueError(f"tag {label!r:.80} {error}") from None
 
     @classmethod
-    def of(cls, data: "TextData") -> Self:
+    def of(cls, data: TextData) -> Self:
         """Return the task with the tags of a training file: O first, the others in order.
 
         With each tag are those by which its entity goes on: the tokenizer may split what is one token there.
@@ -111,7 +109,7 @@ class TokenClassification(Task):
             for label, first, after in chunks([self.labels[index] for index in chosen])
         ]
 
-    def targets(self, data: "TextData") -> npt.NDArray[np.object_]:
+    def targets(self, data: TextData) -> npt.NDArray[np.object_]:
         """Return each row's tags, `(N,)` of tuples of `Tag`, by the model's names (`labels.label_index`)."""
         index = label_index(self.labels, data)
         targets = np.empty(len(data.rows), dtype=np.object_)

@@ -32,10 +32,10 @@ from seeded_weights import (  # noqa: E402
     stock_model,
     write_weights,
 )
-from sparse_export.checkpoint import AttentionSpec, load_classifier  # noqa: E402
 from sparse_export.families import input_names  # noqa: E402
 from sparse_export.patterns import Pattern  # noqa: E402
 
+from sparse_export.checkpoint import AttentionSpec, load_classifier  # noqa: E402
 from sparse_export.graph import GraphTarget, export_graph  # noqa: E402
 from tiny_models import FAMILIES, LAMBD, make_model, masks, token_ids  # noqa: E402
 
