@@ -22,7 +22,7 @@ from typing import Annotated
 
 import torch
 import typer
-from runs import provenance, refuse_other_settings, train_each
+from runs import inputs, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -59,7 +59,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         for setting, train, dev in _sets(squad, wnut):
             own = [run for run in runs if run["task"] == setting.task]
-            refuse_other_settings(path, own, setting)
+            refuse_other_settings(path, own, setting, **inputs(setting, encoder, train, dev))
             done = {(run["attention"], run["seed"]) for run in own}
             wanted = {
                 (name, seed): replace(setting, attention=attention, seed=int(seed))

@@ -21,11 +21,12 @@ import numpy as np
 import onnx
 import torch
 import typer
-from runs import Run, head, interval, provenance, refuse_other_settings, train_each
+from runs import Run, head, inputs, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint
+from sparse_export.cli.training import DEFAULT_TASK_NAME, TaskName
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.int8 import quantized_graph
@@ -55,7 +56,7 @@ def main(  # noqa: PLR0913  one parameter per option
     data: Annotated[Path, typer.Option(help="Folder with train.tsv and dev.tsv.")],
     name: Annotated[str, typer.Option(help="Name of what is measured, for the files.")],
     results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
-    task: Annotated[str | None, typer.Option(help="As `finetune --task` takes it.")] = None,
+    task: Annotated[TaskName, typer.Option(help="As `finetune --task` takes it.")] = DEFAULT_TASK_NAME,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     rows: Annotated[int | None, typer.Option(help="Training rows.", show_default="all")] = None,
     dev_rows: Annotated[int | None, typer.Option(help="Dev rows, from the top.", show_default="all")] = None,
@@ -69,20 +70,20 @@ def main(  # noqa: PLR0913  one parameter per option
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_int8_runs.csv"
     runs = read_lines(runs_file)
-    setting = FinetuneOptions(epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows)
-    if task is not None:
-        setting = replace(setting, task=task)
-    refuse_other_settings(runs_file, runs, setting)
+    setting = FinetuneOptions(
+        task=task.name, epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows
+    )
     done = {(run["attention"], run["seed"]) for run in runs}
     with tempfile.TemporaryDirectory() as scratch:
-        dev = head(data / "dev.tsv", dev_rows, Path(scratch))
+        train, dev = data / "train.tsv", head(data / "dev.tsv", dev_rows, Path(scratch))
+        refuse_other_settings(runs_file, runs, setting, **inputs(setting, encoder, train, dev))
         checkpoint = Path(scratch) / "checkpoint"
         wanted = {
             (shown, seed): replace(setting, attention=attention, seed=int(seed))
             for seed in seeds.split(",")
             for shown, attention in ATTENTIONS.items()
         }
-        for shown, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+        for shown, record in train_each(wanted, done, encoder, train, dev, checkpoint):
             runs += [
                 {
                     "attention": shown,

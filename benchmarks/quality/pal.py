@@ -5,8 +5,9 @@
 FOLDER holds `sst1`, `quora`, `sts_cs224n` and `cfimdb`, each with `train.tsv` and `dev.tsv`: sentiment in
 five classes, paraphrases, similarity from 0 to 5, and film reviews, 0 and 1, as additional data for sentiment
 (0 and 4). The results have digests. A share is of every set, so that sampling by size meets the sizes of the
-sets. All variants go over as many rows in as many steps, to which additional data adds its own; figures are
-the last epoch's on dev, so no choice was made on the rows that they are measured on.
+sets. All variants go over as many rows in as many steps, to which additional data adds its own; round-robin
+alone ends with the smallest set, and takes fewer. Figures are the last epoch's on dev, so no choice was made
+on the rows that they are measured on.
 
 Writes `NAME_tasks_runs.csv`, a line per variant and seed, with the environment; what is there already is not
 measured again. `NAME_tasks_summary.csv` has means over seeds with 95 % intervals (Student's t).
@@ -25,7 +26,7 @@ import typer
 import yaml
 from apart import Apart, train_apart
 from rich.console import Console
-from runs import Run, interval, provenance, refuse_other_settings, settings
+from runs import Run, file_lines, interval, provenance, refuse_other_settings, settings
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
@@ -33,6 +34,7 @@ from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_
 from sparse_export.multitask.judging import headlines, overall_score
 from sparse_export.multitask.options import SCORE
 from sparse_serve.data import read_data
+from sparse_serve.digests import file_digest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -103,7 +105,8 @@ def main(  # noqa: PLR0913  one parameter per option
             bf16=bf16,
         )
         common = {"share": str(share), "max_length": str(max_length), "bf16": str(bf16)}
-        refuse_other_settings(path, runs, setting, **common)
+        encoder_digest = file_digest(encoder / "model.safetensors")
+        refuse_other_settings(path, runs, setting, **common, encoder_sha256=encoder_digest)
         for seed in map(int, seeds.split(",")):
             for variant in variants.split(","):
                 if any((run["variant"], run["seed"]) == (variant, str(seed)) for run in runs):
@@ -130,7 +133,7 @@ def write_tasks(folder: Path, data: Path, share: float, dev_rows: int | None, *,
 
     for task, source in sets.items():
         dev = folder / f"{source}_dev.tsv"
-        header, *lines = (data / source / "dev.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        header, *lines = file_lines(data / source / "dev.tsv")
         # Not the first ones: SST's are ordered by label.
         chosen = np.random.default_rng(0).permutation(len(lines))[:dev_rows]
         dev.write_text(header + "".join(lines[row] for row in sorted(chosen)), encoding="utf-8")

@@ -8,7 +8,7 @@ pattern that is learned has to start. `axis` (adaptive axis attention) is traine
 `--like` has on the dev rows, by the defaults of `sparse-serve finetune`: thresholds are set on training rows
 that are set aside, and of the dev texts only the target and the lengths are taken. Metrics are the last
 epoch's on dev, with the mask that is served, so no choice was made on the rows they are measured on; ρ, rows
-and columns are the kept checkpoint's, over the first 512 dev rows.
+and columns are the kept checkpoint's, over 512 dev rows at most.
 
 Writes `NAME_patterns_runs.csv` (a line per run, with the environment; what is there already is not measured
 again), `NAME_patterns_summary.csv` and `NAME_patterns.png`.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from runs import Run, head, interval, provenance, refuse_other_settings, train_each
+from runs import Run, head, inputs, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.patterns import Pattern
@@ -89,13 +89,13 @@ def main(  # noqa: PLR0913  one parameter per option
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_patterns_runs.csv"
     runs = read_lines(runs_file)
-    refuse_other_settings(runs_file, runs, setting)
     with tempfile.TemporaryDirectory() as scratch:
-        dev = head(data / "dev.tsv", dev_rows, Path(scratch))
+        train, dev = data / "train.tsv", head(data / "dev.tsv", dev_rows, Path(scratch))
+        refuse_other_settings(runs_file, runs, setting, **inputs(setting, encoder, train, dev))
         target = round(rho_of(like, encoder, dev), 3)
         for run in runs:
-            if (run["rho_target"] or f"{target:g}") != f"{target:g}" or run["dev_rows"] != str(rows_of(dev)):
-                raise SystemExit(f"{runs_file} has runs on other rows or to another ρ: choose another --name")
+            if (run["rho_target"] or f"{target:g}") != f"{target:g}":
+                raise SystemExit(f"{runs_file} has runs to another ρ: choose another --name")
         done = {(run["attention"], run["seed"]) for run in runs}
         wanted = {
             (shown(attention), seed): options_for(attention, int(seed), setting, dense_epochs, target)
@@ -103,7 +103,7 @@ def main(  # noqa: PLR0913  one parameter per option
             for attention in (spec_of(text, lambd) for text in attentions.split(","))
         }
         checkpoint = Path(scratch) / "checkpoint"
-        for _, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+        for _, record in train_each(wanted, done, encoder, train, dev, checkpoint):
             runs.append(line_of(record, encoder, target if record.options.learning else None))
             write_lines(runs_file, runs)
     lines = list(summary(runs, metric))
@@ -123,11 +123,6 @@ def options_for(
         dense_epochs=dense_epochs if sparse else None,
         learning=PatternOptions(rho_target=target) if learned else None,
     )
-
-
-def rows_of(path: Path) -> int:
-    """How many rows a file has."""
-    return len(read_data(path).rows)
 
 
 def rho_of(pattern: str, encoder: Path, dev: Path) -> float:

@@ -26,6 +26,20 @@ def settings(options: TrainingOptions) -> dict[str, str]:
     return {name: str(getattr(options, name) or "") for name in _SETTINGS}
 
 
+def inputs(setting: TrainingOptions, encoder: Path, train: Path, dev: Path) -> dict[str, str]:
+    """What all runs of one file are made of, as `provenance` tells it."""
+    return {
+        "encoder_sha256": _encoder_digest(setting, encoder),
+        "train_sha256": file_digest(train),
+        "dev_sha256": file_digest(dev),
+    }
+
+
+def _encoder_digest(setting: TrainingOptions, encoder: Path) -> str:
+    # Random weights are the seed's, whatever lies beside the architecture.
+    return "" if setting.from_scratch else file_digest(encoder / "model.safetensors")
+
+
 def refuse_other_settings(path: Path, runs: Sequence[Run], setting: TrainingOptions, **others: str) -> None:
     """End where the runs that are there already were made in another way than those to come."""
     for option, wanted in (settings(setting) | others).items():
@@ -42,9 +56,14 @@ def head(path: Path, rows: int | None, folder: Path) -> Path:
     if rows is None:
         return path
     part = folder / path.name
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    part.write_text("".join(lines[: rows + 1]), encoding="utf-8")
+    part.write_text("".join(file_lines(path)[: rows + 1]), encoding="utf-8")
     return part
+
+
+def file_lines(path: Path) -> list[str]:
+    """The lines of a file of rows, which end where the package has them end."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return list(file)
 
 
 def train_each(
@@ -81,8 +100,7 @@ def provenance(record: TrainingRecord, encoder: Path) -> dict[str, str]:
         "threads": record.threads,
         **columns("system"),
         **record.versions,
-        # Random weights are the seed's, whatever lies beside the architecture.
-        "encoder_sha256": "" if record.options.from_scratch else file_digest(encoder / "model.safetensors"),
+        "encoder_sha256": _encoder_digest(record.options, encoder),
         "train_sha256": record.train.sha256,
         "dev_sha256": record.evaluation.sha256,
     }

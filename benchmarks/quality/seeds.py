@@ -3,13 +3,14 @@
     python benchmarks/quality/seeds.py benchmarks/quality/patterns.py ENCODER --data FOLDER --name sst2 …
 
 Takes any benchmark here that writes `*_runs.csv` and has `--seeds` and `--results`; all other arguments are
-the benchmark's. Each process writes to a folder of its own, `RESULTS/seed_SEED`, where it goes on when it was
-interrupted. When all have ended well, the benchmark summarises their runs in RESULTS, as if one process had
-measured them: seeds share nothing, so that only their times differ.
+the benchmark's. Each process writes to a folder of its own, `RESULTS/seed_SEED`, where it goes on from what
+RESULTS has of its seed, and when it was interrupted. When all have ended well, the benchmark summarises their
+runs in RESULTS, as if one process had measured them: seeds share nothing, so that only their times differ.
 """
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from commands import ending, exit_on_sigterm
-from lines import read_lines, write_lines
+from lines import Line, read_lines, write_lines
 
 
 def main(
@@ -31,6 +32,10 @@ def main(
 ) -> None:
     """Run a process for every seed, and summarise what they wrote."""
     parts = {seed: results / f"seed_{seed}" for seed in seeds.split(",")}
+    for path in results.glob("*_runs.csv"):
+        for seed, part in parts.items():
+            own = [line for line in read_lines(path) if line["seed"] == seed]
+            write_lines(part / path.name, joined(own, read_lines(part / path.name)))
 
     exit_on_sigterm()
     with ExitStack() as stack:
@@ -48,6 +53,16 @@ def main(
             own = [line for part in parts.values() for line in read_lines(part / name)]
             write_lines(results / name, kept + own)
         raise SystemExit(run(seeds, results).wait())
+
+
+def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
+    """Lines, and those of others that are not among them: a column that a file lacks is empty."""
+
+    def told(line: Line) -> Line:
+        return {column: value for column, value in line.items() if value}
+
+    known = [told(line) for line in lines]
+    return [*lines, *(line for line in more if told(line) not in known)]
 
 
 if __name__ == "__main__":

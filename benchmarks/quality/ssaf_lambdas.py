@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import typer
 from matplotlib import pyplot as plt
-from runs import Run, head, interval, provenance, refuse_other_settings, train_each
+from runs import Run, head, inputs, interval, provenance, refuse_other_settings, train_each
 from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.measures import zero_shares
@@ -77,17 +77,17 @@ def main(  # noqa: PLR0913  one parameter per option
     results.mkdir(parents=True, exist_ok=True)
     runs_file = results / f"{name}_lambdas_runs.csv"
     runs = read_lines(runs_file)
-    refuse_other_settings(runs_file, runs, setting)
     done = {(run["trained"], run["seed"]) for run in runs}
     with tempfile.TemporaryDirectory() as scratch:
-        dev = head(data / "dev.tsv", dev_rows, Path(scratch))
+        train, dev = data / "train.tsv", head(data / "dev.tsv", dev_rows, Path(scratch))
+        refuse_other_settings(runs_file, runs, setting, **inputs(setting, encoder, train, dev))
         checkpoint = Path(scratch) / "checkpoint"
         wanted = {
             (shown(attention), seed): replace(setting, attention=attention, seed=int(seed))
             for seed in seeds.split(",")
             for attention in (SOFTMAX, *sparse)
         }
-        for _, record in train_each(wanted, done, encoder, data / "train.tsv", dev, checkpoint):
+        for _, record in train_each(wanted, done, encoder, train, dev, checkpoint):
             attention = record.options.attention
             swapped = sparse if attention == SOFTMAX else []
             runs += lines_of(record, checkpoint, [attention, *swapped], read_data(dev), encoder)

@@ -280,6 +280,18 @@ CONLL: dict[str, Format] = {".conll": _sentences, ".txt": _sentences}
 SUFFIXES = frozenset({*TABLES, *PLAIN, *SQUAD, *CONLL})
 
 
+class _TwiceError(Exception):
+    """A JSON object has a key twice, of which a parser would keep the last without a word."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(f"the key {next(n for n in found if names.count(n) > 1)!r:.80} is there twice")
+    return found
+
+
 def _json(text: str, where: str, needed: str) -> Any:
     """Return the JSON value that a text is.
 
@@ -287,9 +299,11 @@ def _json(text: str, where: str, needed: str) -> Any:
         DataError: it is none.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise DataError(f"{where}: not JSON: nested too deeply") from None
+    except _TwiceError as error:
+        raise DataError(f"{where}: {error}; give each key once") from None
     except ValueError as error:  # of the decoder, or of Python about a number of thousands of digits
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
         raise DataError(f"{where}: not JSON: {reason}; {needed}") from None

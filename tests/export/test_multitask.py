@@ -249,6 +249,7 @@ def test_what_cannot_be_added(
         ("text_a\tlabel\nx\t1\ny\t2\n", {"labels": {"1": "0"}}, "line 3: label '2' is not among those that"),
         ("text_a\tlabel\nx\t1\ny\t1\n", {"labels": {"1": None}}, "leaves out the labels of all of its rows"),
         ("text_a\tlabel\nx\t1\ny\t1\n", {}, "has the one label '1'; a classifier needs two or more"),
+        ("text_a\tlabel\nx\t1\ny\t2\n", {"extra": [{"train": "pairs.tsv"}]}, "only one of .* second texts"),
     ],
 )
 def test_rows_that_cannot_be_trained_on(
@@ -256,6 +257,7 @@ def test_rows_that_cannot_be_trained_on(
 ) -> None:
     """One line, and nothing is written."""
     (tmp_path / "rows.tsv").write_text(rows, encoding="utf-8")
+    (tmp_path / "pairs.tsv").write_text("text_a\ttext_b\tlabel\nx\ty\t1\n", encoding="utf-8")
     path = tmp_path / "tasks.yaml"
     place = {"train": "rows.tsv", "eval": "rows.tsv"}
     path.write_text(json.dumps({"tasks": {"a": place | entry}}), encoding="utf-8")

@@ -111,6 +111,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"adapters": False, "adapter_size": 8}, "--adapter-size has no effect with --no-adapters"),
+        (
+            {"adapters": False, "adapter_learning_rate": 1e-3},
+            "--adapter-learning-rate has no effect with",
+        ),
+        ({"simcse_weight": 0.5}, "--simcse-weight has no effect with no --simcse"),
+        ({"simcse_temperature": 0.5}, "--simcse-temperature has no effect with no --simcse"),
         ({"adapters": False, "share_projections": True}, "--share-projections has no effect with --no-adap"),
         ({"add_task": True, "adapters": False}, "--no-adapters has no effect with --add-task"),
         ({"add_task": True, "adapter_size": 8}, "--adapter-size has no effect with --add-task"),

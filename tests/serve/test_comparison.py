@@ -122,6 +122,23 @@ def test_p99_is_compared_where_both_have_it_by_its_own_noise() -> None:
     )
 
 
+def test_a_loss_that_one_row_would_be_is_said() -> None:
+    def cautions(before: float, after: float, rows: int) -> tuple[str, ...]:
+        reports = (report_of([measurement()], quality=[quality(each, rows)]) for each in (before, after))
+        return compare(*reports, ("model",), 0, 0.005).cautions
+
+    (caution,) = cautions(0.9, 0.89, 100)
+    assert caution == "quality was measured on 100 rows, of which one is 0.0100: --max-loss 0.005 allows none"
+    assert not cautions(0.9, 0.9, 100)
+    assert not cautions(0.9, 0.89, 1000)
+
+
+def test_a_correlation_that_rises_from_below_0_has_risen() -> None:
+    reports = [report_of([measurement()], quality=[quality(r, metric="pearson")]) for r in (-0.2, 0.1)]
+    (found,) = (each for each in compare(*reports, ("model",), 0, 0).differences if each.figure == "pearson")
+    assert (found.verdict, found.change) == ("better", pytest.approx(1.5))
+
+
 def test_what_makes_reports_hard_to_compare_is_said() -> None:
     report = full_report()
     cpu = report.environment.cpu.model_copy(update={"cores": 16})
@@ -145,15 +162,24 @@ def test_the_command_ends_with_3_on_a_regression(tmp_path: Path, capsys: pytest.
     assert status == 3
     assert "reviews, this model, 128 tokens × 1, 1 request in flight" in output
     assert "3 of 6 figures changed beyond noise, 3 for the worse" in output
-    assert errors.startswith(f"error: {b} is worse than {a} beyond the noise of both in reviews, this model")
+    assert errors.startswith(
+        f"error: {b} is worse than {a}, beyond the noise of both or --max-loss, in reviews, this model"
+    )
     assert errors.count("\n") == 1
     status, output, errors = outcome(capsys, app, "report", "diff", b, a, "--json")
     assert (status, errors) == (0, "")
-    verdicts = {each["figure"]: each["verdict"] for each in json.loads(output)["differences"]}
+    told = json.loads(output)
+    verdicts = {each["figure"]: each["verdict"] for each in told["differences"]}
     assert verdicts["p50 latency, ms"] == "better"
+    assert (told["cautions"], told["worse"]) == ([], 0)
     assert outcome(capsys, app, "report", "diff", a, b, "--tolerance", "25")[0] == 0
     assert outcome(capsys, app, "report", "diff", a, tmp_path / "c.json")[0] == 1
     assert outcome(capsys, app, "report", "diff", a, b, "--variants", "best")[0] == 2
+    status, output, errors = outcome(capsys, app, "report", "diff", a, b, "--variants", "portable")
+    assert (status, output) == (2, "")
+    assert errors == (
+        "error: neither report has portable; they have model: name one of these in --variants\n"
+    )
 
 
 def test_a_report_is_shown_and_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,5 +188,7 @@ def test_a_report_is_shown_and_drawn_anew(tmp_path: Path, capsys: pytest.Capture
     status, output, _ = outcome(capsys, app, "report", "show", path)
     assert status == 0
     assert "saves 17% of the p50 latency" in output
+    status, output, _ = outcome(capsys, app, "report", "show", path, "--json")
+    assert (status, output) == (0, path.read_text())
     assert outcome(capsys, app, "report", "show", path, "--output-dir", tmp_path / "new")[0] == 0
     assert (tmp_path / "new" / "report.html").is_file()

@@ -2,17 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparse_serve.client import Client
 from sparse_serve.data import Columns, read_data
-from sparse_serve.errors import DataError
+from sparse_serve.errors import DataError, ServerError
 from sparse_serve.metrics import squad_metrics
 from sparse_serve.profiling.evaluation import measure_quality, read_evaluation
-from sparse_serve.profiling.load import TritonLoad
+from sparse_serve.profiling.load import Answer, TritonLoad
+from sparse_serve.profiling.workload import Batch
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.rows import Span
@@ -88,6 +91,24 @@ def test_quality_is_that_of_the_task_from_texts_and_from_the_graph(
     assert any(0 < value < 1 or -1 < value < 0 for value in found.values())
     data = read_data(evaluation.path, task=evaluation.task.type)
     assert evaluation.rows == len(data.rows)
+
+
+def test_answers_that_are_nan_are_no_measure(
+    server: TritonServer, topics_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = read_evaluation(topics_file, read_entry(server.repository / "topics"))
+    send = TritonLoad.send
+
+    def send_nan(load: TritonLoad, batch: Batch, outputs: Sequence[str]) -> Answer:
+        answer = send(load, batch, outputs)
+        return replace(answer, tensors={name: each * np.nan for name, each in answer.tensors.items()})
+
+    monkeypatch.setattr(TritonLoad, "send", send_nan)
+    with (
+        TritonLoad(server.grpc_url, "topics_model", "") as graph,
+        pytest.raises(ServerError, match=r"is NaN for a row of .*: its figures would mean nothing"),
+    ):
+        measure_quality(graph, evaluation)
 
 
 def test_answers_are_judged_as_clients_get_them(server: TritonServer, questions_file: Path) -> None:

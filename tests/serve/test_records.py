@@ -46,6 +46,7 @@ def test_records_know_the_line_they_start_in(tmp_path: Path) -> None:
         ("t.tsv", b"a\ncaf\xe9\n", "line 2: not UTF-8 .byte 0xe9 at position 3.; convert"),
         ("t.csv", 'a\n"open\n', "line 2: not a well-formed table"),
         ("t.jsonl", "{\n", "line 1: not JSON"),
+        ("t.jsonl", '{"a": 1, "b": 1, "a": 2}\n', "line 1: the key 'a' is there twice; give each key once"),
         ("t.jsonl", "[1]\n", "line 1: a JSON list where an object is needed"),
         ("t.jsonl", '{"a": 1}\n{"b": 1}\n', "line 2: there is no column 'a'"),
     ],

@@ -321,7 +321,7 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
     """Refuse the first option among `names` that is given."""
     for name in names:
         value = given[name]
-        if value not in (None, False):
+        if value is not None and value is not False:
             option = "eval" if name == "evaluation" else name.replace("_", "-")
             raise OptionError(f"--{option}{'' if value is True else f' {value}'} {why}")
 

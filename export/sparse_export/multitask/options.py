@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from sparse_export.multitask.plan import Sampling
@@ -81,7 +81,7 @@ class MultitaskOptions(TrainingOptions):
         }
         others = {"--no-adapters": not self.adapters, "--freeze-layers": self.freeze_layers is not None}
         without_effect = (
-            ("--no-adapters", not self.adapters, adapters),
+            ("--no-adapters", not self.adapters, adapters | self._changed("adapter_learning_rate")),
             # The checkpoint has adapters of its own sizes or none, and whatever it has stays as it is.
             ("--add-task", self.add_task, adapters | others),
             (
@@ -89,7 +89,11 @@ class MultitaskOptions(TrainingOptions):
                 self.sampling != "annealed",
                 {"--steps-per-epoch": self.steps_per_epoch is not None},
             ),
-            ("no --simcse", self.simcse is None, {"--simcse-tasks": bool(self.simcse_tasks)}),
+            (
+                "no --simcse",
+                self.simcse is None,
+                self._changed("simcse_tasks", "simcse_weight", "simcse_temperature"),
+            ),
             ("--freeze-encoder", self.freeze_encoder, {"--from-scratch": self.from_scratch}),
         )
         for cause, holds, options in without_effect:
@@ -108,6 +112,11 @@ class MultitaskOptions(TrainingOptions):
             raise OptionError(
                 f"--simcse-tasks names {', '.join(unknown)}; the tasks are {', '.join(self.tasks.tasks)}"
             )
+
+    def _changed(self, *names: str) -> dict[str, bool]:
+        """Return of options whether they are other than where they are not given."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {f"--{name.replace('_', '-')}": getattr(self, name) != defaults[name] for name in names}
 
     @property
     def learns(self) -> bool:

@@ -10,7 +10,14 @@ from rich.console import Console
 from sparse_export.multitask.options import MultitaskOptions
 from sparse_export.multitask.task_file import Columns, RowsEntry, TaskEntry
 from sparse_export.training.records import DataRecord
-from sparse_export.training.sources import Reading, Rows, read_rows, read_test_rows, read_training_rows
+from sparse_export.training.sources import (
+    Reading,
+    Rows,
+    read_rows,
+    read_test_rows,
+    read_training_rows,
+    require_like_pairs,
+)
 from sparse_export.training.task import posed
 from sparse_serve import data
 from sparse_serve.data import TextData
@@ -44,7 +51,8 @@ def read_all(
     """Read the rows to train on and those that choose the best epoch; tell whether any of these are held out.
 
     Raises:
-        DataError: a file that cannot be read, is of other labels than its task, or has no rows left.
+        DataError: a file that cannot be read, is of other labels than its task, has no rows left, or has
+            pairs where others of its task have single texts.
     """
     trained: dict[str, TaskRows] = {}
     judged: dict[str, TaskRows] = {}
@@ -64,6 +72,8 @@ def read_all(
             read_training_rows(Path(each.train), _options(options, entry, each), Reading(entry.kind.type))
             for each in entry.extra
         ]
+        for each in extra:
+            require_like_pairs(train.data, each.data)
         trained[name] = TaskRows(
             _relabelled(train.data, entry),
             [_relabelled(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)],

@@ -1,6 +1,5 @@
 """Training a model that attends by a pattern: how the pattern is drawn at each step, and what it costs."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from sparse_export.training.job import Training
 from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
-from sparse_export.training.sparsity import mean_rho
+from sparse_export.training.sparsity import mean_rho, spread
 
 # The keys of a measured ρ in the trainer's log, and of one after thresholds were set.
 _MEASURED, CALIBRATED = "rho", "calibrated_rho"
@@ -84,7 +83,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
             self._calibrate(state)  # what remains of training gets used to it
         if moment.measures:
             rows = self._training.calibration
-            self._rho = shared(self._measured(rows[:: math.ceil(len(rows) / _ROWS_IN_TRAINING)]))
+            self._rho = shared(self._measured(spread(rows, _ROWS_IN_TRAINING)))
             state.log_history.append({"step": state.global_step, _MEASURED: self._rho})
 
     def on_step_end(

@@ -1,5 +1,6 @@
 """How sparse a model attends on given rows."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -22,6 +23,11 @@ Collator = Callable[[Sequence[Encoded]], dict[str, Tensor]]
 _ROWS_WITH_MAPS, _ROWS_WITHOUT = 4, 16
 
 
+def spread(rows: Sequence[Encoded], most: int) -> Sequence[Encoded]:
+    """Return every so manieth row, `most` at most: rows may lie by label, or by task."""
+    return rows[:: max(1, math.ceil(len(rows) / most))]
+
+
 def mean_rho(model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator) -> float:
     """Return ρ of a model's pattern as it is served (AAA, Eq. 9): the mean over rows and layers."""
     was_training = model.training
@@ -37,7 +43,7 @@ def mean_rho(model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator
 def layer_sparsity(
     model: PreTrainedModel, rows: Sequence[Encoded], collator: Collator
 ) -> list[LayerSparsity]:
-    """Measure each layer's attention on the first `MAX_ROWS` of `rows`, encoded and unpadded.
+    """Measure each layer's attention on `MAX_ROWS` of `rows` at most, encoded and unpadded.
 
     ρ is the share of weights that are exactly zero within a row's true length (AAA, Eq. 9); the support of a
     query is the number of keys with a weight other than zero. Both are means: over heads and queries, then
@@ -50,7 +56,7 @@ def layer_sparsity(
     shares, lengths = [], []
     with torch.inference_mode():
         for inputs in _batches(
-            model, rows[:MAX_ROWS], collator, _ROWS_WITH_MAPS if by_maps else _ROWS_WITHOUT
+            model, spread(rows, MAX_ROWS), collator, _ROWS_WITH_MAPS if by_maps else _ROWS_WITHOUT
         ):
             shares.append(_shares(model, inputs, by_maps=by_maps))
             lengths.append(inputs["attention_mask"].sum(1))

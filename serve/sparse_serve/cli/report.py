@@ -29,7 +29,7 @@ def diff(
         float, typer.Option(min=0.0, help="How much of the task's metric may be lost.")
     ] = 0.005,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Every difference as JSON.")
+        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Differences and cautions as JSON.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -40,7 +40,7 @@ def diff(
     for caution in comparison.cautions:
         print(f"caution: {caution}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"differences": [asdict(each) for each in comparison.differences]}, indent=2))
+        print(json.dumps(asdict(comparison) | {"worse": len(comparison.regressions)}, indent=2))
     else:
         show_comparison(comparison, table_console())
     if comparison.regressions:
@@ -48,8 +48,8 @@ def diff(
         more = len(comparison.regressions) - len(named)
         rest = f" and {more} more" if more else ""
         raise GateError(
-            f"{after} is worse than {before} beyond the noise of both in {'; '.join(named)}{rest}: "
-            "see the table"
+            f"{after} is worse than {before}, beyond the noise of both or --max-loss, in "
+            f"{'; '.join(named)}{rest}: see the table"
         )
 
 
@@ -59,12 +59,17 @@ def show(
     output_dir: Annotated[
         Path | None, typer.Option(help="Write report.csv and report.html anew into this folder.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print it as JSON, of today's schema.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Show a report on the terminal, or draw its page anew."""
     found = read_report(report)
-    if output_dir is None:
+    if output_dir is not None:
+        make_output_folder(output_dir)
+        write_report(found, output_dir)
+    if as_json:
+        print(found.to_json(), end="")
+    elif output_dir is None:
         show_report(found, table_console())
-        return
-    make_output_folder(output_dir)
-    write_report(found, output_dir)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparse_serve.data import Columns, read_data
+from sparse_serve.errors import ServerError
 from sparse_serve.profiling.load import TritonLoad
 from sparse_serve.profiling.workload import Batch, Tokens
 from sparse_serve.repository.config import CONFIG_NAME, read_config
@@ -80,12 +81,15 @@ def measure_quality(load: TritonLoad, evaluation: Evaluation) -> dict[str, float
     """Return the task metrics of a served model's answers, by name.
 
     Raises:
-        ServerError: the server refused a request, or is gone.
+        ServerError: the server refused a request, answered with NaN, or is gone.
     """
     ask = _ask_texts if load.takes_text else _ask_graph
     answers = [ask(load, batch, evaluation) for batch in evaluation.batches]
     places = np.argsort(evaluation.order)
     columns = {name: np.concatenate([answer[name] for answer in answers])[places] for name in answers[0]}
+    for name, values in columns.items():
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise ServerError(f"{name} is NaN for a row of {evaluation.path}: its figures would mean nothing")
     return evaluation.task.evaluate(columns, evaluation.targets)
 
 

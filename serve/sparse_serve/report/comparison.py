@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparse_serve.errors import OptionError
 from sparse_serve.report.concluded import Quantity
 from sparse_serve.report.document import Report
 from sparse_serve.report.estimates import Estimate, estimate_change, estimate_ratio
@@ -57,6 +58,9 @@ def compare(
         variants: what of them is compared.
         tolerance: a share; lesser changes are noise whatever the servers say.
         max_loss: how much of a task's headline metric may be lost.
+
+    Raises:
+        OptionError: neither report has any of the variants.
     """
     differences: list[Difference] = []
     old, new = (
@@ -65,7 +69,13 @@ def compare(
     for key in [*old, *(key for key in new if key not in old)]:
         differences += _compare_point(before, after, old.get(key), new.get(key), tolerance)
     differences += _compare_quality(before, after, variants, max_loss)
-    return Comparison(tuple(differences), tuple(_cautions(before, after, variants)))
+    if not differences:
+        known = dict.fromkeys(m.variant for report in (before, after) for m in report.measurements)
+        raise OptionError(
+            f"neither report has {' or '.join(variants)}; they have {', '.join(known) or 'no measurements'}: "
+            "name one of these in --variants"
+        )
+    return Comparison(tuple(differences), tuple(_cautions(before, after, variants, max_loss)))
 
 
 def _key(m: Measurement) -> tuple[object, ...]:
@@ -172,7 +182,7 @@ def _compare_quality(
             continue
         change = other - one
         verdict: Verdict = "noise" if abs(change) <= max_loss else "better" if change > 0 else "worse"
-        yield Difference(what, metric, one, other, change / one if one else None, None, None, verdict)
+        yield Difference(what, metric, one, other, change / abs(one) if one else None, None, None, verdict)
 
 
 def _qualities(report: Report, variants: Sequence[Variant]) -> dict[tuple[str, Variant, str], Quality]:
@@ -185,7 +195,7 @@ def _in_one(what: str, figure: str, before: float | None, after: float | None) -
     return Difference(what, figure, before, after, None, None, None, verdict)
 
 
-def _cautions(before: Report, after: Report, variants: Sequence[Variant]) -> Iterator[str]:
+def _cautions(before: Report, after: Report, variants: Sequence[Variant], max_loss: float) -> Iterator[str]:
     for name, report in (("first", before), ("second", after)):
         if report.partial is not None:
             yield f"the {name} report is a part: {report.partial}"
@@ -213,3 +223,10 @@ def _cautions(before: Report, after: Report, variants: Sequence[Variant]) -> Ite
     }
     for file, rows, other_file, other_rows in sorted(asked):
         yield f"quality was measured on {rows} rows of {file} and on {other_rows} of {other_file}"
+    changed = [key for key in old if key in new and old[key].metrics != new[key].metrics]
+    least = min((found[key].rows for found in (old, new) for key in changed), default=0)
+    if least and 0 < max_loss < 1 / least:
+        yield (
+            f"quality was measured on {least} rows, of which one is {1 / least:.4f}: --max-loss {max_loss:g} "
+            "allows none"
+        )
