@@ -46,8 +46,8 @@ def test_a_process_for_each_seed_adds_to_what_was_measured(tmp_path: Path) -> No
     with (results / "x_runs.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("variant", "seed", "seconds"), *measured])
     for _ in range(2):
-        command = [QUALITY / "seeds.py", tmp_path / "benchmark.py", "new"]
-        subprocess.run([sys.executable, *command, "--seeds", "0,1", "--results", results], check=True)
+        command = [str(QUALITY / "seeds.py"), str(tmp_path / "benchmark.py"), "new"]
+        subprocess.run([sys.executable, *command, "--seeds", "0,1", "--results", str(results)], check=True)
         with (results / "x_runs.csv").open(encoding="utf-8", newline="") as file:
             found = sorted(tuple(line.values()) for line in csv.DictReader(file))
         assert found == sorted([*measured, ("new", "0", ""), ("new", "1", "")])

@@ -11,6 +11,6 @@ from sparse_export.training.sparsity import spread
 def test_rows_are_taken_from_all_of_them(count: int, most: int) -> None:
     """Rows may lie by label, or by task: the first ones would be of one alone."""
     rows: list[Any] = list(range(count))
-    chosen = list(spread(rows, most))
+    chosen: list[Any] = list(spread(rows, most))
     assert len(chosen) <= most
     assert chosen == rows if count <= most else max(chosen) >= count - count // len(chosen) - 1

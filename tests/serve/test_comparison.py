@@ -124,8 +124,8 @@ def test_p99_is_compared_where_both_have_it_by_its_own_noise() -> None:
 
 def test_a_loss_that_one_row_would_be_is_said() -> None:
     def cautions(before: float, after: float, rows: int) -> tuple[str, ...]:
-        reports = (report_of([measurement()], quality=[quality(each, rows)]) for each in (before, after))
-        return compare(*reports, ("model",), 0, 0.005).cautions
+        one, other = (report_of([measurement()], quality=[quality(each, rows)]) for each in (before, after))
+        return compare(one, other, ("model",), 0, 0.005).cautions
 
     (caution,) = cautions(0.9, 0.89, 100)
     assert caution == "quality was measured on 100 rows, of which one is 0.0100: --max-loss 0.005 allows none"
@@ -134,9 +134,12 @@ def test_a_loss_that_one_row_would_be_is_said() -> None:
 
 
 def test_a_correlation_that_rises_from_below_0_has_risen() -> None:
-    reports = [report_of([measurement()], quality=[quality(r, metric="pearson")]) for r in (-0.2, 0.1)]
-    (found,) = (each for each in compare(*reports, ("model",), 0, 0).differences if each.figure == "pearson")
-    assert (found.verdict, found.change) == ("better", pytest.approx(1.5))
+    one, other = (report_of([measurement()], quality=[quality(r, metric="pearson")]) for r in (-0.2, 0.1))
+    (found,) = (
+        each for each in compare(one, other, ("model",), 0, 0).differences if each.figure == "pearson"
+    )
+    assert found.verdict == "better"
+    assert found.change == pytest.approx(1.5)
 
 
 def test_what_makes_reports_hard_to_compare_is_said() -> None:
