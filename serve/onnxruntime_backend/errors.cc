@@ -1,9 +1,29 @@
 #include "onnxruntime_backend/errors.h"
 
-#include <memory>
+#include <new>
 #include <sstream>
 
 namespace sparse_serve {
+namespace {
+
+TRITONSERVER_Error_Code CodeOf(const std::exception& error) {
+  if (dynamic_cast<const Cancelled*>(&error) != nullptr) {
+    return TRITONSERVER_ERROR_CANCELLED;
+  }
+  const bool is_clients = dynamic_cast<const InvalidArgument*>(&error) != nullptr;
+  return is_clients ? TRITONSERVER_ERROR_INVALID_ARG : TRITONSERVER_ERROR_INTERNAL;
+}
+
+std::string OneLine(const char* text) {
+  std::istringstream words(text);
+  std::string line;
+  for (std::string word; words >> word;) {
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return line;
+}
+
+}  // namespace
 
 void Check(TRITONSERVER_Error* error) {
   if (error == nullptr) {
@@ -31,33 +51,31 @@ void Check(const OrtApi& api, OrtStatus* status) {
   throw std::runtime_error(message);
 }
 
-std::string OneLine(const std::exception& error) {
-  std::istringstream words(error.what());
-  std::string line;
-  for (std::string word; words >> word;) {
-    line += (line.empty() ? "" : " ") + word;
+TRITONSERVER_Error* ToTriton(const std::exception& error) noexcept {
+  try {
+    return TRITONSERVER_ErrorNew(CodeOf(error), OneLine(error.what()).c_str());
+  } catch (const std::bad_alloc&) {
+    return TRITONSERVER_ErrorNew(CodeOf(error), "out of memory");
   }
-  return line;
-}
-
-TRITONSERVER_Error* ToTriton(const std::exception& error) {
-  const bool is_clients = dynamic_cast<const InvalidArgument*>(&error) != nullptr;
-  return TRITONSERVER_ErrorNew(is_clients ? TRITONSERVER_ERROR_INVALID_ARG : TRITONSERVER_ERROR_INTERNAL,
-                               OneLine(error).c_str());
 }
 
 bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept {
   if (error == nullptr) {
     return true;
   }
-  Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, std::string(what) + TRITONSERVER_ErrorMessage(error));
+  const char* const reason = TRITONSERVER_ErrorMessage(error);
+  try {
+    Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, (what + std::string(reason)).c_str());
+  } catch (const std::bad_alloc&) {
+    Log(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, reason);
+  }
   TRITONSERVER_ErrorDelete(error);
   return false;
 }
 
-void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& message) noexcept {
+void Log(TRITONSERVER_LogLevel level, const char* file, int line, const char* message) noexcept {
   // What cannot be logged cannot be told either.
-  TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, file, line, message.c_str()));
+  TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, file, line, message));
 }
 
 }  // namespace sparse_serve

@@ -26,13 +26,16 @@ class Oversize : public InvalidArgument {
 void Check(TRITONSERVER_Error* error);
 void Check(const OrtApi& api, OrtStatus* status);
 
-// What an exception says, without line breaks.
-std::string OneLine(const std::exception& error);
+// What was asked by a client that waits no longer.
+class Cancelled : public std::exception {
+ public:
+  const char* what() const noexcept override { return "the request was cancelled by its client"; }
+};
 
-// Triton's form of an exception; `error` as it was caught.
-TRITONSERVER_Error* ToTriton(const std::exception& error);
+// Triton's form of an exception, in one line; `error` as it was caught.
+TRITONSERVER_Error* ToTriton(const std::exception& error) noexcept;
 
-void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& message) noexcept;
+void Log(TRITONSERVER_LogLevel level, const char* file, int line, const char* message) noexcept;
 
 // Whether nothing went wrong; else logs what did, and releases the error.
 bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept;

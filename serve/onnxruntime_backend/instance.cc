@@ -19,7 +19,7 @@
 namespace sparse_serve {
 namespace {
 
-// So long after a short request, others are expected.
+// So long after a short request, others are expected; and so long what is long is computed where none are.
 constexpr double kShortSeconds = 0.25;
 // How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
 constexpr int kNiceness = 10;
@@ -49,7 +49,7 @@ void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
                try {
                  owned[index] = std::make_shared<Request>(served_, requests[index]);
                } catch (const std::bad_alloc&) {
-                 const Request given_up(served_, requests[index]);
+                 Request::GiveUp(requests[index]);
                }
              }
              Answer(owned);
@@ -65,8 +65,8 @@ void Instance::Answer(const Requests& requests) {
   const bool has_short = std::any_of(sound.begin(), sound.end(), is_short);
   const double begun = SteadyClock()();
   const bool is_short_expected = has_short || begun < short_until_;
-  // Without short ones, what is long is computed here: nothing waits for it.
-  const bool leaves_long = is_short_expected || turns_.is_crowded();
+  // Without short ones, what is long is computed here, unless others were there before.
+  const bool leaves_long = is_short_expected || !turns_.is_empty();
   std::deque<Slice> now;
   for (const std::shared_ptr<Request>& request : sound) {
     std::vector<Slice> slices = SlicesOf(request);
@@ -76,14 +76,30 @@ void Instance::Answer(const Requests& requests) {
       std::move(slices.begin(), slices.end(), std::back_inserter(now));
     }
   }
-  while (!now.empty()) {
+  double ended = begun;
+  while (!now.empty() && (leaves_long || ended < begun + kShortSeconds)) {
     Compute(TakeRun(&now));
+    ended = SteadyClock()();
   }
-  const double ended = SteadyClock()();
+  LeaveAll(&now);
   if (has_short) {
     short_until_ = ended + kShortSeconds;
   }
-  turns_.Turn(is_short_expected ? ended - begun : kAllSeconds, [this](Run run) { Compute(std::move(run)); });
+  if (is_short_expected) {
+    turns_.Turn(ended - begun, [this](Run run) { Compute(std::move(run)); });
+  }
+}
+
+// Lets the slices wait: a short request may have come, which Triton hands over after these alone.
+void Instance::LeaveAll(std::deque<Slice>* slices) {
+  while (!slices->empty()) {
+    std::vector<Slice> of_request;
+    do {
+      of_request.push_back(std::move(slices->front()));
+      slices->pop_front();
+    } while (!of_request.back().is_last);
+    turns_.Put(std::move(of_request));
+  }
 }
 
 // Computes a run, and answers the requests that end with it, or that nobody waits for any more.
@@ -103,29 +119,27 @@ void Instance::Compute(Run run) noexcept {
     }
     // One of them is at fault, or some are: each is computed alone.
     for (const Slice& slice : run) {
-      Compute({slice});
+      try {
+        Compute({slice});
+      } catch (const std::bad_alloc& no_room) {
+        if (!slice.request->is_answered()) {
+          slice.request->Refuse(no_room);
+        }
+      }
     }
   }
 }
 
-void Instance::ComputeSound(const Run& run) {
-  RunTimes times{};
-  times.begin_ns = Now();
-  std::vector<Owned<OrtValue>> inputs;
-  for (size_t input = 0; input < session_.inputs().size(); ++input) {
-    inputs.push_back(JoinInput(served_, run, input));
-  }
+// The outputs that any of its requests, or the meter, asks for.
+std::vector<size_t> Instance::WantedOutputs(const Run& run) const {
   std::vector<bool> is_wanted(session_.outputs().size());
-  size_t rows = 0;
   for (const Slice& slice : run) {
-    rows += slice.rows;
     for (size_t output = 0; output < is_wanted.size(); ++output) {
       is_wanted[output] = is_wanted[output] || slice.request->wanted()[output];
     }
   }
-  TextMeter* const meter = served_.meter;
-  if (meter != nullptr) {
-    for (const size_t output : meter->read()) {
+  if (served_.meter != nullptr) {
+    for (const size_t output : served_.meter->read()) {
       is_wanted[output] = true;
     }
   }
@@ -135,27 +149,52 @@ void Instance::ComputeSound(const Run& run) {
       wanted.push_back(output);
     }
   }
-  times.compute_begin_ns = Now();
-  const auto outputs = std::make_shared<const RunOutputs>(session_.Run(inputs, std::move(wanted)));
-  times.compute_end_ns = Now();
-  for (const size_t output : outputs->places()) {
-    const OutputTensor& tensor = (*outputs)[output];
-    if (served_.configuration.is_batched() && tensor.rows() != rows) {
+  return wanted;
+}
+
+void Instance::CheckRows(const RunOutputs& outputs, size_t rows) const {
+  for (const size_t output : outputs.places()) {
+    if (served_.configuration.is_batched() && outputs[output].rows() != rows) {
       throw std::runtime_error("output '" + session_.outputs()[output].name + "' has " +
-                               std::to_string(tensor.rows()) + " rows for " + std::to_string(rows) +
+                               std::to_string(outputs[output].rows()) + " rows for " + std::to_string(rows) +
                                " rows of input");
     }
   }
-  if (meter != nullptr) {
-    std::vector<std::string_view> tasks;
-    if (meter->task_input() != TextMeter::kNone) {
-      for (const Slice& slice : run) {
-        const std::vector<std::string_view>& texts = slice.request->inputs()[meter->task_input()].texts;
-        const auto first = texts.begin() + static_cast<std::ptrdiff_t>(slice.begin);
-        tasks.insert(tasks.end(), first, first + static_cast<std::ptrdiff_t>(slice.rows));
-      }
+}
+
+// What its texts are for, where the model has several tasks.
+std::vector<std::string_view> Instance::TasksOf(const Run& run) const {
+  const size_t input = served_.meter->task_input();
+  std::vector<std::string_view> tasks;
+  for (const Slice& slice : run) {
+    if (input != TextMeter::kNone) {
+      const std::vector<std::string_view>& texts = slice.request->inputs()[input].texts;
+      const auto first = texts.begin() + static_cast<std::ptrdiff_t>(slice.begin);
+      tasks.insert(tasks.end(), first, first + static_cast<std::ptrdiff_t>(slice.rows));
     }
-    meter->Count(*outputs, tasks, static_cast<double>(times.compute_end_ns - times.compute_begin_ns) / 1e9);
+  }
+  return tasks;
+}
+
+void Instance::ComputeSound(const Run& run) {
+  RunTimes times{};
+  times.begin_ns = Now();
+  std::vector<Owned<OrtValue>> inputs;
+  for (size_t input = 0; input < session_.inputs().size(); ++input) {
+    inputs.push_back(JoinInput(served_, run, input));
+  }
+  std::vector<size_t> wanted = WantedOutputs(run);
+  times.compute_begin_ns = Now();
+  const auto outputs = std::make_shared<const RunOutputs>(session_.Run(inputs, std::move(wanted)));
+  times.compute_end_ns = Now();
+  size_t rows = 0;
+  for (const Slice& slice : run) {
+    rows += slice.rows;
+  }
+  CheckRows(*outputs, rows);
+  if (served_.meter != nullptr) {
+    served_.meter->Count(*outputs, TasksOf(run),
+                         static_cast<double>(times.compute_end_ns - times.compute_begin_ns) / 1e9);
   }
   size_t begin = 0;
   for (const Slice& slice : run) {

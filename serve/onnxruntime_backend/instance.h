@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -18,8 +20,8 @@ namespace sparse_serve {
 
 // Requests that arrive together are computed together, some hundred tokens at a time. While short ones come,
 // those that take long are answered by a thread of their own, so that the short ones do not wait for them;
-// where many of them wait, they take turns with the short ones. A short one that comes after a pause may wait
-// for a batch of long ones, which are computed at once where no short ones are expected.
+// where many of them wait, they take turns with the short ones. Where none are expected, what is long is
+// computed at once, but not for longer than a short one can wait that comes after a pause.
 class Instance {
  public:
   // `meter` may be null. What is handed over must outlive the instance.
@@ -37,8 +39,12 @@ class Instance {
   using Requests = std::vector<std::shared_ptr<Request>>;
 
   void Answer(const Requests& requests);
+  void LeaveAll(std::deque<Slice>* slices);
   void Compute(Run run) noexcept;
   void ComputeSound(const Run& run);
+  std::vector<size_t> WantedOutputs(const Run& run) const;
+  void CheckRows(const RunOutputs& outputs, size_t rows) const;
+  std::vector<std::string_view> TasksOf(const Run& run) const;
 
   Session session_;
   Served served_;

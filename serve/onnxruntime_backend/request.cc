@@ -122,8 +122,21 @@ Request::Request(const Served& served, TRITONBACKEND_Request* handle) noexcept
     Read();
     input_ns_ = Now() - begin_ns_;
   } catch (const std::exception& error) {
+    row_tokens_.resize(1);  // what cannot be read counts as one text
     Refuse(error);
   }
+}
+
+void Request::GiveUp(TRITONBACKEND_Request* handle) noexcept {
+  TRITONSERVER_Error* const error = ToTriton(std::bad_alloc());
+  TRITONBACKEND_Response* response = nullptr;
+  if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle))) {
+    Succeeds("an answer could not be sent: ",
+             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+  }
+  TRITONSERVER_ErrorDelete(error);
+  Succeeds("a request could not be released: ",
+           TRITONBACKEND_RequestRelease(handle, TRITONSERVER_REQUEST_RELEASE_ALL));
 }
 
 Request::~Request() {
@@ -179,6 +192,7 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) {
 }
 
 size_t Request::CheckedRows(const GraphTensor& tensor, const std::vector<int64_t>& shape) const {
+  // Of an input of 0 rows Triton leaves their axis out; it refuses other ranks itself.
   if (shape.size() != tensor.shape.size() || (!shape.empty() && shape[0] == 0)) {
     throw InvalidArgument("input '" + tensor.name + "' has no rows: give at least one");
   }
@@ -303,7 +317,8 @@ void Request::Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size
 
 void Request::Refuse(const std::exception& error) noexcept {
   if (served_.meter != nullptr) {
-    TRITONSERVER_ErrorDelete(Guarded([&] { served_.meter->Refuse(error, row_tokens_.size()); }));
+    TRITONSERVER_ErrorDelete(
+        Guarded([&] { served_.meter->Refuse(error, row_tokens_.size() - rows_taken_); }));
   }
   Answer(ToTriton(error));
 }
@@ -314,7 +329,7 @@ bool Request::IsOver() noexcept {
       Succeeds("a request could not be asked whether it is cancelled: ",
                TRITONBACKEND_RequestIsCancelled(handle_, &is_cancelled)) &&
       is_cancelled) {
-    Answer(TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_CANCELLED, "the request was cancelled by its client"));
+    Refuse(Cancelled());
   }
   return is_answered();
 }

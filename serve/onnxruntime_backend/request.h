@@ -49,6 +49,9 @@ class Request {
   Request(const Served& served, TRITONBACKEND_Request* handle) noexcept;
   // Answers with an error what is not answered.
   ~Request();
+
+  // Answers with an error, unread, a request that there was no room for; owns it.
+  static void GiveUp(TRITONBACKEND_Request* handle) noexcept;
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 

@@ -61,7 +61,7 @@ Owned<OrtSessionOptions> MakeOptions(const OrtApi& api, const Configuration& con
   Check(api, api.SetSessionExecutionMode(made, configuration.execution_mode));
   // Left to choose, ONNX Runtime binds threads to cores, where they wait for whatever else runs there.
   const int threads = configuration.intra_op_threads;
-  Check(api, api.SetIntraOpNumThreads(made, threads > 0 ? threads : PhysicalCores()));
+  Check(api, api.SetIntraOpNumThreads(made, threads > 0 ? threads : UsableCores()));
   Check(api, api.SetInterOpNumThreads(made, configuration.inter_op_threads));
   if (configuration.has_arena) {
     Check(api, (*configuration.has_arena ? api.EnableCpuMemArena : api.DisableCpuMemArena)(made));

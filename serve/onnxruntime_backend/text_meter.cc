@@ -8,7 +8,8 @@
 namespace sparse_serve {
 namespace {
 
-constexpr const char* kReasons[] = {"too_large", "not_utf8", "too_long", "no_task", "malformed", "fault"};
+constexpr const char* kReasons[] = {"too_large", "not_utf8",  "too_long", "no_task",
+                                    "malformed", "cancelled", "fault"};
 
 // The places of tensors of one column, of these names and types; nothing where one of them is not there.
 std::vector<size_t> PlacesOf(const std::vector<std::pair<const char*, const char*>>& wanted,
@@ -170,6 +171,8 @@ void TextMeter::Refuse(const std::exception& error, size_t texts) {
     reason = kTooLarge;
   } else if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) {
     reason = kMalformed;
+  } else if (dynamic_cast<const Cancelled*>(&error) != nullptr) {
+    reason = kCancelled;
   }
   Add(refused_[reason], static_cast<double>(texts));
 }

@@ -58,7 +58,7 @@ class TextMeter {
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
  private:
-  enum Reason : size_t { kTooLarge, kNotUtf8, kTooLong, kNoTask, kMalformed, kFault };
+  enum Reason : size_t { kTooLarge, kNotUtf8, kTooLong, kNoTask, kMalformed, kCancelled, kFault };
 
   TextMeter(const Configuration& configuration, std::vector<size_t> read, uint64_t version);
 

@@ -19,6 +19,8 @@ constexpr size_t kRunTokens = 1024;
 constexpr size_t kCrowd = 12;
 // For so many requests that wait, turns take as long as short ones do.
 constexpr double kEquals = 4;
+// More do not make turns any longer, or whoever lets many wait would keep all others waiting.
+constexpr size_t kMostCounted = 64;
 // So long after a turn others are expected.
 constexpr double kAwaySeconds = 0.25;
 
@@ -63,10 +65,10 @@ class Turns {
  public:
   explicit Turns(Clock clock = Clock()) : clock_(std::move(clock)), held_until_(clock_()) {}
 
-  // Whether so many wait that they have turns.
-  bool is_crowded() const {
+  // Whether nothing waits or is computed.
+  bool is_empty() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return requests_ >= kCrowd;
+    return waiting_.empty() && !is_running_;
   }
 
   // Lets a request wait, in parts that each fit a run.
@@ -86,7 +88,7 @@ class Turns {
     changed_.notify_all();
   }
 
-  // Computes the runs whose turn it is after short ones were computed for so long, or all of a crowd.
+  // Computes the runs whose turn it is after short ones were computed for so long.
   //
   // A crowd gets `seconds` for every `kEquals` of it: the more wait, the larger is their share. What a run
   // takes more is taken off the next turns. There are none while `Work` is at a run; it begins no other as
@@ -97,7 +99,7 @@ class Turns {
     if (requests_ < kCrowd) {
       return;
     }
-    owed_ += seconds * static_cast<double>(requests_) / kEquals;
+    owed_ += seconds * static_cast<double>(std::min(requests_, kMostCounted)) / kEquals;
     Hold();
     while (owed_ > 0 && !is_running_ && !waiting_.empty()) {
       const double begun = clock_();

@@ -34,7 +34,7 @@ from sparse_serve.errors import (
 )
 from sparse_serve.extras import needing
 from sparse_serve.op_library import Device, library_version, verify_library
-from sparse_serve.processor import physical_cores
+from sparse_serve.processor import usable_cores
 from sparse_serve.replies import Embedding, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.check import require_library_version
 from sparse_serve.repository.config import GRAPH_NAME
@@ -97,7 +97,7 @@ class Classifier:
         self.version = found.highest if version is None else version
         self.entry = found.of_version(self.version)
         self.device: Device = device or self.entry.manifest.device
-        self._session = _session(self.entry, self.version, threads or physical_cores(), self.device)
+        self._session = _session(self.entry, self.version, threads or usable_cores(), self.device)
         outputs = [output.name for output in self._session.get_outputs()]
         kind = reply_of(outputs)
         if kind is None:

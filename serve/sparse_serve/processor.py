@@ -1,5 +1,6 @@
 """The processor: what it computes right, and which of its cores this process may compute on."""
 
+import math
 import os
 import platform
 from collections.abc import Collection
@@ -7,6 +8,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
@@ -30,14 +32,33 @@ def vnni_warning(name: str, target_cpu: object) -> str | None:
     )
 
 
-def physical_cores(cpus: Path = _CPUS, numbers: Collection[int] | None = None) -> int:
-    """Return how many cores some processors are of, by their numbers; None for all that this process may use.
+def usable_cores(
+    cpus: Path = _CPUS, numbers: Collection[int] | None = None, control_group: Path = _CONTROL_GROUP
+) -> int:
+    """Return how many threads can compute at a time on some processors, by their numbers, None for all that
+    this process may use.
 
-    Two threads that multiply matrices on one core are no faster than one. `cpus` is where Linux tells of its
-    processors; those that it tells nothing of are taken for a core each.
+    One for each core, as two that multiply matrices on one are no faster; no more than the process's control
+    group has time for, as a container's that may use two of the many cores that it sees. `cpus` and
+    `control_group` are where Linux tells of them; processors that it tells nothing of are taken for a core
+    each.
     """
     used = os.sched_getaffinity(0) if numbers is None else numbers
-    return len({_siblings(cpus, number) for number in used})
+    cores = len({_siblings(cpus, number) for number in used})
+    return min(cores, math.ceil(quota)) if (quota := _quota(control_group)) is not None else cores
+
+
+def _quota(control_group: Path) -> float | None:
+    """Return of how many cores a control group has the time, in part perhaps; None where it has all."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            text = " ".join((control_group / name).read_text(encoding="ascii") for name in names)
+            quota, period = map(float, text.split())
+        except (OSError, ValueError):  # is not told; "max"
+            continue
+        if quota > 0 and period > 0:
+            return quota / period
+    return None
 
 
 def _siblings(cpus: Path, number: int) -> str:

@@ -1,6 +1,8 @@
 """What is said of the machine, and in a report of the software on it."""
 
+import ctypes
 import os
+import subprocess
 from pathlib import Path
 
 import pynvml
@@ -9,10 +11,14 @@ from fake_nvml import no_driver, one_h200
 
 from sparse_serve.environment import read_gpus
 from sparse_serve.errors import OpLibraryError
-from sparse_serve.processor import physical_cores
+from sparse_serve.processor import usable_cores
 from sparse_serve.profiling import provenance
 from sparse_serve.profiling.provenance import read_environment
 from sparse_serve.triton.installation import find_triton
+
+HERE = Path(__file__).parent
+SERVE = HERE.parents[1] / "serve"
+NO_GROUP = HERE / "no_such_group"
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +61,7 @@ def test_without_an_op_library(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["two threads a core", "one core of two", "one thread a core", "half a core", "nothing told"],
 )
-def test_physical_cores(
+def test_usable_cores(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     siblings: dict[int, str],
@@ -66,6 +72,52 @@ def test_physical_cores(
         topology = tmp_path / f"cpu{number}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{told}\n", encoding="ascii")
-    assert physical_cores(tmp_path, allowed) == cores
+    assert usable_cores(tmp_path, allowed, NO_GROUP) == cores
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
-    assert physical_cores(tmp_path) == cores
+    assert usable_cores(tmp_path, control_group=NO_GROUP) == cores
+
+
+@pytest.fixture(scope="module")
+def backends_cores(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """What the onnxruntime backend has of it. Needs a C++ compiler, CXX or g++."""
+    path = tmp_path_factory.mktemp("cores") / "cores.so"
+    sources = [HERE / "cores_bridge.cc", SERVE / "onnxruntime_backend" / "cores.cc"]
+    command = [os.environ.get("CXX") or "g++", "-std=gnu++17", "-shared", "-fPIC", f"-I{SERVE}", "-o", path]
+    subprocess.run([*map(str, command), *map(str, sources)], check=True)
+    return ctypes.CDLL(str(path))
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "110000 100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu.max": "two"}, None),
+    ],
+    ids=[
+        "no group",
+        "no limit",
+        "one",
+        "half of one",
+        "more than one",
+        "one, v1",
+        "no limit, v1",
+        "no number",
+    ],
+)
+def test_usable_cores_are_no_more_than_a_control_group_has_time_for(
+    tmp_path: Path, backends_cores: ctypes.CDLL, files: dict[str, str], limit: int | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
+    many = 10
+    assert usable_cores(tmp_path, range(many), tmp_path) == (limit or many)
+    own = usable_cores(control_group=NO_GROUP)
+    assert usable_cores(control_group=tmp_path) == min(own, limit or own)
+    assert backends_cores.usable_cores(bytes(tmp_path)) == min(own, limit or own)

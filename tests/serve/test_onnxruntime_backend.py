@@ -1,6 +1,7 @@
 """What this package's onnxruntime backend answers in a real Triton, whatever a request is."""
 
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -247,7 +248,8 @@ def test_a_model_that_is_loaded_again_goes_on_counting(
     again = {name: value for name, value in triton.counted(model).items() if "seconds" not in name}
     assert sum(value for name, value in again.items() if "texts_total" in name) == 4
     assert sum(value for name, value in again.items() if "not_utf8" in name) == 2
-    assert sum(value for name, value in again.items() if "too_large" in name) == 2
+    # A request that cannot be read counts as one text.
+    assert sum(value for name, value in again.items() if "too_large" in name) == 1
     assert again.keys() == first.keys() - {name for name in first if "seconds" in name}
 
 
@@ -272,6 +274,27 @@ def test_texts_are_counted_by_task(triton: LoadingTriton, reading_graph: ModelPr
         ("reason", "no_task"): 2,
         ("reason", "not_utf8"): 1,
     }
+
+
+def test_a_request_that_fails_in_part_counts_each_text_once(
+    triton: LoadingTriton, reading_graph: ModelProto
+) -> None:
+    graph = ModelProto()
+    graph.CopyFrom(reading_graph)
+    graph.graph.initializer.append(numpy_helper.from_array(np.arange(8), "less_than_8"))
+    graph.graph.node.append(helper.make_node("Gather", ["less_than_8", "token_count"], ["looked_up"]))
+    graph.graph.output.append(helper.make_tensor_value_info("looked_up", TensorProto.INT64, ["batch", 1]))
+    model = triton.load(graph, with_parameter("max_length", "512"))
+    rows = [(b"a" + b" " * 1000, b"")] * 60
+    model.ask(texts(*rows))
+    wait_for(lambda: sum(model.runs().values()) > 10)
+    (answer,) = model.together(texts(*rows[:-1], (b"a b" * 300, b"")))
+    assert_refused(answer, "indices element out of data bounds")
+    counted = triton.counted(model)
+    answered = sum(value for name, value in counted.items() if "texts_total" in name)
+    refused = sum(value for name, value in counted.items() if "refused_total" in name)
+    assert answered + refused == 2 * len(rows)
+    assert 0 < refused < len(rows)
 
 
 def laborious(loops: int) -> ModelProto:
@@ -336,6 +359,31 @@ def test_short_requests_do_not_wait_for_long_ones(triton: LoadingTriton) -> None
         assert model.ask(SHORT)["logits"].item() == 10
     assert not long.done()
     assert long.result(timeout=60)["logits"].tolist() == [[320]] * 10
+
+
+def test_a_short_request_after_a_pause_waits_for_a_run_of_a_long_one_alone(triton: LoadingTriton) -> None:
+    model = triton.load(laborious(200))
+    long = model.begin(labour(np.full((64, 64), 5)))
+    time.sleep(0.05)
+    assert model.ask(SHORT)["logits"].item() == 10
+    assert not long.done()
+    assert long.result(timeout=60)["logits"].tolist() == [[320]] * 64
+
+
+def test_a_short_request_after_a_pause_does_not_wait_for_all_that_waits(triton: LoadingTriton) -> None:
+    """Though others came in the meantime that take long."""
+    model = triton.load(laborious(50))
+    ids = np.full((RUN_TOKENS // 64, 64), 5)
+    model.ask(SHORT)
+    begun = [model.begin(labour(ids)) for _ in range(30)]
+    model.ask(SHORT)
+    for _ in range(8):
+        time.sleep(0.05)
+        begun.append(model.begin(labour(ids)))
+    assert model.ask(SHORT)["logits"].item() == 10
+    assert sum(not each.done() for each in begun) > 10
+    for each in begun:
+        assert each.result(timeout=60)["logits"].tolist() == [[320]] * len(ids)
 
 
 def beside_short_ones(model: Model, requests: Sequence[Columns]) -> list[Columns | InferenceServerException]:

@@ -14,7 +14,7 @@ from serving import wait_for
 from tritonclient.utils import InferenceServerException
 
 from graph_session import open_graph
-from sparse_serve.processor import physical_cores
+from sparse_serve.processor import usable_cores
 
 ALLOWED = os.sched_getaffinity(0)
 
@@ -133,9 +133,9 @@ def threads_for(triton: LoadingTriton, graph_of_ids: ModelProto, **parameters: s
     ("parameters", "expected"),
     [
         ({"intra_op_thread_count": "3"}, 2),
-        ({}, physical_cores() - 1),
-        ({"intra_op_thread_count": "0"}, physical_cores() - 1),
-        ({"intra_op_thread_count": "-1"}, physical_cores() - 1),
+        ({}, usable_cores() - 1),
+        ({"intra_op_thread_count": "0"}, usable_cores() - 1),
+        ({"intra_op_thread_count": "-1"}, usable_cores() - 1),
         ({"intra_op_thread_count": "1", "inter_op_thread_count": "3"}, 0),
         ({"intra_op_thread_count": "1", "inter_op_thread_count": "3", "execution_mode": "1"}, 2),
     ],

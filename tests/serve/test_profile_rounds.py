@@ -23,7 +23,7 @@ from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
 from sparse_serve.errors import DataError, ServerError, SparseServeError
-from sparse_serve.processor import physical_cores
+from sparse_serve.processor import usable_cores
 from sparse_serve.profiling import options as options_module
 from sparse_serve.profiling import record
 from sparse_serve.profiling import run as run_module
@@ -626,9 +626,7 @@ def test_sessions_have_the_threads_that_a_server_gives_them(
     """One for each core, of which three processors here are two: a second thread of it is no faster."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2})
     monkeypatch.setattr(os, "sched_setaffinity", lambda _process, _cores: None)
-    monkeypatch.setattr(
-        options_module, "physical_cores", lambda numbers: len({core // 2 for core in numbers})
-    )
+    monkeypatch.setattr(options_module, "usable_cores", lambda numbers: len({core // 2 for core in numbers}))
     report = profiled(repository, rounds=1, lengths=(8,), threads=threads, client_cores=client_cores)
     assert report.settings.intra_op_threads == expected
     assert "but for a session's threads" in report.settings.latency
@@ -642,5 +640,5 @@ def test_the_client_keeps_to_its_cores(script: Script, repository: Path) -> None
     report = profiled(repository, rounds=1, client_cores=1, lengths=(8,))
     assert seen == {frozenset(cores[-1:])}
     assert report.settings.client_has_own_cores
-    assert report.settings.intra_op_threads == physical_cores(numbers=cores[:-1])
+    assert report.settings.intra_op_threads == usable_cores(numbers=cores[:-1])
     assert sorted(os.sched_getaffinity(0)) == cores

@@ -1,7 +1,6 @@
 """Whose turn it is: long requests beside short ones, by the backend's `turns.h`."""
 
 import ctypes
-import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +44,7 @@ class Turns:
     def __init__(self, library: ctypes.CDLL, clock: Clock) -> None:
         self.run_tokens: int = library.run_tokens()
         self.crowd: int = library.crowd()
+        self.most_counted: int = library.most_counted()
         self.equals: float = library.equals()
         self.away_seconds: float = library.away_seconds()
         self._library = library
@@ -69,8 +69,8 @@ class Turns:
         self._library.put(self._turns, array, count)
 
     @property
-    def is_crowded(self) -> bool:
-        return bool(self._library.is_crowded(self._turns))
+    def is_empty(self) -> bool:
+        return bool(self._library.is_empty(self._turns))
 
     def close(self) -> None:
         self._library.close_turns(self._turns)
@@ -111,10 +111,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or "g++"
     subprocess.run([compiler, *FLAGS, f"-I{SERVE}", "-o", str(path), str(SOURCE)], check=True)
     library = ctypes.CDLL(str(path))
-    library.run_tokens.restype = library.crowd.restype = ctypes.c_size_t
+    for count in (library.run_tokens, library.crowd, library.most_counted):
+        count.restype = ctypes.c_size_t
     library.equals.restype = library.away_seconds.restype = ctypes.c_double
     library.make_turns.restype = ctypes.c_void_p
-    library.is_crowded.restype = ctypes.c_bool
+    library.is_empty.restype = ctypes.c_bool
     return library
 
 
@@ -184,25 +185,34 @@ def test_a_share_that_was_not_taken_is_not_kept(turns: Turns, clock: Clock) -> N
     assert taken(turns, clock, 0.1) == ["a"]
 
 
-def test_all_have_their_turn_where_no_short_ones_are_expected(turns: Turns, clock: Clock) -> None:
-    runs: list[str] = []
+def test_a_crowd_does_not_keep_short_ones_waiting_for_all_of_it(turns: Turns, clock: Clock) -> None:
+    turns.put("a" * 10 * turns.most_counted)
+    assert len(taken(turns, clock, 1.0)) == turns.most_counted / turns.equals
+
+
+def test_what_fits_is_one_run(turns: Turns, clock: Clock) -> None:
     turns.put("abcdefghijkl", turns.run_tokens // 4)
-    turns.turn(math.inf, runs.append)
-    assert runs == ["abcd", "efgh", "ijkl"]
-    turns.put("abcdefghijkl")
-    assert taken(turns, clock, 0.1) == ["a"]
+    assert taken(turns, clock, 1.0) == ["abcd", "efgh", "ijkl"]
+
+
+def test_it_is_empty_when_nothing_waits_or_is_computed(turns: Turns) -> None:
+    is_empty: list[bool] = [turns.is_empty]
+    turns.put("a" * turns.crowd)
+    is_empty.append(turns.is_empty)
+    turns.turn(turns.equals, lambda _names: is_empty.append(turns.is_empty))
+    assert is_empty == [True, False, *[False] * turns.crowd]
+    assert turns.is_empty
 
 
 def test_large_requests_are_computed_in_parts(turns: Turns, clock: Clock) -> None:
     """They count once, and their parts come in order, with what fits beside the last."""
     turns.put_parts([("a", turns.run_tokens), ("b", turns.run_tokens), ("c", 10)])
-    assert not turns.is_crowded
-    turns.put("d" * (turns.crowd - 1), turns.run_tokens - 10)
-    assert turns.is_crowded
+    turns.put("d" * (turns.crowd - 2), turns.run_tokens - 10)
+    assert taken(turns, clock, 100.0) == []
+    turns.put("d", turns.run_tokens - 10)
     assert taken(turns, clock, 1.5 * turns.equals / turns.crowd) == ["a", "b"]
-    assert turns.is_crowded
     assert taken(turns, clock, 1.0 * turns.equals / turns.crowd) == ["cd"]
-    assert not turns.is_crowded
+    assert taken(turns, clock, 100.0) == []
 
 
 def test_another_kind_is_not_put_into_the_same_run(turns: Turns) -> None:
@@ -211,7 +221,7 @@ def test_another_kind_is_not_put_into_the_same_run(turns: Turns) -> None:
     turns.put("abcd", 1, kind=0)
     turns.put("efgh", 1, kind=1)
     turns.put("ijkl", 1, kind=0)
-    turns.turn(math.inf, runs.append)
+    turns.turn(1.0, runs.append)
     assert runs == ["abcd", "efgh", "ijkl"]
 
 

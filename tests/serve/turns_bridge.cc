@@ -36,6 +36,8 @@ size_t run_tokens() { return sparse_serve::kRunTokens; }
 
 size_t crowd() { return sparse_serve::kCrowd; }
 
+size_t most_counted() { return sparse_serve::kMostCounted; }
+
 double equals() { return sparse_serve::kEquals; }
 
 double away_seconds() { return sparse_serve::kAwaySeconds; }
@@ -47,7 +49,7 @@ void delete_turns(Turns* turns) { delete turns; }
 
 void put(Turns* turns, const Part* parts, int count) { turns->Put({parts, parts + count}); }
 
-bool is_crowded(const Turns* turns) { return turns->is_crowded(); }
+bool is_empty(const Turns* turns) { return turns->is_empty(); }
 
 void close_turns(Turns* turns) { turns->Close(); }
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparse_serve.processor import physical_cores
+from sparse_serve.processor import usable_cores
 from sparse_serve.profiling.measure import Arrivals, StabilityRule
 from sparse_serve.profiling.windows import Distribution
 from sparse_serve.report.measured import VARIANTS, Variant
@@ -75,7 +75,7 @@ class ProfileOptions:
     @property
     def session_threads(self) -> int:
         """Threads of each ONNX Runtime session: without a number as many as a server would take itself."""
-        return self.threads or physical_cores(numbers=self.server_cores)
+        return self.threads or usable_cores(numbers=self.server_cores)
 
     @property
     def server_cores(self) -> frozenset[int]:

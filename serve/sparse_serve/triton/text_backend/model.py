@@ -144,10 +144,9 @@ class TritonPythonModel:
         """
         self.meter.add(meter.SECONDS, time.perf_counter() - begun, stage=WAIT)
         if sender.is_cancelled():
-            error = pb_utils.TritonError(
-                "the request was cancelled by its client", pb_utils.TritonError.CANCELLED
-            )
-            self._send(sender, pb_utils.InferenceResponse(error=error), len(asked.texts))
+            message = "the request was cancelled by its client"
+            failure = RefusedError(message, "cancelled", pb_utils.TritonError.CANCELLED)
+            self._send(sender, self._refuse(failure, len(asked.texts)), len(asked.texts))
             return
         try:
             if not hasattr(self.of_thread, "tokenizer"):
