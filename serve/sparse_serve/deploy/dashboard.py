@@ -66,8 +66,14 @@ PANELS = (
         "short",
         {
             "gateway {{proxy}}": f"sum by (proxy) (haproxy_backend_current_queue{{{_INFERENCE}}})",
-            "Triton {{model}}": f"sum by (model) (nv_inference_pending_request_count{{{_SERVED}}})",
+            # Of those that wait within a backend, Triton's count of pending requests knows nothing. What is
+            # waited in a second is how many wait, in the mean.
+            "Triton {{model}}": (
+                f"sum by (model) (rate(nv_inference_queue_duration_us{{{_SERVED}}}{_RANGE}) / 1e6 "
+                f'or rate(sparse_serve_stage_seconds_total{{{_SERVED}, stage="wait"}}{_RANGE}))'
+            ),
         },
+        "In Triton the mean: a request counts when it is answered.",
     ),
     Panel(
         "Wait in the gateway, mean of the last 1024 requests",
