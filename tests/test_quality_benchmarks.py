@@ -45,12 +45,15 @@ def test_a_process_for_each_seed_adds_to_what_was_measured(tmp_path: Path) -> No
     measured = [("old", "0", "9"), ("old", "1", "9"), ("old", "7", "9")]
     with (results / "x_runs.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("variant", "seed", "seconds"), *measured])
+    other = "variant,seed\nb,1\na,0\n"
+    (results / "y_runs.csv").write_text(other, encoding="utf-8")
     for _ in range(2):
         command = [str(QUALITY / "seeds.py"), str(tmp_path / "benchmark.py"), "new"]
         subprocess.run([sys.executable, *command, "--seeds", "0,1", "--results", str(results)], check=True)
         with (results / "x_runs.csv").open(encoding="utf-8", newline="") as file:
             found = sorted(tuple(line.values()) for line in csv.DictReader(file))
         assert found == sorted([*measured, ("new", "0", ""), ("new", "1", "")])
+        assert (results / "y_runs.csv").read_text(encoding="utf-8") == other
 
 
 def test_runs_of_other_data_or_settings_are_not_added_to(runs: Any, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def main(
     parts = {seed: results / f"seed_{seed}" for seed in seeds.split(",")}
     for path in results.glob("*_runs.csv"):
         for seed, part in parts.items():
-            own = [line for line in read_lines(path) if line["seed"] == seed]
-            write_lines(part / path.name, joined(own, read_lines(part / path.name)))
+            if own := [line for line in read_lines(path) if line["seed"] == seed]:
+                write_lines(part / path.name, joined(own, read_lines(part / path.name)))
 
     exit_on_sigterm()
     with ExitStack() as stack:
@@ -49,9 +49,10 @@ def main(
         if failed := [seed for seed, process in processes.items() if process.wait()]:
             raise SystemExit(f"{benchmark} failed with seed {', '.join(failed)}")
         for name in {path.name for part in parts.values() for path in part.glob("*_runs.csv")}:
-            kept = [line for line in read_lines(results / name) if line["seed"] not in parts]
-            own = [line for part in parts.values() for line in read_lines(part / name)]
-            write_lines(results / name, kept + own)
+            known = read_lines(results / name)
+            lines = joined(known, [line for part in parts.values() for line in read_lines(part / name)])
+            if len(lines) > len(known):  # of other benchmarks there is nothing new
+                write_lines(results / name, lines)
         raise SystemExit(run(seeds, results).wait())
 
 

@@ -14,8 +14,6 @@ namespace {
 // Every task gathers the columns anew, so that tasks are larger than where nothing is gathered.
 constexpr int64_t kAxisTaskWork = 8 * kTaskWork;
 
-constexpr uint64_t kSeeds = 2147483647;  // the hash of random keys counts modulo this
-
 int64_t NotNegative(const KernelInfo& info, const Attribute<int64_t>& attribute, const char* accepted,
                     int64_t most) {
   const int64_t value = info.Get(attribute, accepted);
@@ -45,7 +43,7 @@ FixedPairs ReadFixedPairs(const KernelInfo& info) {
   const int64_t random_keys =
       NotNegative(info, Signature::random_keys, "an integer from 0 to 2147483647", kMostKeys);
   const int64_t seed = NotNegative(info, Signature::seed, "an integer >= 0", any);
-  return {Offsets(info, Signature::diagonals), random_keys, static_cast<uint64_t>(seed) % kSeeds};
+  return {Offsets(info, Signature::diagonals), random_keys, static_cast<uint64_t>(seed) % kHashModulus};
 }
 
 bool IsSparsegen(const KernelInfo& info, const Attribute<std::string_view>& attribute) {

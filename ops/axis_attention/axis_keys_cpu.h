@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention/packed_attention_cpu.h"
+#include "axis_attention/fixed_pairs.h"
 #include "cpu/kernels.h"
 
 namespace sparse_ops {
@@ -67,14 +68,10 @@ struct AxisKeys {
   const AxisKeysScratch& at;
 };
 
-// A hash of whole numbers below 2^31 - 1 that ONNX's int64 operators can compute: x -> (x + c)^5 permutes
-// them.
-constexpr uint64_t kPrime = 2147483647;
-
 inline uint64_t Mix(uint64_t x) {
-  const uint64_t y = (x + 1580030168) % kPrime;
-  const uint64_t y2 = y * y % kPrime;
-  return y2 * y2 % kPrime * y % kPrime;
+  const uint64_t y = (x + kHashShift) % kHashModulus;
+  const uint64_t y2 = y * y % kHashModulus;
+  return y2 * y2 % kHashModulus * y % kHashModulus;
 }
 
 // Calls visit(key) for the keys drawn for a row, some maybe more than once, until it answers false.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "axis_attention/axis_plan_cuda.h"
+#include "axis_attention/fixed_pairs.h"
 #include "cuda/row_pieces.h"
 
 namespace sparse_ops {
@@ -35,12 +36,10 @@ SPARSE_OPS_BOTH constexpr int32_t DrawnWords(int32_t random_keys) {
   return random_keys == 0 ? 0 : kWarpQueries * (random_keys <= kFewDrawn ? kFewDrawn : kWindowWords);
 }
 
-// The hash of ops/README.md.
-constexpr uint64_t kPrime = 2147483647;
 SPARSE_OPS_BOTH uint64_t Mix(uint64_t x) {
-  const uint64_t y = (x + 1580030168) % kPrime;
-  const uint64_t y2 = y * y % kPrime;
-  return y2 * y2 % kPrime * y % kPrime;
+  const uint64_t y = (x + kHashShift) % kHashModulus;
+  const uint64_t y2 = y * y % kHashModulus;
+  return y2 * y2 % kHashModulus * y % kHashModulus;
 }
 
 // The position of a query whose token is none of the call: its outputs are NaN.
