@@ -78,22 +78,7 @@ class Connection:
         self.retries = retries
         self._api: ModuleType = triton_http if protocol == "http" else triton_grpc
         self._headers = _checked_headers(headers or {})
-        place, has_tls = _address(url, protocol)
-        if ca_certificates is not None:
-            if not has_tls:
-                raise OptionError(
-                    f"certificates are for TLS, and '{url}' is without: give {protocol}s://host:port"
-                )
-            _check_certificates(ca_certificates)
-        if protocol == "http":
-            # Over gRPC the time limit goes with each call.
-            timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
-            known = {} if ca_certificates is None else {"ca_certs": str(ca_certificates)}
-            tls = {"ssl": True, "ssl_options": known} if has_tls else {}
-            self._client = triton_http.InferenceServerClient(place, **timeouts, **tls)
-        else:
-            known = {} if ca_certificates is None else {"root_certificates": str(ca_certificates)}
-            self._client = triton_grpc.InferenceServerClient(place, ssl=has_tls, **known)
+        self._client = (_http_client if protocol == "http" else grpc_client)(url, ca_certificates)
 
     def close(self) -> None:
         """Close the connection."""
@@ -202,8 +187,44 @@ class Connection:
         )
 
 
+def grpc_client(url: str, ca_certificates: Path | None = None) -> Any:
+    """Return tritonclient's own client of an address, `host:port`, or `grpcs://host:port` for TLS.
+
+    Raises:
+        OptionError: the address or the file of certificates is malformed.
+    """
+    place, has_tls = checked_address(url, "grpc", ca_certificates)
+    known = {} if ca_certificates is None else {"root_certificates": str(ca_certificates)}
+    return triton_grpc.InferenceServerClient(place, ssl=has_tls, **known)
+
+
+def _http_client(url: str, ca_certificates: Path | None) -> Any:
+    place, has_tls = checked_address(url, "http", ca_certificates)
+    # Over gRPC the time limit goes with each call.
+    timeouts = {"connection_timeout": _TIMEOUT_SECONDS, "network_timeout": _TIMEOUT_SECONDS}
+    known = {} if ca_certificates is None else {"ca_certs": str(ca_certificates)}
+    tls = {"ssl": True, "ssl_options": known} if has_tls else {}
+    return triton_http.InferenceServerClient(place, **timeouts, **tls)
+
+
+def checked_address(url: str, protocol: Protocol, ca_certificates: Path | None = None) -> tuple[str, bool]:
+    """Return host and port of an address, and whether it asks for TLS.
+
+    Raises:
+        OptionError: the address is malformed, or the file of the authorities that certificates may be of;
+            or there is one without TLS.
+    """
+    place, has_tls = _address(url, protocol)
+    if ca_certificates is not None:
+        if not has_tls:
+            raise OptionError(
+                f"certificates are for TLS, and '{url}' is without: give {protocol}s://host:port"
+            )
+        _check_certificates(ca_certificates)
+    return place, has_tls
+
+
 def _address(url: str, protocol: Protocol) -> tuple[str, bool]:
-    """Return host and port of an address, and whether it asks for TLS."""
     address = _ADDRESS.fullmatch(url)
     if address is None or int(address["port"]) > _HIGHEST_PORT:
         raise OptionError(

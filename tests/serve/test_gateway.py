@@ -31,12 +31,15 @@ from tiny_entry import PAIRS, SEVERAL, SPANS
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol
 from sparse_serve.deploy.gateway import CONFIG, Gateway
 from sparse_serve.deploy.limits import Limits, health_request
 from sparse_serve.errors import RequestError
 from sparse_serve.replies import Prediction
+from sparse_serve.report.document import read_report
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -44,6 +47,8 @@ from sparse_serve.triton.launcher import TritonServer
 MakeSpec = Callable[..., EntrySpec]
 
 SERVICE = "/inference.GRPCInferenceService"
+
+QUICKLY = ("--lengths=8", "--rounds=1", "--measurement-interval=20")
 
 LIMITS = Limits(
     max_body=100_000, max_requests=1, max_pending_requests=0, request_timeout=2, queue_timeout=0.2
@@ -101,7 +106,9 @@ def texts(api: Any, text: bytes) -> list[Any]:
 
 
 @needs_haproxy
-def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate: Path) -> None:
+def test_before_a_real_triton(
+    server: TritonServer, tmp_path: Path, certificate: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     entry = read_entry(server.repository / "tiny")
     limits = replace(LIMITS, max_requests=8, max_pending_requests=8, request_timeout=10)
     gateway = Gateway(
@@ -127,8 +134,7 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
                 assert client.is_server_live()
                 assert client.is_server_ready()
                 assert client.is_model_ready("tiny")
-                metadata = client.get_model_metadata("tiny")
-                assert "tiny" in str(metadata)
+                assert "tiny" in str(client.get_model_metadata("tiny"))
             with futures.ThreadPoolExecutor(4) as pool:
                 large = pool.submit(answers, api, url, b"w" * 20_000_000)
                 others = [pool.submit(answers, *each) for each in both for _ in range(4)]
@@ -138,9 +144,9 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
             # Of a client that is still sending, gRPC says so only by CANCELLED.
             with pytest.raises(InferenceServerException, match=r"more than 100000 bytes|CANCELLED"):
                 client.infer("tiny", texts(tritonclient.grpc, b"w" * 100_001))
-            repetitive = texts(tritonclient.grpc, b"w1 " * 1000)  # short ones are sent as they are
             with pytest.raises(InferenceServerException, match="without compression"):
-                client.infer("tiny", repetitive, compression_algorithm="gzip")
+                # Short ones are sent as they are.
+                client.infer("tiny", texts(tritonclient.grpc, b"w1 " * 1000), compression_algorithm="gzip")
             with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
                 client.get_model_repository_index()
         infer = "/v2/models/tiny/infer"
@@ -155,8 +161,8 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
         ]
         for mistake in mistakes:
             assert ask(plain, "POST", infer, json.dumps({**gateway.health_request, **mistake}))[0] == 400
-        assert ask(plain, "POST", "/v2/repository/index", b"{}")[0] == 404
-        assert ask(plain, "POST", "/v2/models/spans/infer", b"{}")[0] == 404
+        for closed in ("/v2/repository/index", "/v2/models/spans/infer"):
+            assert ask(plain, "POST", closed, b"{}")[0] == 404
         refused = 'haproxy_frontend_http_responses_total{proxy="http",code="4xx"}'
         (count,) = re.findall(rf"^{re.escape(refused)} (\d+)$", metrics(plain), re.MULTILINE)
         assert int(count) >= 5
@@ -166,6 +172,10 @@ def test_before_a_real_triton(server: TritonServer, tmp_path: Path, certificate:
         trusted: dict[str, Any] = {"ssl": True, "root_certificates": str(certificate)}
         assert answers(tritonclient.grpc, secure.grpc, **trusted) == direct
         assert_own_client_speaks_tls(secure, certificate)
+        given = ["-u", f"grpcs://{secure.grpc}", "--ca-certificates", certificate]
+        folders = ["--model-repository", server.repository, "--output-dir", tmp_path / "report"]
+        assert outcome(capsys, app, "profile", "tiny", *given, *folders, *QUICKLY)[0] == 0
+        assert len(read_report(tmp_path / "report" / "report.json").measurements) == 1
 
 
 def assert_own_client_speaks_tls(secure: Any, certificate: Path) -> None:

@@ -337,9 +337,12 @@ def test_a_model_of_several_tasks_is_sent_texts_of_all(
             ["several", "--eval=dev.tsv"],
             "'several' is asked for sentiment, paraphrase, sts, topics: say with --task",
         ),
+        (["tiny", "--ca-certificates=x.pem"], "--ca-certificates are for a running server: name it with"),
+        (["tiny", "--url=a:1", "--ca-certificates=x.pem"], "certificates are for TLS, and 'a:1' is without"),
+        (["tiny", "--url=http://a:1"], "'http://a:1' is no address for grpc: give grpc://host:port, or"),
     ],
 )
-def test_tasks_that_cannot_be_measured_are_one_line(
+def test_what_cannot_be_measured_is_one_line(
     server: TritonServer,
     arguments: list[str],
     message: str,

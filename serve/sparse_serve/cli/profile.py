@@ -26,6 +26,7 @@ from sparse_serve.cli.options import (
     table_console,
 )
 from sparse_serve.cli.signals import ENDING, handled
+from sparse_serve.connection import checked_address
 from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
@@ -107,18 +108,28 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     ] = 10,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads of every session.", show_default="one per physical core"),
+        typer.Option(min=1, help="Threads of every session.", show_default="one per core that may be used"),
     ] = None,
     client_cores: Annotated[
         int, typer.Option(min=0, help="Cores that the measuring client has to itself.")
     ] = 0,
-    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on it.
+    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on that.
     profile_url: Annotated[
         str | None,
         typer.Option(
             "-u",
             "--url",
-            help="host:port of a running server's gRPC: measure that, as far as it is seen from outside.",
+            help="host:port of a running server's gRPC, for TLS grpcs://host:port: measure that, as far as "
+            "it is seen from outside.",
+        ),
+    ] = None,
+    profile_ca_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-certificates",
+            metavar="FILE",
+            help="PEM file of the authorities that the certificate of --url may be of.",
+            show_default="gRPC's",
         ),
     ] = None,
     docker: Annotated[
@@ -216,6 +227,10 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         raise OptionError("give --input-data for texts or --input-lengths for their lengths alone, not both")
     if profile_url is not None and variants != ",".join(VARIANTS):
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
+    if profile_url is not None:
+        checked_address(profile_url, "grpc", profile_ca_certificates)
+    elif profile_ca_certificates is not None:
+        raise OptionError("--ca-certificates are for a running server: name it with --url")
     if docker is not None and (profile_url is not None or not docker or docker.startswith("-")):
         raise OptionError(f"--docker '{docker}' is no image, or stands beside --url: give one of the two")
     names = list(dict.fromkeys(name.rstrip("/") for name in names))
@@ -245,6 +260,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         label_column=label_column,
         task_mix=_task_mix(task, task_mix),
         url=profile_url,
+        ca_certificates=profile_ca_certificates,
         image=docker,
         memory_limit=None if memory_limit is None else read_size("memory-limit", memory_limit),
         budget=Budget(

@@ -4,14 +4,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from sparse_serve.connection import grpc_client
 from sparse_serve.errors import ServerError
 from sparse_serve.profiling.windows import GpuSample, ServerTimes, Timing
 from sparse_serve.profiling.workload import Batch
@@ -62,13 +64,14 @@ class TritonLoad:
         output: str,
         gauges: Gauges | None = None,
         headers: Mapping[str, str] | None = None,
+        ca_certificates: Path | None = None,
     ) -> None:
         self.model = model
         self.output = output
         self._gauges = gauges
         self._headers = dict(headers or {})
         self._has_statistics = True
-        self._client = InferenceServerClient(grpc_url)
+        self._client = grpc_client(grpc_url, ca_certificates)
         self._batches: Iterator[tuple[int, Batch]] = iter(())
         try:
             metadata = self._client.get_model_metadata(model, client_timeout=_TIMEOUT_S)

@@ -34,14 +34,15 @@ class ProfileOptions:
     """What to measure; times in ms, lengths, concurrencies and rates ascending, rates in requests a second.
 
     `exported` has those of the `names` that are not in `repository`. `threads` are those of every session,
-    None for one per physical core that is not the client's; `client_cores` is how many processors are kept
+    None for one per usable core that is not the client's; `client_cores` is how many processors are kept
     for the client alone. `inputs` are texts that are cut to the lengths, or to those of recorded traffic in
     `input_lengths`, `input_data` rows that are sent as they are. The columns are those of `evaluation` and
     `input_data`, None the task's own.
     `task_mix` has the share of each task's texts, a whole number, where entries have several tasks; empty for
     all in turn.
-    `url` is the gRPC address of a running server to measure, None to start some: containers of `image` where
-    one is named, else processes of this machine. `memory_limit` in bytes is what the longest text and largest
+    `url` is the gRPC address of a running server to measure, whose certificate may be of the authorities in
+    `ca_certificates`, None to start some: containers of `image` where one is named, else processes of this
+    machine. `memory_limit` in bytes is what the longest text and largest
     batch are looked for within.
     """
 
@@ -68,6 +69,7 @@ class ProfileOptions:
     label_column: str | None = None
     task_mix: Mapping[str, int] = field(default_factory=dict)
     url: str | None = None
+    ca_certificates: Path | None = None
     image: str | None = None
     memory_limit: int | None = None
     budget: Budget = field(default_factory=Budget)

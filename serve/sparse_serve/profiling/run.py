@@ -263,7 +263,7 @@ class Run:
             server = (
                 serving(subject, self._place, options.clients, for_memory=False)
                 if options.url is None
-                else attached(subject, options.url, options.clients)
+                else attached(subject, options.url, options.ca_certificates, options.clients)
             )
             return stack.enter_context(server), stack.pop_all()
 

@@ -334,14 +334,17 @@ def serving(subject: Subject, place: Place, clients: int, *, for_memory: bool) -
 
 
 @contextmanager
-def attached(subject: Subject, url: str, clients: int) -> Iterator[ServedSubject]:
-    """Ask a running server at `host:port` of its gRPC, of which only answers are seen.
+def attached(
+    subject: Subject, url: str, ca_certificates: Path | None, clients: int
+) -> Iterator[ServedSubject]:
+    """Ask a running server at the address of its gRPC, of which only answers are seen.
 
     Raises:
         ServerError: the server does not answer, or has no such model.
     """
     with ExitStack() as stack:
-        yield ServedSubject(subject, None, tuple(_clients(stack, subject, url, clients)))
+        loads = tuple(_clients(stack, subject, url, clients, ca_certificates=ca_certificates))
+        yield ServedSubject(subject, None, loads)
 
 
 def _clients(
@@ -351,11 +354,13 @@ def _clients(
     number: int,
     gauges: ServerGauges | None = None,
     headers: Mapping[str, str] | None = None,
+    ca_certificates: Path | None = None,
 ) -> Iterator[TritonLoad]:
     task = subject.entry.manifest.task
     output = _text_output(task) if subject.variant == "text" else task.graph_output
     for _ in range(number):
-        yield stack.enter_context(TritonLoad(url, subject.served_as, output, gauges, headers))
+        load = TritonLoad(url, subject.served_as, output, gauges, headers, ca_certificates)
+        yield stack.enter_context(load)
 
 
 def _text_output(task: Task) -> str:
