@@ -30,6 +30,7 @@ from sparse_serve.triton.installation import backend_directory, find_triton
 TRITON = Path(str(files("sparse_serve") / "triton"))
 OUTPUTS = ("scores", "label", "logits", "token_count", "truncated", "rho")
 MakeSpec = Callable[..., EntrySpec]
+Port = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
 COUNTED = {
@@ -49,6 +50,14 @@ def load(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -
         return stub.load_model(TRITON / "text_backend" / "model.py", public), graph
 
     return load_entry
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Port:
+    """What the metrics port shows of entries that are loaded from here on."""
+    port: Port = {}
+    monkeypatch.setattr(stub.MetricFamily, "ports", port)
+    return port
 
 
 @pytest.fixture
@@ -191,11 +200,9 @@ def test_short_requests_do_not_wait_for_long_ones(load: Callable[..., Any]) -> N
 
 
 def test_the_time_that_a_long_request_waits_for_a_thread_is_counted(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Any], port: Port
 ) -> None:
     """By which an autoscaler sees that a server has too much to do."""
-    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    monkeypatch.setattr(stub.MetricFamily, "ports", port)
     model, graph = load()
     let = Event()
     graph.fault = lambda call: None if let.wait(30) else stub.Error("held")
@@ -510,10 +517,8 @@ def test_rho_is_computed_only_when_asked_for(tiny: tuple[Any, stub.Graph]) -> No
 
 
 def test_metrics_are_sums_over_the_texts_answered(
-    load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Any], tmp_path: Path, port: Port
 ) -> None:
-    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    monkeypatch.setattr(stub.MetricFamily, "ports", port)
     graph = tiny_graph(tmp_path / "axes.onnx", axes=True)
     model, served = load(graph=graph, attention=Attention(normalizer="softmax", pattern="axis"), metrics=True)
     counted = [f"sparse_serve_{name}_total" for name in ("texts", "tokens", "truncated")]
@@ -539,11 +544,7 @@ def test_metrics_are_sums_over_the_texts_answered(
     np.testing.assert_allclose(sums[families[2]], [2 / 4 + 2 / 3, 3 / 4 + 2 / 3], rtol=1e-6)
 
 
-def test_what_is_read_and_refused_is_counted(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    monkeypatch.setattr(stub.MetricFamily, "ports", port)
+def test_what_is_read_and_refused_is_counted(load: Callable[..., Any], port: Port) -> None:
     model, graph = load()
     graph.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
     asked = [request("w1", "w2 w3"), request("w4 " * 50), request("w9", "w1"), request(b"\xff")]
