@@ -34,7 +34,10 @@ OPTIONS = [
 ]
 
 # `classify --url` asks a server; `profile --url` decides what is measured. One variable must not mean both.
-OF_ANOTHER_NAME = {("profile", "--url"): "SPARSE_SERVE_PROFILE_URL"}
+OF_ANOTHER_NAME = {
+    ("profile", "--url"): "SPARSE_SERVE_PROFILE_URL",
+    ("profile", "--ca-certificates"): "SPARSE_SERVE_PROFILE_CA_CERTIFICATES",
+}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)

@@ -346,8 +346,10 @@ def test_a_running_server_is_seen_from_outside(
         raise ServerError("there is no Triton")
 
     @contextmanager
-    def attached(subject: Subject, url: str, clients: int) -> Iterator[FakeServed]:
-        assert url == "host:8001"
+    def attached(
+        subject: Subject, url: str, ca_certificates: Path | None, clients: int
+    ) -> Iterator[FakeServed]:
+        assert (url, ca_certificates) == ("grpcs://host:8001", tmp_path / "ca.pem")
         loads = [FakeLoad(script, subject.variant, 1) for _ in range(clients)]
         yield FakeServed(subject, loads, for_memory=False)
 
@@ -355,8 +357,9 @@ def test_a_running_server_is_seen_from_outside(
     monkeypatch.setattr(record, "find_triton", find_triton)
     monkeypatch.setattr(FakeServed, "steady", lambda _self: None)
     write_entry(tmp_path, make_spec(takes_text=takes_text))
-    report = profiled(tmp_path, url="host:8001", variants=("model",), rounds=2)
-    assert report.environment.remote == "host:8001"
+    address: dict[str, Any] = {"url": "grpcs://host:8001", "ca_certificates": tmp_path / "ca.pem"}
+    report = profiled(tmp_path, **address, variants=("model",), rounds=2)
+    assert report.environment.remote == "grpcs://host:8001"
     assert {m.variant for m in report.measurements} == {"model" if takes_text else "text"}
     assert all(m.memory_bytes is None and m.cost.mebibyte_seconds is None for m in report.measurements)
     assert report.steady == ()
