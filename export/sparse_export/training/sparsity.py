@@ -24,7 +24,7 @@ _ROWS_WITH_MAPS, _ROWS_WITHOUT = 4, 16
 
 
 def spread(rows: Sequence[Encoded], most: int) -> Sequence[Encoded]:
-    """Return every so manieth row, `most` at most: rows may lie by label, or by task."""
+    """Return rows at equal distances, `most` at most: rows may lie by label, or by task."""
     return rows[:: max(1, math.ceil(len(rows) / most))]
 
 

@@ -113,7 +113,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     client_cores: Annotated[
         int, typer.Option(min=0, help="Cores that the measuring client has to itself.")
     ] = 0,
-    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on that.
+    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on it.
     profile_url: Annotated[
         str | None,
         typer.Option(

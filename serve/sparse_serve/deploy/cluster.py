@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparse_serve.deploy.alerts import alerts
-from sparse_serve.deploy.dashboard import dashboard
+from sparse_serve.deploy.dashboard import dashboard, waiting
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.files import render
 from sparse_serve.deploy.gateway import Gateway, gateway_files
@@ -138,18 +138,12 @@ def cluster_files(deployment: Deployment, cluster: Cluster, manifests: Manifests
 
 
 def _queue_time(deployment: Deployment) -> str:
-    """Return, in PromQL, the mean seconds that requests of each pod wait, in the gateway and in Triton.
-
-    There they wait in queues, and long ones for a thread of a server-side tokenizer, if there is one.
-    """
+    """Return, in PromQL, the mean seconds that requests of each pod wait, in the gateway and in Triton."""
     job = f'job="{deployment.name}"'
     by_pod = "sum by (namespace, pod)"
     return (
         "(\n"
-        f"  {by_pod} (\n"
-        f"    rate(nv_inference_queue_duration_us{{{job}}}[1m]) / 1e6\n"
-        f'    or rate(sparse_serve_stage_seconds_total{{{job}, stage="wait"}}[1m])\n'
-        "  )\n"
+        f"  {by_pod} ({waiting(job, '[1m]')})\n"
         f'  + {by_pod} (avg_over_time(haproxy_backend_current_queue{{{job}, proxy=~".*_inference"}}[1m]))\n'
         ")\n"
         "/ clamp_min(\n"

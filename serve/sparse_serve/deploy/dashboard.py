@@ -24,6 +24,19 @@ class Panel:
     description: str = ""
 
 
+def waiting(selector: str, window: str) -> str:
+    """Return, in PromQL, how many requests wait within Triton in the mean of a window such as `[1m]`.
+
+    They do so in queues, and long ones for a thread of a server-side tokenizer, if there is one. What is
+    waited in a second is how many wait. Triton's own count of pending requests knows nothing of those that
+    wait within a backend.
+    """
+    return (
+        f"rate(nv_inference_queue_duration_us{{{selector}}}{window}) / 1e6 "
+        f'or rate(sparse_serve_stage_seconds_total{{{selector}, stage="wait"}}{window})'
+    )
+
+
 def _mean_us(stage: str) -> str:
     """Return the mean microseconds of a stage of a request."""
     done = f"sum by (model) (rate(nv_inference_request_success{{{_SERVED}}}{_RANGE}))"
@@ -66,12 +79,7 @@ PANELS = (
         "short",
         {
             "gateway {{proxy}}": f"sum by (proxy) (haproxy_backend_current_queue{{{_INFERENCE}}})",
-            # Of those that wait within a backend, Triton's count of pending requests knows nothing. What is
-            # waited in a second is how many wait, in the mean.
-            "Triton {{model}}": (
-                f"sum by (model) (rate(nv_inference_queue_duration_us{{{_SERVED}}}{_RANGE}) / 1e6 "
-                f'or rate(sparse_serve_stage_seconds_total{{{_SERVED}, stage="wait"}}{_RANGE}))'
-            ),
+            "Triton {{model}}": f"sum by (model) ({waiting(_SERVED, _RANGE)})",
         },
         "In Triton the mean: a request counts when it is answered.",
     ),
