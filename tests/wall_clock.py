@@ -1,11 +1,11 @@
 """The wall clock of a family of processes, set while they run; `wall_clock.cc` is what they see it by."""
 
 import os
-import subprocess
 from pathlib import Path
 
+from shared_library import compile_library
+
 _SOURCE = Path(__file__).with_suffix(".cc")
-_FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
 
 class WallClock:
@@ -16,8 +16,7 @@ class WallClock:
 
     def __init__(self, folder: Path) -> None:
         library, self._file = folder / "wall_clock.so", folder / "wall_clock"
-        compiler = os.environ.get("CXX") or "g++"
-        subprocess.run([compiler, *_FLAGS, "-o", str(library), str(_SOURCE), "-ldl"], check=True)
+        compile_library(library, [_SOURCE], "-ldl")
         self.environment = {"LD_PRELOAD": str(library), "WALL_CLOCK": str(self._file)}
         self.set_ahead(0)
 

@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 from pathlib import Path
 
 import pynvml
 import pytest
 from fake_nvml import no_driver, one_h200
 
+from shared_library import compile_library
 from sparse_serve.environment import read_gpus
 from sparse_serve.errors import OpLibraryError
 from sparse_serve.processor import usable_cores
@@ -82,8 +82,7 @@ def backends_cores(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """What the onnxruntime backend has of it. Needs a C++ compiler, CXX or g++."""
     path = tmp_path_factory.mktemp("cores") / "cores.so"
     sources = [HERE / "cores_bridge.cc", SERVE / "onnxruntime_backend" / "cores.cc"]
-    command = [os.environ.get("CXX") or "g++", "-std=gnu++17", "-shared", "-fPIC", f"-I{SERVE}", "-o", path]
-    subprocess.run([*map(str, command), *map(str, sources)], check=True)
+    compile_library(path, sources, f"-I{SERVE}")
     return ctypes.CDLL(str(path))
 
 

@@ -1,8 +1,6 @@
 """Whose turn it is: long requests beside short ones, by the backend's `turns.h`."""
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -10,9 +8,10 @@ from threading import Thread
 
 import pytest
 
+from shared_library import compile_library
+
 SOURCE = Path(__file__).with_name("turns_bridge.cc")
 SERVE = Path(__file__).parents[2] / "serve"
-FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread")
 
 ClockFunction = ctypes.CFUNCTYPE(ctypes.c_double)
 ComputeFunction = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
@@ -108,8 +107,7 @@ def _by_names(compute: Callable[[str], object]) -> "ctypes._FuncPointer":
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The header, compiled. Needs a C++ compiler, CXX or g++."""
     path = tmp_path_factory.mktemp("turns") / "turns.so"
-    compiler = os.environ.get("CXX") or "g++"
-    subprocess.run([compiler, *FLAGS, f"-I{SERVE}", "-o", str(path), str(SOURCE)], check=True)
+    compile_library(path, [SOURCE], f"-I{SERVE}")
     library = ctypes.CDLL(str(path))
     for count in (library.run_tokens, library.crowd, library.most_counted):
         count.restype = ctypes.c_size_t
