@@ -12,8 +12,10 @@ from zlib import crc32
 
 import onnx
 import pytest
-from loading_triton import LoadingTriton
+import triton_stub as stub
+from loading_triton import Edit, LoadingTriton
 from onnx import ModelProto
+from text_front import MODEL, Front, LoadFront, Shown
 from tiny_entry import (
     AAA,
     CLASSES,
@@ -34,7 +36,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sparse_serve.digests import file_digest
 from sparse_serve.op_library import LIBRARY_NAME, library_path
-from sparse_serve.repository.config import GRAPH_NAME
+from sparse_serve.repository.config import CONFIG_NAME, GRAPH_NAME, read_config, to_text
 from sparse_serve.repository.manifest import Attention, Manifest, Versions
 from sparse_serve.repository.signature import text_inputs
 from sparse_serve.repository.writing import EntrySpec, write_entry
@@ -203,3 +205,34 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadingTriton]:
 def graph_of_ids(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
     """A graph of token ids, whose Gather fails on one that is none."""
     return onnx.load(tiny_graph(tmp_path_factory.mktemp("graphs") / "tiny.onnx"))
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """What the metrics port shows of fronts that are loaded from here on."""
+    shown: Shown = {}
+    monkeypatch.setattr(stub.MetricFamily, "ports", shown)
+    return shown
+
+
+@pytest.fixture
+def load_front(
+    tmp_path: Path, make_spec: Callable[..., EntrySpec], monkeypatch: pytest.MonkeyPatch
+) -> LoadFront:
+    """Write an entry, its configuration edited by `edit`, and load its text backend here."""
+
+    def load(task: Task = CLASSES, edit: Edit = lambda config: None, **changes: Any) -> Front:
+        public = write_entry(tmp_path, make_spec(task, **changes))
+        config = read_config(public / CONFIG_NAME)
+        edit(config)
+        (public / CONFIG_NAME).write_text(to_text(config))
+        graph = stub.Graph(tmp_path / f"{public.name}_model")
+        monkeypatch.setattr(stub.Request, "call", graph, raising=False)
+        return stub.load_model(MODEL, public), graph
+
+    return load
+
+
+@pytest.fixture
+def front(load_front: LoadFront) -> Front:
+    return load_front()

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import triton_stub as stub
 import tritonclient.grpc
-from test_text_backend import OUTPUTS, TRITON
+from text_front import OUTPUTS, Front, LoadFront, Shown
 from tiny_entry import CLASSES, MAX_LENGTH, SEVERAL, SPANS, WORDS, tiny_graph
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
@@ -201,13 +201,9 @@ def test_faults_are_one_line_and_the_next_request_is_answered(
 
 
 @pytest.fixture
-def front(tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, stub.Graph]:
-    """The front of a fresh entry in this process, with metrics, and the graph behind it."""
-    monkeypatch.setattr(stub.MetricFamily, "ports", {})
-    public = write_entry(tmp_path, make_spec(SEVERAL, metrics=True, max_batch_size=4))
-    graph = stub.Graph(tmp_path / "tiny_model")
-    monkeypatch.setattr(stub.Request, "call", graph, raising=False)
-    return stub.load_model(TRITON / "text_backend" / "model.py", public), graph
+def front(load_front: LoadFront, shown: Shown) -> Front:
+    """With metrics."""
+    return load_front(SEVERAL, metrics=True, max_batch_size=4)
 
 
 def request(**columns: Array | None) -> stub.Request:
@@ -215,7 +211,7 @@ def request(**columns: Array | None) -> stub.Request:
     return stub.Request(tensors, ("label", "logits"))
 
 
-def test_only_the_request_at_fault_gets_an_error(front: tuple[Any, stub.Graph]) -> None:
+def test_only_the_request_at_fault_gets_an_error(front: Front) -> None:
     model, graph = front
     good = request(TEXT=column("w1", "w2"), TASK=column("sts", "topics"))
     faulty = {
@@ -238,11 +234,11 @@ def test_only_the_request_at_fault_gets_an_error(front: tuple[Any, stub.Graph]) 
     assert sent[TASK_IDS].tolist() == [[2], [3], [2], [3]]
 
 
-def test_texts_are_counted_by_task(front: tuple[Any, stub.Graph]) -> None:
+def test_texts_are_counted_by_task(front: Front, shown: Shown) -> None:
     """Seven rows are two batches of the graph, and a request that fails is not counted."""
     model, graph = front
     graph.fault = lambda call: stub.Error("no") if (call.inputs[0].as_numpy() == 13).any() else None
-    assert stub.MetricFamily.ports["sparse_serve_texts_total"].keys() == {
+    assert shown["sparse_serve_texts_total"].keys() == {
         (("model", "tiny"), ("task", name), ("version", "1")) for name in NAMES
     }
     responses = model.execute(
@@ -254,7 +250,7 @@ def test_texts_are_counted_by_task(front: tuple[Any, stub.Graph]) -> None:
     )
     assert [response.has_error() for response in responses] == [False, True, False]
     model.meter.publish()
-    counted = stub.MetricFamily.ports["sparse_serve_texts_total"]
+    counted = shown["sparse_serve_texts_total"]
     assert {dict(labels)["task"]: number for labels, number in counted.items()} == {
         "sentiment": 1,
         "paraphrase": 0,
