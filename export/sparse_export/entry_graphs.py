@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 from transformers import PreTrainedModel
 
+from sparse_export.attention.spec import attention_of
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.graph.export import GraphKind, GraphTarget, export_graph
 from sparse_export.graph.guarded import guarded_graph
@@ -26,7 +27,8 @@ from sparse_serve.tasks import Task
 Progress = Callable[[str], None]
 """Called with what is being done, or with what a user should know, in a few words."""
 
-BASELINES: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
+DENSE_TWINS: tuple[GraphKind, ...] = ("packed_dense", "padded_fused", "padded_eager")
+SPARSE_TWIN: GraphKind = "padded_sparse"
 _GRAPH_FILE = "model.onnx"
 
 
@@ -38,7 +40,7 @@ class WantedGraphs:
         target_cpu: what the processors have that quantized graphs are made for; None for graphs as traced.
         max_loss: how much a quantized graph may lose (see `quality.check_quality`).
         token_model: a graph of token ids beside one that takes text.
-        dense: loads the model with softmax in the place of its own attention, with given tasks, for the dense
+        dense: loads the model with softmax in the place of its own attention, with given tasks, for the
             twins; None where they are not wanted.
     """
 
@@ -50,11 +52,12 @@ class WantedGraphs:
 
 @dataclass(frozen=True)
 class Twin:
-    """A dense twin.
+    """The same weights in another graph, to compare with.
 
     Attributes:
         graph: its file.
-        difference: the largest of a number of its output from torch with softmax, before it is quantized.
+        difference: the largest of a number of its output from torch with the same attention, before it is
+            quantized.
     """
 
     graph: Path
@@ -68,7 +71,7 @@ class EntryGraphs:
     Attributes:
         public: of the public model, from text, or behind a server-side tokenizer.
         of_ids: of token ids, beside one that takes text; None where there is none.
-        twins: the dense twins by variant.
+        twins: the twins by variant: dense ones, and of a model with sparsegen-lin over all keys an eager one.
         parity: of the graph that answers, on texts, before it is quantized.
         quality: the same on labelled texts; None without them, or where the graph is quantized.
         quantized: of the quantized graph, on labelled texts where there are any; None where there is none.
@@ -150,33 +153,36 @@ class _Maker:
         return self._in_runs(self.model, self._in_precision(traced))
 
     def _twins(self) -> dict[str, Twin]:
-        """Write the dense twins, those that are wanted."""
+        """Write the twins, where they are wanted."""
         if self.wanted.dense is None:
             return {}
         dense = self.wanted.dense(ModelSpec.of(self.model.config).tasks)
-        return {variant: self._twin(dense, variant) for variant in BASELINES}
+        twins: dict[str, Twin] = {variant: self._twin(dense, variant) for variant in DENSE_TWINS}
+        attention = attention_of(self.model.config)
+        if attention.pattern is None and attention.lambd is not None:
+            twins[SPARSE_TWIN] = self._twin(self.model, SPARSE_TWIN)
+        return twins
 
-    def _twin(self, dense: PreTrainedModel, variant: GraphKind) -> Twin:
+    def _twin(self, model: PreTrainedModel, variant: GraphKind) -> Twin:
         asked = self.asked
         self.progress(f"tracing the {variant.replace('_', ' ')} twin")
         if asked.reader is None:
-            twin = self._taking_ids(dense, variant)
+            twin = self._taking_ids(model, variant)
         else:
             kind: GraphKind = "tokens_dense" if variant == "packed_dense" else variant
-            twin = export_graph(dense, kind, self.target)
+            twin = export_graph(model, kind, self.target)
         graph = self._save(twin, f"twins/{variant}")
-        difference = twin_difference(dense, graph, asked.library, asked.texts, asked.provider)
+        difference = twin_difference(model, graph, asked.library, asked.texts, asked.provider)
         if not difference <= asked.atol:
             raise GateError(
-                f"parity not met: the {variant} twin differs from torch with softmax by up to "
-                f"{difference:.3g} in its {asked.output}, accepted is {asked.atol:g} (--atol); "
-                "nothing was written"
+                f"parity not met: the {variant} twin differs from torch by up to {difference:.3g} in its "
+                f"{asked.output}, accepted is {asked.atol:g} (--atol); nothing was written"
             )
         graph = self._in_precision(graph)
         if asked.reader is None:
-            graph = self._in_runs(dense, graph)
+            graph = self._in_runs(model, graph)
         else:
-            graph = self._taking_text(dense, graph, asked.reader, f"text_twins/{variant}")
+            graph = self._taking_text(model, graph, asked.reader, f"text_twins/{variant}")
         return Twin(graph, difference)
 
     def _taking_ids(self, model: PreTrainedModel, kind: GraphKind) -> onnx.ModelProto:

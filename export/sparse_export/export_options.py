@@ -47,7 +47,7 @@ class ExportOptions:
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
         tokenizer: where texts become tokens, "graph" or "server"; None for the graph where it can be.
         token_model: write the graph of token ids beside one that takes text.
-        with_baselines: write the dense twins too, from the same weights.
+        with_baselines: write the twins too, from the same weights: dense, and eager of SSAF.
         metrics: have the server publish what the graph measures of its attention on its metrics port; that
             is done by a server-side tokenizer.
         force: replace an existing version.

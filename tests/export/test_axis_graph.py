@@ -194,9 +194,9 @@ def test_dense_twin_attends_to_everything(graphs: GraphTable) -> None:
     np.testing.assert_allclose(logits, dense, rtol=0, atol=1e-4)
 
 
-def test_unfused_graph_of_a_pattern_is_refused() -> None:
-    with pytest.raises(Exception, match=r"unfused graph shows sparsegen-lin .* axis\+global1"):
-        export_graph(tiny("mobilebert_aaa_ssaf"), "unfused", GraphTarget())
+def test_padded_sparse_graph_of_a_pattern_is_refused() -> None:
+    with pytest.raises(Exception, match=r"padded sparse graph shows sparsegen-lin .* axis\+global1"):
+        export_graph(tiny("mobilebert_aaa_ssaf"), "padded_sparse", GraphTarget())
 
 
 def largest_difference(ours: Sequence[Array], theirs: Sequence[Array]) -> float:

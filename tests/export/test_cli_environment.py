@@ -54,17 +54,58 @@ def test_an_option_reads_the_variable_of_its_name(
 
 
 def test_all_commands_were_walked() -> None:
-    own = {"finetune", "export", "inspect"}
-    assert set(PROGRAM.commands) == own | {
+    """In the order of the root's help: each beside those that it is used with."""
+    assert PROGRAM.list_commands(typer.Context(PROGRAM)) == [
+        "finetune",
+        "export",
+        "inspect",
         "serve",
         "classify",
-        "score",
         "profile",
         "report",
+        "score",
         "deploy",
         "check",
         "info",
+    ]
+
+
+# Options that the first panel has, which is not of one subject.
+WITHOUT_PANEL = {
+    "export": {"--model-repository", "--name", "--json", "--verbose"},
+    "finetune": {"--output", "--config", "--json", "--verbose"},
+    "profile": {"--model-repository", "--verbose"},
+}
+
+
+@pytest.mark.parametrize("command", WITHOUT_PANEL)
+def test_the_help_of_many_options_has_them_in_panels(command: str) -> None:
+    context = typer.Context(PROGRAM)
+    options = [
+        each for each in PROGRAM.get_command(context, command).params if each.param_type_name == "option"
+    ]
+    assert {each.opts[-1] for each in options if each.rich_help_panel is None} == WITHOUT_PANEL[command]
+
+
+def test_columns_have_the_same_names_everywhere() -> None:
+    """Where rows may be of questions or words; `score` and `inspect` read texts alone."""
+    told: dict[str, set[str]] = {}
+    for name, command in walked(PROGRAM):
+        if name not in {"score", "inspect"}:
+            for option in command.params:
+                if option.opts[-1].endswith("-column") and isinstance(option.show_default, str):
+                    told.setdefault(option.opts[-1], set()).add(option.show_default)
+    assert told == {
+        "--text-column": {"text_a; for questions question, for words tokens"},
+        "--text-pair-column": {"text_b, where there is one; for questions context"},
+        "--label-column": {"label; for questions answer, for words tags"},
     }
+
+
+def test_metrics_tell_where_texts_become_tokens() -> None:
+    export = PROGRAM.get_command(typer.Context(PROGRAM), "export")
+    (metrics,) = (option for option in export.params if "--metrics" in option.opts)
+    assert metrics.help.endswith("Implies --tokenizer server.")
 
 
 def test_a_checkpoint_that_is_profiled_is_exported_by_a_process_of_its_own(

@@ -16,7 +16,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config, save_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
-from sparse_export.entry_graphs import BASELINES
+from sparse_export.entry_graphs import DENSE_TWINS, SPARSE_TWIN
 from sparse_export.export_options import ExportOptions
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
@@ -45,7 +45,7 @@ def test_manifest_says_what_the_entry_is(exported: Exported) -> None:
     assert (manifest.layers, manifest.max_length) == (LAYERS, POSITIONS)
     assert manifest.op_library is not None
     assert manifest.op_library.sha256 == file_digest(library_path())
-    assert manifest.baselines == {kind: f"tiny_{kind}" for kind in BASELINES}
+    assert manifest.baselines == {kind: f"tiny_{kind}" for kind in (*DENSE_TWINS, SPARSE_TWIN)}
     assert {"tiny/config.pbtxt", "tiny_model/1/model.onnx", "tiny/tokenizer.json"} <= set(manifest.files)
     assert manifest.versions.torch == torch.__version__
 
@@ -58,7 +58,7 @@ def test_gate_compared_three_executions(exported: Exported) -> None:
         assert side.label_agreement == 1
     assert parity.rho == pytest.approx(parity.rho_torch, abs=1e-6)
     assert all(0 < rho < 1 for rho in parity.rho)
-    assert set(exported.baselines) == set(BASELINES)
+    assert set(exported.baselines) == {*DENSE_TWINS, SPARSE_TWIN}
 
 
 def test_tokenizer_is_the_checkpoints(exported: Exported) -> None:

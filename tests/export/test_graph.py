@@ -174,13 +174,13 @@ def test_runs_our_kernels_and_no_inlined_body(graph: Path, tmp_path: Path) -> No
         ("packed_dense", "Attention", DOMAIN),
         ("padded_fused", "MultiHeadAttention", "com.microsoft"),
         ("padded_eager", "Softmax", ""),
-        ("unfused", "SparsegenLin", DOMAIN),
+        ("padded_sparse", "SparsegenLin", DOMAIN),
     ],
 )
 def test_twins_share_the_weights(
     model: PreTrainedModel, checkpoint: Path, graphs: GraphTable, kind: GraphKind, node: str, domain: str
 ) -> None:
-    twin = model if kind == "unfused" else load_checkpoint(checkpoint, AttentionSpec())
+    twin = model if kind == "padded_sparse" else load_checkpoint(checkpoint, AttentionSpec())
     path = graphs.path(twin, kind, GraphTarget())
     nodes = [n.op_type for n in onnx.load(path).graph.node if n.domain == domain]
     assert sum(each.endswith(node) for each in nodes) == LAYERS

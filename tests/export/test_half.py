@@ -20,7 +20,7 @@ from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
-from sparse_export.entry_graphs import BASELINES
+from sparse_export.entry_graphs import DENSE_TWINS, SPARSE_TWIN
 from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphKind, GraphTarget
 from sparse_export.graph.precision import FP16, PRECISIONS
@@ -38,6 +38,7 @@ Array = npt.NDArray[Any]
 # The tiny models' random weights are far larger than trained ones, which stay well below the default.
 ATOL = 0.05
 HALF = GraphTarget(precision=FP16)
+TWINS = (*DENSE_TWINS, SPARSE_TWIN)
 TEXTS = ["a film of great charm", "", "and it's not 1 minute too long!", "x" * 300]
 
 
@@ -99,10 +100,10 @@ def test_weights_are_float16_and_the_signature_is_not(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BASELINES)
+@pytest.mark.parametrize("kind", TWINS)
 def test_weights_of_twins_are_float16_too(half_twins: Exported, exported: Exported, kind: GraphKind) -> None:
     expect_half(graph_of(half_twins, f"half_{kind}"), graph_of(exported, f"tiny_{kind}"))
-    assert half_twins.baselines.keys() == set(BASELINES)
+    assert half_twins.baselines.keys() == set(TWINS)
     assert half_twins.baselines[kind] <= ATOL
 
 
@@ -168,12 +169,14 @@ def test_no_row_depends_on_its_companions(model: PreTrainedModel, half: Exported
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BASELINES)
-def test_twins_answer_as_torch_with_softmax(checkpoint: Path, half_twins: Exported, kind: GraphKind) -> None:
-    dense = load_checkpoint(checkpoint, AttentionSpec())
-    batch = feed(dense, masks()["right_padded"])
+@pytest.mark.parametrize("kind", TWINS)
+def test_twins_answer_as_torch_with_their_attention(
+    checkpoint: Path, half_twins: Exported, kind: GraphKind
+) -> None:
+    twin = load_checkpoint(checkpoint, None if kind == SPARSE_TWIN else AttentionSpec())
+    batch = feed(twin, masks()["right_padded"])
     logits = answers(graph_of(half_twins, f"half_{kind}"), batch, op_library=True)[0]
-    np.testing.assert_allclose(logits, expected(dense, batch), rtol=0, atol=ATOL)
+    np.testing.assert_allclose(logits, expected(twin, batch), rtol=0, atol=ATOL)
 
 
 def test_a_copy_is_rounded_and_the_model_is_not(model: PreTrainedModel) -> None:
@@ -182,8 +185,8 @@ def test_a_copy_is_rounded_and_the_model_is_not(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.slow
-def test_unfused_graph(model: PreTrainedModel, graphs: GraphTable) -> None:
-    proto = graphs.trace(model, "unfused", HALF)
+def test_padded_sparse_graph(model: PreTrainedModel, graphs: GraphTable) -> None:
+    proto = graphs.trace(model, "padded_sparse", HALF)
     batch = feed(model, masks()["right_padded"])
     for op_library in (True, False):
         (logits,) = answers(proto.SerializeToString(), batch, op_library=op_library)

@@ -270,6 +270,7 @@ def full_report() -> Report:
         "packed_dense": 1.0,
         "padded_fused": 1.2,
         "padded_eager": 2.0,
+        "padded_sparse": 4.0,
         "portable": 9.0,
         "text": 1.0,
     }

@@ -33,7 +33,7 @@ from sparse_serve.profiling.subjects import find_subjects, graph_shape, weight_b
 from sparse_serve.profiling.windows import Timing
 from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
 from sparse_serve.report.document import Report, read_report, report_schema
-from sparse_serve.report.measured import Axes, Measurement, Variant
+from sparse_serve.report.measured import VARIANTS, Axes, Measurement, Variant
 from sparse_serve.repository.config import GRAPH_NAME
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import Attention
@@ -420,7 +420,7 @@ def test_ctrl_c_leaves_no_server(repository: Path, texts_file: Path, tmp_path: P
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not alive(family)
-    assert not list(Path("/dev/shm").glob(f"sparse_serve_{process.pid}_*"))
+    assert not list(Path("/dev/shm").glob(f"sparse_serve_*_{process.pid}_*"))
     assert not list(tmp_path.iterdir())
 
 
@@ -487,17 +487,36 @@ def test_errors_are_one_line(
 
 def test_variants_are_found_where_they_are_served(repository: Path) -> None:
     entry = read_entry(repository / "attending")
-    subjects, absent = find_subjects(entry, ("model", "padded_fused", "padded_eager", "portable", "text"))
+    subjects, absent = find_subjects(entry, VARIANTS)
     found = {subject.variant: (subject.served_as, subject.loads) for subject in subjects}
     assert found == {
         "model": ("attending_model", ("attending_model",)),
+        "control": ("attending_model", ("attending_model",)),
         "padded_eager": ("attending_padded_eager", ("attending_padded_eager",)),
         "portable": ("attending_model", ("attending_model",)),
         "text": ("attending", ("attending", "attending_model")),
     }
-    assert [each.variant for each in absent] == ["padded_fused"]
+    assert [each.variant for each in absent] == ["packed_dense", "padded_fused"]
     shape = graph_shape(entry)
     assert (shape.heads, shape.hidden) == (HEADS, WIDTH)
+
+
+def test_eager_sparse_attention_is_looked_for_where_it_is_sparse_over_all_keys(
+    tmp_path: Path, make_spec: MakeSpec
+) -> None:
+    found = {}
+    for name, attention in {
+        "dense": Attention(normalizer="softmax"),
+        "ssaf": Attention(normalizer="sparsegen", lambd=-4.0),
+        "aaa": Attention(normalizer="sparsegen", lambd=-4.0, pattern="axis"),
+    }.items():
+        entry = read_entry(write_entry(tmp_path, make_spec(name=name, attention=attention)))
+        subjects, absent = find_subjects(entry, ("padded_sparse",))
+        assert not subjects
+        found[name] = [each.reason for each in absent]
+    (reason,) = found.pop("ssaf")
+    assert reason.endswith("holds no model 'ssaf_padded_sparse': export it --with-baselines")
+    assert found == {"dense": [], "aaa": []}
 
 
 def test_what_is_measured_is_the_version_that_is_there(tmp_path: Path, make_spec: MakeSpec) -> None:

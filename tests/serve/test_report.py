@@ -65,7 +65,7 @@ def test_csv_begins_as_perf_analyzers() -> None:
     lines = to_csv(report).splitlines()
     assert lines[0].startswith(PERF_ANALYZER_HEADER + ",model,variant,length,batch,")
     rows = list(csv.DictReader(io.StringIO(to_csv(report))))
-    assert len(rows) == len(report.measurements) == 28
+    assert len(rows) == len(report.measurements) == 32
     first, source = rows[0], report.measurements[0]
     assert float(first["Inferences/Second"]) == pytest.approx(source.texts_per_second.value, rel=1e-3)
     assert source.latency_ms.p99 is not None

@@ -34,7 +34,7 @@ from sparse_serve.op_library import Device
 from sparse_serve.runs import RUN_TOKENS_ON
 
 GraphKind = Literal[
-    "tokens", "tokens_dense", "packed", "packed_dense", "padded_fused", "padded_eager", "unfused"
+    "tokens", "tokens_dense", "packed", "packed_dense", "padded_fused", "padded_eager", "padded_sparse"
 ]
 MIN_OPSET, DEFAULT_OPSET = 18, 20
 # Function attributes with defaults came with IR 9.
@@ -75,7 +75,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
             padding; "tokens_dense" and "packed_dense" are the same graphs with softmax; "padded_fused" and
             "padded_eager" the padded softmax graphs with ONNX Runtime's fused attention and with N² scores,
             without nodes of ours between products, as a stock ONNX Runtime fuses them by itself;
-            "unfused" the padded model with its own normalizer.
+            "padded_sparse" is the padded model with its own sparsegen-lin on N² scores.
         target: opset, file format and precision.
 
     Returns:
@@ -84,8 +84,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         `(batch, layers)` float32 (see `packed.PackedModel.answers`).
 
     Raises:
-        ValueError: the model has no task; "unfused" of a model that has no sparsegen-lin over all keys to
-            show.
+        ValueError: the model has no task; "padded_sparse" of a model that has no sparsegen-lin over all keys.
     """
     inputs = (token_inputs if kind.startswith("tokens") else graph_inputs)(model.config)
     wrapped = _wrap(model, kind, target.precision)
@@ -134,7 +133,7 @@ def _example(graph_input: GraphInput) -> torch.Tensor:
 def _wrap(model: PreTrainedModel, kind: GraphKind, precision: Precision) -> PackedModel | PaddedModel:
     head = model_head(model)
     twin = precision.copy_of(model)
-    if kind not in ("tokens", "packed", "unfused"):
+    if kind not in ("tokens", "packed", "padded_sparse"):
         store_attention(twin.config, AttentionSpec())
     wrapped: PackedModel | PaddedModel
     if kind in ("tokens", "tokens_dense"):

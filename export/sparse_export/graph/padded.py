@@ -1,8 +1,7 @@
 """The padded forward passes: what a model's graph looks like without packing.
 
 `eager` is Transformers' own graph, N² scores and softmax; `fused` has ONNX Runtime's `MultiHeadAttention`
-in their place; `unfused` is the sparse model with its N² scores and a `SparsegenLin` node, the eager sparse
-baseline that shows attention maps.
+in their place; `sparse` is eager sparse attention, N² scores and a `SparsegenLin` node.
 """
 
 from typing import Any, Literal, cast
@@ -16,7 +15,7 @@ from sparse_export.attention.spec import attention_of
 from sparse_export.graph.nodes import multi_head_attention_node, sparsegen_lin_node
 from sparse_export.tasks import Head
 
-PaddedKind = Literal["eager", "fused", "unfused"]
+PaddedKind = Literal["eager", "fused", "sparse"]
 
 
 class PaddedModel(nn.Module):
@@ -25,13 +24,13 @@ class PaddedModel(nn.Module):
     def __init__(self, model: PreTrainedModel, head: Head, kind: PaddedKind) -> None:
         super().__init__()
         attention = attention_of(model.config)
-        if kind == "unfused" and (attention.pattern is not None or attention.lambd is None):
+        if kind == "sparse" and (attention.pattern is not None or attention.lambd is None):
             raise ValueError(
-                f"the unfused graph shows sparsegen-lin over all keys, this model's is {attention.name}"
+                f"the padded sparse graph shows sparsegen-lin over all keys, this model's is {attention.name}"
             )
         self.model = model
         self.head = head
-        self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_{kind}")
+        self.model.set_attn_implementation("eager" if kind == "eager" else f"sparse_serve_padded_{kind}")
 
     @property
     def output_names(self) -> list[str]:
@@ -65,7 +64,7 @@ def _attend_fused(
     return output.view(batch, length, num_heads, head_size), None
 
 
-def _attend_unfused(
+def _attend_sparse(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -83,7 +82,7 @@ def _attend_unfused(
     return (weights @ value).transpose(1, 2), weights
 
 
-AttentionInterface.register("sparse_serve_fused", _attend_fused)
-AttentionMaskInterface.register("sparse_serve_fused", lambda *_, attention_mask, **__: attention_mask)
-AttentionInterface.register("sparse_serve_unfused", _attend_unfused)
-AttentionMaskInterface.register("sparse_serve_unfused", sdpa_mask)
+AttentionInterface.register("sparse_serve_padded_fused", _attend_fused)
+AttentionMaskInterface.register("sparse_serve_padded_fused", lambda *_, attention_mask, **__: attention_mask)
+AttentionInterface.register("sparse_serve_padded_sparse", _attend_sparse)
+AttentionMaskInterface.register("sparse_serve_padded_sparse", sdpa_mask)

@@ -235,7 +235,7 @@ def twin_difference(
     examples: Examples,
     provider: str = CPU_PROVIDER,
 ) -> float:
-    """Return the largest difference between the output of a softmax twin's graph and the softmax model's."""
+    """Return the largest difference between the output of a twin's graph and of the model that it is of."""
     run = list(batches(examples.rows, model.config))
     return largest_difference(
         run_graph(graph, op_library, run, provider), [run_torch(model, batch) for batch in run]

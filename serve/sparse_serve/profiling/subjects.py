@@ -68,6 +68,8 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
     for variant in variants:
         if variant == "text" and entry.takes_text:
             continue  # as "model" is
+        if variant == "padded_sparse" and not _has_sparse_twin(entry):
+            continue
         subject = _subject(entry, variant)
         if variant == "portable" and entry.takes_text and entry.token_path is None:
             reason = "no standard operator can take the place of its tokenizer: export it with --token-model"
@@ -78,6 +80,12 @@ def find_subjects(entry: Entry, variants: Sequence[Variant]) -> tuple[list[Subje
             reason = f"{subject.repository} holds no model '{subject.served_as}': export it --with-baselines"
             absent.append(Absent(model=entry.name, variant=variant, reason=reason))
     return subjects, absent
+
+
+def _has_sparse_twin(entry: Entry) -> bool:
+    """Whether a model attends to all keys by sparsegen-lin: only this is known padded and eager."""
+    attention = entry.manifest.attention
+    return attention.lambd is not None and attention.pattern is None
 
 
 def _is_there(subject: Subject) -> bool:

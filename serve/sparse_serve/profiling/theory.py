@@ -66,11 +66,11 @@ def live_bytes(variant: Variant, shape: GraphShape, runs: Sequence[Sequence[int]
 
     `runs` are the true lengths of the rows of a request, by run (`runs_of`): padded graphs compute each row
     as long as the longest of its run, packed ones the true tokens. Theory is of
-    BERT's layers in fp32, by the count of `_Buffers`; there is none of the portable fallback, and none
-    without a shape.
+    BERT's layers in fp32, by the count of `_Buffers`; there is none of the portable fallback and of eager
+    sparse attention, and none without a shape.
     """
     heads, hidden, inner = shape.heads, shape.hidden, shape.inner
-    if heads is None or hidden is None or inner is None or variant == "portable":
+    if heads is None or hidden is None or inner is None or variant in ("portable", "padded_sparse"):
         return None
     buffers = {"padded_eager": _EAGER, "padded_fused": _FUSED}.get(variant, _PACKED)
 

@@ -165,6 +165,10 @@ class Report(Record):
         """All lengths measured, ascending."""
         return sorted({measurement.length for measurement in self.measurements})
 
+    def longest(self, model: str) -> int:
+        """The longest length at which a model was measured; 0 where it was not."""
+        return max((m.length for m in self.measurements if m.model == model), default=0)
+
     def series(self, model: str, variant: Variant) -> list[Measurement]:
         """One variant's measurements at the lowest load, by length; empty where it is absent."""
         chosen = (m for m in self._of(model, variant) if m.load == self.lightest)

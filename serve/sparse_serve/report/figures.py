@@ -32,6 +32,7 @@ COLORS: dict[Variant, str] = {
     "packed_dense": "#56b4e9",
     "padded_fused": "#009e73",
     "padded_eager": "#d55e00",
+    "padded_sparse": "#f0e442",
     "portable": "#8c8c8c",
     "text": "#e69f00",
 }
@@ -167,7 +168,7 @@ def _dot(
 
 def composition_figure(report: Report, model: str) -> Markup | None:
     """What the servers hold in total at the longest length, beside what theory expects, by variant."""
-    length = max(report.lengths())
+    length = report.longest(model)
     rows = [
         (variant, m.memory_bytes)
         for variant in VARIANTS
@@ -259,7 +260,7 @@ def throughput_figure(report: Report, length: int) -> Markup | None:
 
 def time_figure(report: Report, model: str) -> Markup | None:
     """Where the mean latency of each variant goes, at the longest length and lowest load."""
-    length = max(report.lengths())
+    length = report.longest(model)
     rows = [
         (variant, time_parts(m.breakdown_us))
         for variant in VARIANTS

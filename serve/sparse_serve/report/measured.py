@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sparse_serve.report.estimates import Estimate
 
-Variant = Literal["model", "control", "packed_dense", "padded_fused", "padded_eager", "portable", "text"]
+Variant = Literal[
+    "model", "control", "packed_dense", "padded_fused", "padded_eager", "padded_sparse", "portable", "text"
+]
 Stage = Literal["start", "memory", "latency", "quality", "capacity"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Count = Annotated[int, Field(ge=0)]

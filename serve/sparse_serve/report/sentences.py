@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from sparse_serve.report.concluded import Quantity, Split, Step
 from sparse_serve.report.document import Report
 from sparse_serve.report.estimates import Estimate
-from sparse_serve.report.measured import GpuMemory
+from sparse_serve.report.measured import GpuMemory, Variant
 from sparse_serve.report.titles import (
     PART_TITLES,
     QUANTITY_TITLES,
@@ -43,6 +43,7 @@ def details(report: Report, model: str) -> list[str]:
         *_growth(report, model),
         *_axes(report, model),
         *_text(report, model),
+        *_eager_sparse(report, model),
         *_portable(report, model),
         *_concurrency(report, model),
         *_open_loop(report, model),
@@ -193,8 +194,7 @@ def _capacity(report: Report, model: str) -> Iterator[str]:
 
 def _tasks(report: Report, model: str) -> Iterator[str]:
     """Say which tasks the texts were of, where the model has several."""
-    shares = report.task_shares(model, min(report.settings.lengths))
-    if shares:
+    if shares := report.task_shares(model, report.longest(model)):
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         yield f"It has several tasks, and was sent texts of each in turn: {named}."
 
@@ -232,7 +232,7 @@ _NOT_IN_THEORY = (
 
 def _theory(report: Report, model: str) -> Iterator[str]:
     """Say how far measured memory is from theory at the longest length, and what theory leaves out."""
-    length = max(report.settings.lengths)
+    length = report.longest(model)
     for theory in report.expected:
         measured = report.at(model, theory.variant, theory.length, (1, None))
         if (
@@ -291,19 +291,35 @@ def _text(report: Report, model: str) -> Iterator[str]:
         )
 
 
-def _portable(report: Report, model: str) -> Iterator[str]:
-    portable, ours = report.series(model, "portable"), report.series(model, "model")
-    if portable and ours and portable[-1].length == ours[-1].length:
-        times = portable[-1].latency_ms.p50.value / ours[-1].latency_ms.p50.value
+def _eager_sparse(report: Report, model: str) -> Iterator[str]:
+    if longest := _beside(report, model, "padded_sparse"):
+        times, length = longest
         yield (
-            f"Without the op library the same file takes {times:.1f} times as long at {ours[-1].length} "
+            f"The same sparse attention, eager on padded rows, takes {times:.1f} times as long at {length} "
+            "tokens: so much are packing and a kernel that never forms L×L scores worth to it."
+        )
+
+
+def _portable(report: Report, model: str) -> Iterator[str]:
+    if longest := _beside(report, model, "portable"):
+        times, length = longest
+        yield (
+            f"Without the op library the same file takes {times:.1f} times as long at {length} "
             "tokens: the fallback is for portability, not for speed."
         )
 
 
+def _beside(report: Report, model: str, variant: Variant) -> tuple[float, int] | None:
+    """Return how many times as long as the model a variant takes, and at which length: the longest."""
+    theirs, ours = report.series(model, variant), report.series(model, "model")
+    if not theirs or not ours or theirs[-1].length != ours[-1].length:
+        return None
+    return theirs[-1].latency_ms.p50.value / ours[-1].latency_ms.p50.value, ours[-1].length
+
+
 def _concurrency(report: Report, model: str) -> Iterator[str]:
     """Say what more requests in flight bring, at the longest length."""
-    longest = max(measurement.length for measurement in report.measurements)
+    longest = report.longest(model)
     sweep = report.sweep(model, "model", longest)
     if len(sweep) < 2:
         return
@@ -330,7 +346,7 @@ def _rise(before: Estimate, after: Estimate) -> str:
 
 def _open_loop(report: Report, model: str) -> Iterator[str]:
     """Say what becomes of latency where requests arrive at a rate, at the longest length."""
-    longest = max(measurement.length for measurement in report.measurements)
+    longest = report.longest(model)
     sweep = report.sweep(model, "model", longest, is_open=True)
     if sweep:
         told = [f"{amount(m.latency_ms.p50.value, 'latency_ms')} at {m.request_rate:g}/s" for m in sweep]

@@ -12,6 +12,7 @@ TITLES: dict[Variant, str] = {
     "packed_dense": "packed dense",
     "padded_fused": "padded dense, fused",
     "padded_eager": "padded dense, eager",
+    "padded_sparse": "padded sparse, eager",
     "portable": "portable fallback",
     "text": "text to answer",
 }

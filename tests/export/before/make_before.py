@@ -52,7 +52,7 @@ BERT = {
     "offsets": AttentionSpec("axis", None, Pattern(offsets=OFFSETS)),
     "offsets-shared": AttentionSpec("axis", None, Pattern(offsets=OFFSETS[:1], local=1)),
 }
-ALL_KINDS = ("packed", "packed_dense", "padded_fused", "padded_eager", "unfused")
+ALL_KINDS = ("packed", "packed_dense", "padded_fused", "padded_eager", "padded_sparse")
 KINDS = {
     "bert-sparsegen": ALL_KINDS,
     "bert-axis": ("packed", "packed_dense"),
