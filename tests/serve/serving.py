@@ -51,8 +51,8 @@ def pending(metrics_url: str, model: str) -> float:
 
 def leftovers(pid: int | None = None) -> list[str]:
     """Shared memory and temporary folders of the servers of one process."""
-    regions = Path("/dev/shm").glob(f"sparse_serve_{pid or os.getpid()}_*")
-    folders = Path(tempfile.gettempdir()).glob(f"sparse-serve-{pid or os.getpid()}-*")
+    regions = Path("/dev/shm").glob(f"sparse_serve_*_{pid or os.getpid()}_*")
+    folders = Path(tempfile.gettempdir()).glob(f"sparse-serve-*-{pid or os.getpid()}-*")
     return [str(path) for path in (*regions, *folders)]
 
 

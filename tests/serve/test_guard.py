@@ -77,6 +77,16 @@ def test_what_is_of_a_dead_launcher_is_removed(left: list[Path], temporary: Path
     assert all(other.is_dir() for other in others)
 
 
+def test_what_is_of_another_container_stays(
+    left: list[Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose processes cannot be seen from here."""
+    here = guard._namespace()
+    monkeypatch.setattr(guard, "_namespace", lambda: here + 1)
+    guard.clear(temporary)
+    assert all(path.exists() for path in left)
+
+
 def test_a_server_that_outlived_its_launcher_keeps_what_it_uses(
     left: list[Path], dead_pid: int, temporary: Path
 ) -> None:

@@ -31,7 +31,7 @@ _PYTHON_BACKEND = b"libtriton_python.so"
 _CLOCK_SECONDS = 1.0
 
 # A mark, as it begins the name of a region, and the name of a folder.
-_LEFT = re.compile(r"sparse([_-])serve\1(?P<pid>\d+)\1(?P<token>[0-9a-f]{8})")
+_LEFT = re.compile(r"sparse([_-])serve\1(?P<namespace>\d+)\1(?P<pid>\d+)\1(?P<token>[0-9a-f]{8})")
 
 _KILL_SECONDS = 5.0
 _COMMAND_SECONDS = 60
@@ -39,12 +39,12 @@ _COMMAND_SECONDS = 60
 
 def mark_of(pid: int, token: str) -> str:
     """Return the mark of a server that process `pid` starts; `token` is eight hexadecimal digits."""
-    return f"sparse_serve_{pid}_{token}_"
+    return f"sparse_serve_{_namespace()}_{pid}_{token}_"
 
 
 def folder_of(pid: int, token: str) -> str:
     """Return the name of that server's folder."""
-    return f"sparse-serve-{pid}-{token}"
+    return f"sparse-serve-{_namespace()}-{pid}-{token}"
 
 
 def start(mark: str, folder: Path, command: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -74,13 +74,16 @@ def end(mark: str, folder: Path) -> None:
 def clear(temporary: Path) -> None:
     """Remove what servers have left that were killed together with their launcher and their guard.
 
-    A server is taken for alive where its launcher is, or a process with its mark.
+    A server is taken for alive where its launcher is, or a process with its mark; and where neither could be
+    seen from here, as that of another container with which folders are shared.
     """
     left = [*SHARED_MEMORY.glob("sparse_serve_*"), *temporary.glob("sparse-serve-*")]
     marks = {value for _, value in _marks()} if left else set()
     for path in left:
         found = _LEFT.match(path.name)
-        if found is None or Path(f"/proc/{found['pid']}").exists() or not _is_ours(path):
+        if found is None or int(found["namespace"]) != _namespace() or not _is_ours(path):
+            continue
+        if Path(f"/proc/{found['pid']}").exists():
             continue
         if mark_of(int(found["pid"]), found["token"]) in marks:
             continue
@@ -109,6 +112,11 @@ def _marks() -> Iterator[tuple[int, str]]:
             for variable in path.read_bytes().split(b"\0"):
                 if variable.startswith(prefix):
                     yield int(path.parent.name), os.fsdecode(variable.removeprefix(prefix))
+
+
+def _namespace() -> int:
+    """Return the number of the namespace that process ids are of: each container has its own."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _is_ours(path: Path) -> bool:
