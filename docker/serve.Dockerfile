@@ -58,7 +58,7 @@ RUN backend=/backend/sparse_serve_text \
     && mkdir -p $backend/sparse_serve/repository \
     && cd /wheel/sparse_serve \
     && cp triton/text_backend/model.py $backend/ \
-    && cp -r __init__.py errors.py records.py rows.py runs.py stub tags.py tasks $backend/sparse_serve/ \
+    && cp -r __init__.py errors.py records.py rows.py runs.py tags.py tasks text_backend $backend/sparse_serve/ \
     && cp repository/__init__.py repository/measures.py repository/tunable.py $backend/sparse_serve/repository/
 # And what the entry point's check of the repository and the health check need.
 RUN mkdir /check && cd /wheel && cp --parents --target-directory=/check \

@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import sys, time
-from sparse_serve.stub.clock import no_stale_answer
+from sparse_serve.text_backend.clock import no_stale_answer
 real, ahead = time.time, 0.0
 time.time = lambda: real() + ahead
 with no_stale_answer():

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from sparse_serve.client import Client
 from sparse_serve.profiling.workload import Tokens
 from sparse_serve.repository.writing import EntrySpec
-from sparse_serve.stub.meter import PUBLISH_SECONDS
+from sparse_serve.text_backend.meter import PUBLISH_SECONDS
 from sparse_serve.triton.launcher import TritonServer
 from stock_client import column
 

@@ -11,8 +11,8 @@ from text_front import SPAN_OUTPUTS, Front, LoadFront, Shown, answer, request
 from tiny_entry import MAX_LENGTH, SPANS, TAGS, VECTORS, VOCABULARY, tiny_graph
 
 from sparse_serve.repository.manifest import Attention
-from sparse_serve.stub.meter import TEXTS, TOKENS, Meter
 from sparse_serve.tasks import MultiLabel, Regression
+from sparse_serve.text_backend.meter import TEXTS, TOKENS, Meter
 
 COUNTED = {
     f"sparse_serve_{name}_total"

@@ -30,9 +30,9 @@ TEXT_BACKEND_MODULES = (
     "repository/tunable.py",
     "rows.py",
     "runs.py",
-    "stub",
     "tags.py",
     "tasks",
+    "text_backend",
 )
 """What of this package its text backend needs, beside `model.py`."""
 

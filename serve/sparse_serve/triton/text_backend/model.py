@@ -31,13 +31,13 @@ from sparse_serve.errors import TaskError
 from sparse_serve.repository.measures import MEASURES, RHO
 from sparse_serve.repository.tunable import RUN_TOKENS_PARAMETER, read_limit
 from sparse_serve.runs import RUN_TOKENS, TOKEN_BYTES, run_borders
-from sparse_serve.stub import meter
-from sparse_serve.stub.clock import no_stale_answer
-from sparse_serve.stub.later import give_way, in_one_line, send
-from sparse_serve.stub.limits import OversizeError, TextLimits
-from sparse_serve.stub.meter import Meter, each_value
 from sparse_serve.tasks import TASK_IDS, answered, read_tasks
 from sparse_serve.tasks.encoding import graph_inputs, load_tokenizer, of_tasks, pad_id
+from sparse_serve.text_backend import meter
+from sparse_serve.text_backend.clock import no_stale_answer
+from sparse_serve.text_backend.later import give_way, in_one_line, send
+from sparse_serve.text_backend.limits import OversizeError, TextLimits
+from sparse_serve.text_backend.meter import Meter, each_value
 
 WAIT = "wait"
 STAGES = (WAIT, "tokenize", "graph", "answer")

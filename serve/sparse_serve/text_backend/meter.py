@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sparse_serve.stub.later import in_one_line
+from sparse_serve.text_backend.later import in_one_line
 
 PREFIX = "sparse_serve"
 PUBLISH_SECONDS = 0.25
