@@ -42,7 +42,7 @@ from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
-from sparse_serve.texts import require_many
+from sparse_serve.texts import require_many, require_whole
 
 _MOST_ROWS = 256
 # Characters that are taken for a token until texts have shown how many are.
@@ -299,13 +299,7 @@ def _strings(values: Sequence[str], first: int) -> npt.NDArray[np.object_]:
     """Return strings as ONNX Runtime takes them, `(N, 1)`."""
     column = np.empty((len(values), 1), np.object_)
     column[:, 0] = values
-    for row, value in enumerate(values, start=first + 1):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"text {row} has half a character at {error.start}: it cannot be sent"
-            ) from None
+    require_whole(values, first)
     return column
 
 

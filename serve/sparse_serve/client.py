@@ -22,7 +22,7 @@ from sparse_serve.connection import (
 from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES
-from sparse_serve.texts import require_many
+from sparse_serve.texts import require_many, require_whole
 
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
@@ -207,6 +207,9 @@ class Client:
             raise ValueError(f"{len(texts)} texts but {len(text_pairs)} text pairs")
         if tasks is not None and len(tasks) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(tasks)} tasks")
+        for strings in (texts, text_pairs, tasks):
+            if strings is not None:
+                require_whole(strings)
         self._require(name, kind)
         self.require_task(name, named=tasks is not None)
         pairs = self._pairs(name, len(texts), text_pairs, tasks)
@@ -276,6 +279,8 @@ class Client:
                 try:
                     self._infer(name, kind, {key: values[row : row + 1] for key, values in batch.items()})
                     continue
+                except RefusedTextError as error:
+                    raise RefusedTextError(error.reason, start + row, text) from error
                 except RequestError as error:
                     if not is_refusal(error):
                         raise

@@ -50,6 +50,7 @@ _LOST_CONNECTION = re.compile(
 # What gRPC says where this client has waited for as long as it does; a gateway says how long it has waited.
 _OWN_DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_RESTRICTED = re.compile("is restricted, expecting header")
 # What a server says of a model that it has, while it ends; one that it has not is "not found".
 _ENDING = re.compile("has no available versions|not ready")
 
@@ -167,8 +168,8 @@ class Connection:
         """Return what is told of a request that failed."""
         if isinstance(error, ssl.SSLError):
             return RequestError(
-                f"no TLS with {self.url}: {' '.join(str(error).split())}; --ca-certificates names a file "
-                "of the authority that its certificate is of"
+                f"no TLS with {self.url}: {' '.join(str(error).split())}; give ca_certificates "
+                "(--ca-certificates), a file of the authority that its certificate is of"
             )
         if not isinstance(error, InferenceServerException):
             return self._unreachable(str(error) or type(error).__name__)
@@ -263,7 +264,7 @@ def _may_pass(error: Exception) -> bool:
     """
     if isinstance(error, InferenceServerException):
         message = str(error.message())
-        is_transient = error.status() in _TRANSIENT and "restricted" not in message
+        is_transient = error.status() in _TRANSIENT and _RESTRICTED.search(message) is None
         return is_transient or _ENDING.search(message) is not None
     return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError | ssl.SSLError)
 
@@ -285,4 +286,7 @@ def _status(error: RequestError) -> str | None:
 
 def is_restricted(error: RequestError) -> bool:
     """Tell whether a server keeps what was asked for to itself."""
-    return isinstance(error.__cause__, InferenceServerException) and "restricted" in str(error)
+    cause = error.__cause__
+    return (
+        isinstance(cause, InferenceServerException) and _RESTRICTED.search(str(cause.message())) is not None
+    )

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -355,6 +355,49 @@ def test_of_what_is_too_large_less_is_sent(
         with pytest.raises(RefusedTextError, match=f"{message}; it is text 3, 'www") as raised:
             client.classify("tiny", ["w", "w", "w" * 1001, "w"])
     assert raised.value.row == 2
+
+
+def test_the_text_that_is_named_is_the_first_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text by text, one may be refused as the server says, or as its answer says: for its length."""
+    asked: list[int] = []
+
+    def refuse(name: str, kind: object, batch: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        asked.append(len(batch["TEXT"]))
+        if len(batch["TEXT"]) > 1:
+            raise RequestError("no") from InferenceServerException("no", "400")
+        if batch["TEXT"] == ["long"]:
+            raise RefusedTextError("too long", 0, "long")
+        return {}
+
+    with Client("127.0.0.1:1") as client:
+        narrow(client, monkeypatch, REQUEST_BYTES, *OF_A_GATEWAY)  # of which but the metadata are asked for
+        monkeypatch.setattr(client, "_infer", refuse)
+        with pytest.raises(RefusedTextError, match="too long; it is text 3, 'long'") as raised:
+            client.classify("tiny", ["good", "good", "long", "bad"])
+    assert (raised.value.row, asked) == (2, [4, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "given", [{"texts": ["a", "\ud800"]}, {"texts": ["a", "b"], "text_pairs": ["", "\udfff"]}]
+)
+def test_half_a_surrogate_pair_is_refused(given: dict[str, Any]) -> None:
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(RequestError, match="text 2 has half a character at 0"),
+    ):
+        client.classify("tiny", **given)
+
+
+def test_a_model_called_restricted_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name in what a server says of it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InferenceServerException("Request for unknown model: 'restricted-area' is not found", "400")
+
+    with Client("127.0.0.1:1", "http") as client:
+        monkeypatch.setattr(client._connection._client, "get_model_metadata", refuse)
+        with pytest.raises(RequestError, match="'restricted-area' is not found"):
+            client.kind("restricted-area")
 
 
 @pytest.mark.parametrize("one", ["a fine film", b"a fine film"])
