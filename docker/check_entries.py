@@ -136,7 +136,12 @@ def require_own_library(path: Path) -> None:
 def is_on_gpu(path: Path) -> bool:
     """Tell whether a model of this configuration is computed on a GPU."""
     groups = messages(read_config(path), "instance_group")
-    return any("KIND_GPU" in group.get("kind", []) for group in groups)
+    kinds = [str(kind) for group in groups for kind in group.get("kind", [])]
+    if odd := [kind for kind in kinds if not kind.startswith("KIND_")]:  # protobuf takes numbers too
+        raise UnfitError(
+            f"{path} has instances of kind {odd[0]!r:.80}: name it, KIND_CPU or KIND_GPU, as export does"
+        )
+    return "KIND_GPU" in kinds
 
 
 def require_gpu(model: str) -> None:

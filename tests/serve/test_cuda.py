@@ -476,6 +476,8 @@ def test_the_image_loads_the_library_for_what_computes(image: Path, repository: 
         f"{folder}/{LIBRARY_NAME} is not the op library this image was built with"
         in (entrypoint(image, recording, **where).communicate(timeout=30)[1])
     )
-    edit(repository / "tiny_model" / CONFIG_NAME, "KIND_GPU", "KIND_CPU")
+    edit(repository / "tiny_model" / CONFIG_NAME, "KIND_GPU", "1")
+    assert "instances of kind '1': name it, KIND_CPU or KIND_GPU" in check_in_image(image, repository)
+    edit(repository / "tiny_model" / CONFIG_NAME, "kind: 1", "kind: KIND_CPU")
     output, _ = entrypoint(image, recording, **where).communicate(timeout=30)
     assert output == "/opt/sparse-serve/lib\n"
