@@ -172,6 +172,8 @@ def test_a_taken_port_is_named(repository: Path, taken_port: int, protocol: str)
     [
         ("::1", "address '::1' cannot be listened on: .*; give an IPv4 address"),
         ("no.such.host.invalid", "address 'no.such.host.invalid' cannot be listened on"),
+        ("a" * 70, "address 'a{70}' cannot be listened on"),
+        ("a..b", "address 'a..b' cannot be listened on"),
         ("", "address '' cannot be listened on: give an IPv4 address, 0.0.0.0 for all"),
     ],
 )

@@ -36,6 +36,11 @@ class Plan:
     workloads: list[Workload]
     evaluation: Evaluation | None
 
+    @property
+    def limited(self) -> list[Subject]:
+        """Those of which it is looked for what fits a memory limit."""
+        return [subject for subject in self.subjects if subject.variant != "control"]
+
 
 def make_plan(name: str, options: ProfileOptions) -> Plan:
     """Read an entry and find what of it is measured, on which texts.
@@ -77,8 +82,10 @@ def steps(plan: Plan, options: ProfileOptions) -> int:
     a_round = len(plan.workloads) * (
         len(options.arrivals) + (options.url is None and bool(options.concurrencies))
     )
-    once = (plan.evaluation is not None) + (options.memory_limit is not None and options.url is None)
-    return len(plan.subjects) * (options.rounds * a_round + once)
+    once = len(plan.subjects) if plan.evaluation is not None else 0
+    if options.memory_limit is not None and options.url is None:
+        once += len(plan.limited)
+    return len(plan.subjects) * options.rounds * a_round + once
 
 
 def tokens_of(entry: Entry) -> Tokens:

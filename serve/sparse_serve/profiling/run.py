@@ -227,9 +227,7 @@ class Run:
             one = make_workload(tokens, texts, length, 1, turns=plan.turns).batches[0]
             return tokens.batch(one.texts * rows, one.text_pairs and one.text_pairs * rows, plan.turns)
 
-        for subject in plan.subjects:
-            if subject.variant == "control":
-                continue
+        for subject in plan.limited:
             try:
                 with serving(subject, self._place, 1, for_memory=True) as served:
                     found.capacity.append(measure_capacity(served, limit, bounds, batch))

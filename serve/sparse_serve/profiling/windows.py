@@ -221,7 +221,7 @@ class _Calls:
         self._start = 0
 
     def send(self) -> Stretch:
-        """Return all requests, and the time from the first one's due to the last answer."""
+        """Return all requests, and the time from the start, of which they are due, to the last answer."""
         with ThreadPoolExecutor(len(self._senders)) as pool:
             self._start = time.perf_counter_ns()
             futures = [pool.submit(self._work, sender) for sender in self._senders]

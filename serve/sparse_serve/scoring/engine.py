@@ -23,9 +23,9 @@ from typing import Any
 import pyarrow as pa
 
 from sparse_serve.classifier import Classifier
-from sparse_serve.environment import available_cores
 from sparse_serve.errors import JobError, OptionError, SparseServeError, first_line
 from sparse_serve.extras import needing
+from sparse_serve.processor import usable_cores
 from sparse_serve.repository.check import require_files
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.scoring import EXTRAS
@@ -234,7 +234,7 @@ def connected(address: str | None) -> Iterator[int]:
                     )
                 )
                 options |= {
-                    "num_cpus": available_cores(),
+                    "num_cpus": usable_cores(),
                     "include_dashboard": False,
                     "object_store_memory": _STORE_BYTES,
                     "_temp_dir": folder,

@@ -340,6 +340,8 @@ def _require_columns(name: str, columns: InputColumns, present: Sequence[str]) -
                 f"{name}: there is no column '{column}'; the columns are {', '.join(present)}: name yours "
                 f"with {option}"
             )
+        if present.count(column) > 1:
+            raise DataError(f"{name}: the column name '{column}' occurs twice; name each once")
 
 
 def _unreadable(file: InputFile, error: Exception) -> DataError:

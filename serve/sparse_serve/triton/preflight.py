@@ -236,7 +236,7 @@ def ipv4_address(host: str) -> str:
         raise ServerError("address '' cannot be listened on: give an IPv4 address, 0.0.0.0 for all")
     try:
         return socket.gethostbyname(host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ServerError(f"address '{host}' cannot be listened on: {error}; give an IPv4 address") from error
 
 
