@@ -245,7 +245,7 @@ def test_parts_are_held_against_their_sums(tmp_path: Path, module: Any) -> None:
 def test_the_pages_roofline_is_what_the_script_computes(module: Any) -> None:
     """If not: benchmarks/gpu/roofline.py --measured benchmarks/gpu/results/op_speed.csv --write."""
     roofline = module("roofline")
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    page = roofline.PAGE.read_text(encoding="utf-8")
     measured = roofline.read_measured(GPU / "results" / "op_speed.csv")
     for name, text in roofline.tables(measured).items():
         assert roofline.replaced(page, name, text) == page

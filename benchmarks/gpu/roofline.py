@@ -1,7 +1,7 @@
 """What attention takes on a GPU by arithmetic alone, beside what was published and, after a run, measured.
 
-    python benchmarks/gpu/roofline.py                     # prints the tables of docs/gpu.md
-    python benchmarks/gpu/roofline.py --write             # puts them into docs/gpu.md
+    python benchmarks/gpu/roofline.py                     # prints the tables of benchmarks/gpu/README.md
+    python benchmarks/gpu/roofline.py --write             # puts them into benchmarks/gpu/README.md
     python benchmarks/gpu/roofline.py --measured OUT/op_speed.csv --write
 
 32 sequences of one length, 12 heads of 64, bfloat16, forward. Of each kernel the script counts bytes,
@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- begin {} -->", "<!-- end {} -->"
 
 KEPT_BACK = 1 << 10  # bytes of shared memory of each block
@@ -369,7 +369,9 @@ def read_measured(path: Path) -> dict[tuple[str, int], float]:
 
 def main(
     measured: Annotated[Path | None, typer.Option(help="CSV of op_speed.py.")] = None,
-    write: Annotated[bool, typer.Option("--write", help="Put the tables into docs/gpu.md.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the tables into benchmarks/gpu/README.md.")
+    ] = False,
     page: Annotated[Path, typer.Option(help="The page.")] = PAGE,
 ) -> None:
     """Print the tables, or put them into the page."""
