@@ -87,6 +87,8 @@ def test_several_texts_from_stdin_and_a_file(
     assert command(checkpoint, *columns, "--lambda", "0", "--json") == 0
     texts = json.loads(capsys.readouterr().out)
     assert [(text["text"], text["text_pair"]) for text in texts] == [("one", "two"), ("three", "")]
+    left = {path.name for path in Path("inspection").glob("*.png")}
+    assert left == {"inspection-1.png", "inspection-2.png"}
 
 
 def test_beside_shows_checkpoints_as_they_were_trained(

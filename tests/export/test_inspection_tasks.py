@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inspecting import make_checkpoint
 
+from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.inspection.inspecting import InspectOptions, Inspector
@@ -73,3 +75,15 @@ def test_the_answer_is_that_of_the_task(checkpoint: Path) -> None:
 def test_a_task_must_be_one_of_them(checkpoint: Path, task: str | None, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Inspector(InspectOptions(str(checkpoint), task=task))
+
+
+def test_a_checkpoint_of_several_tasks_stands_beside_one_of_one(checkpoint: Path, tmp_path: Path) -> None:
+    """Whose task has no name."""
+    plain = make_checkpoint(tmp_path / "plain", AttentionSpec())
+    beside = InspectOptions(str(checkpoint), lambdas=(), beside=(plain,), task="paraphrase")
+    names = [variant.name for variant in Inspector(beside).variants]
+    assert len(names) == 3
+    assert names[-1].endswith("paraphrase's own")
+    alone = InspectOptions(plain, task="paraphrase")
+    with pytest.raises(OptionError, match="'paraphrase' is no task of .*; there is one, which has no name"):
+        Inspector(alone)

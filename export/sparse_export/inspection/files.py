@@ -47,6 +47,8 @@ def write_inspection(
         progress("writing the page")
         paths.append(folder / _PAGE)
         paths[-1].write_text(page.to_html(), encoding="utf-8")
+        for earlier in {*folder.glob(f"{_PICTURE}.png"), *folder.glob(f"{_PICTURE}-[0-9]*.png")} - {*paths}:
+            earlier.unlink()
     except OSError as error:
         raise SparseServeError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}; "

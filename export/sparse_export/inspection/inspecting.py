@@ -15,7 +15,6 @@ from sparse_export.inspection.adapters import adapter_maps, adapters_of
 from sparse_export.inspection.maps import AttentionMaps, attention_maps, select_attention
 from sparse_export.inspection.tokens import TokenizedText, tokenize
 from sparse_serve.errors import CheckpointError, OptionError
-from sparse_serve.tasks import DEFAULT_TASK
 
 # A map has L² weights per head: what a model of long positions could read is cut here unless asked for.
 _DEFAULT_LONGEST = 512
@@ -96,7 +95,13 @@ class Inspector:
         """
         first = options.checkpoint
         names = tuple(dict.fromkeys((first, *options.beside)))
-        self._models = {name: _load(name, options.task) for name in names}
+        specs = {name: ModelSpec.of(load_config(name)) for name in names}
+        if options.task is not None and not any(spec.names_tasks for spec in specs.values()):
+            raise OptionError(
+                f"--task {options.task!r:.80} is no task of {first}; there is one, which has no name: "
+                "leave it out"
+            )
+        self._models = {name: _load(name, specs[name], options.task) for name in names}
         self._tokenizers = {name: load_tokenizer(name) for name in names}
         self.variants = _variants(first, options.lambdas, self._models)
         self.layers, self.heads = _shape(self._models[first])
@@ -173,21 +178,20 @@ def _variants(
     )
 
 
-def _load(checkpoint: str, task: str | None) -> PreTrainedModel:
-    """Load a checkpoint; of several tasks one alone.
+def _load(checkpoint: str, spec: ModelSpec, task: str | None) -> PreTrainedModel:
+    """Load a checkpoint; of tasks with names one alone.
 
     Raises:
         OptionError: `task` is none of its tasks, or is missing where it has several.
         CheckpointError: it cannot be loaded.
     """
-    tasks = ModelSpec.of(load_config(checkpoint)).tasks
-    if task is None and len(tasks) < 2:
+    tasks = spec.tasks
+    if not spec.names_tasks or (task is None and len(tasks) == 1):
         return load_checkpoint(checkpoint)
     if task is None:
         raise OptionError(f"{checkpoint} has several tasks: say with --task which one, {', '.join(tasks)}")
     if task not in tasks:
-        known = ", ".join(tasks) if set(tasks) != {DEFAULT_TASK} else "one, which has no name: leave it out"
-        raise OptionError(f"--task {task!r:.80} is no task of {checkpoint}; there is {known}")
+        raise OptionError(f"--task {task!r:.80} is no task of {checkpoint}; there is {', '.join(tasks)}")
     return load_checkpoint(checkpoint, task={task: tasks[task]})
 
 
