@@ -18,11 +18,13 @@ from transformers import BertTokenizerFast
 from sparse_export.checkpoint import load_config
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions
-from sparse_export.pretraining.corpus import tokenize
+from sparse_export.pretraining.corpus import TokenRows, tokenize
+from sparse_export.pretraining.job import set_rows_aside
 from sparse_export.pretraining.masking import MaskedRows, Masking
 from sparse_export.pretraining.sentences import NEXT, RANDOM, encode_pairs, pairs_of
 from sparse_export.pretraining.text import reading_of
 from sparse_export.tasks.trained import IGNORED
+from sparse_export.training.calibration import set_aside
 from sparse_export.training.sources import Source, read_rows
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError
@@ -323,6 +325,16 @@ def test_the_memory_of_tokens_does_not_grow_with_the_corpus(encoder: Path) -> No
         tracemalloc.stop()
         assert len(rows) == size
     assert kept[1] - kept[0] < 10_000 * 24
+
+
+def test_rows_set_aside_leave_the_others_on_disk(encoder: Path) -> None:
+    rows = tokenize(load_tokenizer(encoder), load_config(encoder), corpus(300), 24)
+    listed, judged = list(rows), rows[:20]
+    kept, aside = set_rows_aside(rows, judged, 3)
+    assert isinstance(kept, TokenRows)
+    assert (list(kept), aside) == set_aside(listed, judged, 3)
+    assert kept.lengths == [len(row["input_ids"]) for row in kept]
+    assert set_rows_aside(listed, judged, 3) == (list(kept), aside)
 
 
 def test_tokens_go_with_the_run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

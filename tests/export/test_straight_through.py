@@ -21,7 +21,8 @@ def weights_of(scores: Tensor, allowed: Tensor, lambd: float | None) -> Tensor:
 
 @pytest.mark.parametrize("lambd", NORMALIZERS)
 @pytest.mark.parametrize("spread", [0.5, 1.5, 6.0])
-def test_signs_are_those_of_exact_single_pair_flips(lambd: float | None, spread: float) -> None:
+def test_gradients_are_those_of_exact_single_pair_flips(lambd: float | None, spread: float) -> None:
+    """Of sparsegen-lin what a flip changes, but where it leaves no key; of softmax its sign."""
     generator = torch.Generator().manual_seed(0)
     right = {True: 0, False: 0}
     flips = {True: 0, False: 0}
@@ -47,6 +48,8 @@ def test_signs_are_those_of_exact_single_pair_flips(lambd: float | None, spread:
             gradient = pairs.grad[:, key]
             counts = (changed.abs() > 1e-9) & flipped.any(-1)
             assert (gradient[(changed.abs() <= 1e-12) & flipped.any(-1)].abs() < 1e-12).all()
+            if lambd is not None:
+                torch.testing.assert_close(gradient[counts], expected[counts], rtol=1e-9, atol=1e-9)
             for direction in (True, False):
                 of_these = counts & (turned_on == direction)
                 flips[direction] += int(of_these.sum())

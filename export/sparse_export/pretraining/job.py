@@ -24,7 +24,7 @@ from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.pretraining.text import reading_of
 from sparse_export.tasks.trained import IGNORED, Encoded
 from sparse_export.training.batches import BatchPlan, PlannedBatches
-from sparse_export.training.calibration import set_aside
+from sparse_export.training.calibration import rows_aside, set_aside
 from sparse_export.training.dropout import set_dropout
 from sparse_export.training.freezing import freeze
 from sparse_export.training.job import Job, Training
@@ -72,7 +72,7 @@ class PretrainJob(Job):
         )
         masked = [masking.evaluation(row, number) for number, row in enumerate(eval_rows)]
         _require_masked(evaluation, masked)
-        rows, calibration = set_aside(rows, masked, options.seed) if options.learns else (rows, [])
+        rows, calibration = set_rows_aside(rows, masked, options.seed) if options.learns else (rows, [])
         lengths = rows.lengths if isinstance(rows, TokenRows) else [len(row["input_ids"]) for row in rows]
         batches = PlannedBatches(BatchPlan(lengths, options.batch_size, options.seed))
         return Training(
@@ -144,6 +144,16 @@ def pretrain(
         console=console,
     )
     return cast(PretrainRecord, record)
+
+
+def set_rows_aside(
+    rows: Sequence[Encoded], judged: Sequence[Encoded], seed: int
+) -> tuple[Sequence[Encoded], list[Encoded]]:
+    """Split off training rows as `calibration.set_aside` does; those that are on disk stay there."""
+    if not isinstance(rows, TokenRows):
+        return set_aside(rows, judged, seed)
+    numbers = rows_aside(rows.lengths, [len(row["input_ids"]) for row in judged], seed)
+    return rows.without(numbers), [rows[number] for number in numbers]
 
 
 def _require_masked(data: TextData, rows: Sequence[Encoded]) -> None:

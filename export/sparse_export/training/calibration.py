@@ -26,11 +26,7 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 def set_aside(rows: Sequence[Row], judged: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Split off training rows to measure ρ on: the rest, and rows about as long as those that are judged.
-
-    ρ is reported on the evaluation rows; a threshold that was fitted on these would make it look as if it
-    kept to its target on texts never seen. But ρ depends on the length: the longer a text, the less of it a
-    band is. Training rows may have other lengths, so those of the evaluation rows are looked at, and no more.
+    """Split off training rows to measure ρ on: the rest, and those that `rows_aside` chooses.
 
     Args:
         rows: encoded, with `input_ids`.
@@ -40,27 +36,47 @@ def set_aside(rows: Sequence[Row], judged: Sequence[Row], seed: int) -> tuple[li
     Raises:
         DataError: there is one training row alone.
     """
-    if len(rows) < 2:
+    lengths, wanted = ([len(row["input_ids"]) for row in each] for each in (rows, judged))
+    numbers = rows_aside(lengths, wanted, seed)
+    chosen = set(numbers)
+    return [row for number, row in enumerate(rows) if number not in chosen], [rows[each] for each in numbers]
+
+
+def rows_aside(lengths: Sequence[int], judged: Sequence[int], seed: int) -> list[int]:
+    """Return numbers of training rows to measure ρ on, ascending: of rows about as long as the judged ones.
+
+    ρ is reported on the evaluation rows; a threshold that was fitted on these would make it look as if it
+    kept to its target on texts never seen. But ρ depends on the length: the longer a text, the less of it a
+    band is. Training rows may have other lengths, so those of the evaluation rows are looked at, and no more.
+
+    Args:
+        lengths: tokens of each training row.
+        judged: those of each evaluation row.
+        seed: chooses among rows of one length.
+
+    Raises:
+        DataError: there is one training row alone.
+    """
+    if len(lengths) < 2:
         raise DataError(
             "there is one training row; a learned pattern needs two or more, of which one is set aside to "
             "measure rho on"
         )
-    few = min(_FEW, max(1, int(len(rows) * _SHARE_OF_FEW)))
-    size = min(_MOST, max(few, round(len(rows) * _SHARE)))
-    wanted = np.quantile([len(row["input_ids"]) for row in judged], (np.arange(size) + 0.5) / size)
-    shuffled = random.Random(f"calibration {seed}").sample(range(len(rows)), len(rows))
-    by_length = sorted(shuffled, key=lambda number: len(rows[number]["input_ids"]))
-    lengths = [len(rows[number]["input_ids"]) for number in by_length]
-    chosen = set()
+    few = min(_FEW, max(1, int(len(lengths) * _SHARE_OF_FEW)))
+    size = min(_MOST, max(few, round(len(lengths) * _SHARE)))
+    wanted = np.quantile(judged, (np.arange(size) + 0.5) / size)
+    shuffled = random.Random(f"calibration {seed}").sample(range(len(lengths)), len(lengths))
+    by_length = sorted(shuffled, key=lengths.__getitem__)
+    left = [lengths[number] for number in by_length]
+    chosen = []
     for length in wanted.tolist():
-        above = bisect_left(lengths, length)
+        above = bisect_left(left, length)
         below = max(0, above - 1)
-        is_above = above < len(lengths) and lengths[above] - length < length - lengths[below]
+        is_above = above < len(left) and left[above] - length < length - left[below]
         nearest = above if is_above or above == 0 else below
-        chosen.add(by_length.pop(nearest))
-        del lengths[nearest]
-    kept = [row for number, row in enumerate(rows) if number not in chosen]
-    return kept, [rows[number] for number in sorted(chosen)]
+        chosen.append(by_length.pop(nearest))
+        del left[nearest]
+    return sorted(chosen)
 
 
 def calibrate(model: PreTrainedModel, measure: Callable[[], float], target: float) -> float:
