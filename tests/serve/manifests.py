@@ -72,17 +72,6 @@ def _object(api_version: str, kind: str, spec: Schema) -> Schema:
     )
 
 
-def _route(match: Schema, **rule: Schema) -> Schema:
-    rules = _exactly(
-        matches=_list(match), backendRefs=_list(_exactly("name", "port", name=_TEXT, port=_NUMBER)), **rule
-    )
-    return _exactly(
-        parentRefs=_list(_exactly("name", name=_TEXT, namespace=_TEXT)),
-        hostnames=_TEXTS,
-        rules=_list(rules),
-    )
-
-
 _CUSTOM = {
     "PodMonitor": _object(
         "monitoring.coreos.com/v1",
@@ -159,15 +148,19 @@ _CUSTOM = {
     "HTTPRoute": _object(
         "gateway.networking.k8s.io/v1",
         "HTTPRoute",
-        _route(
-            _exactly(path=_exactly("type", "value", type={"const": "PathPrefix"}, value=_TEXT)),
-            timeouts=_exactly(request=_DURATION, backendRequest=_DURATION),
+        _exactly(
+            parentRefs=_list(_exactly("name", name=_TEXT, namespace=_TEXT)),
+            hostnames=_TEXTS,
+            rules=_list(
+                _exactly(
+                    matches=_list(
+                        _exactly(path=_exactly("type", "value", type={"const": "PathPrefix"}, value=_TEXT))
+                    ),
+                    timeouts=_exactly(request=_DURATION, backendRequest=_DURATION),
+                    backendRefs=_list(_exactly("name", "port", name=_TEXT, port=_NUMBER)),
+                )
+            ),
         ),
-    ),
-    "GRPCRoute": _object(
-        "gateway.networking.k8s.io/v1",
-        "GRPCRoute",
-        _route(_exactly(method=_exactly(service=_TEXT, method=_TEXT))),
     ),
     "Kustomization": _exactly(
         "apiVersion",
@@ -207,7 +200,7 @@ _COMPOSE = _exactly(
             cap_drop=_TEXTS,
             security_opt=_TEXTS,
             environment=_map(_TEXT),
-            healthcheck=_exactly(interval=_DURATION, timeout=_DURATION),
+            healthcheck=_exactly(start_period=_DURATION, interval=_DURATION, timeout=_DURATION),
             volumes=_list({"anyOf": [_BIND, {"type": "string", "pattern": "^[a-z]+:/"}]}),
             networks=_TEXTS,
             secrets=_TEXTS,

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from haproxy import check_config, needs_haproxy
 from manifests import require_valid_compose
 
 from command_line import outcome
 from sparse_serve.cli import app
+from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.deploy.deployment import require_certificate
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.digests import file_digest
@@ -106,6 +108,11 @@ def test_its_help_is_of_all_targets(deploy: Run, capsys: pytest.CaptureFixture[s
     for option in ("--report", "--tls-cert", "--model-volume", "--storage-uri", "--gateway", "--hostname"):
         assert option in output
     assert "pvc:CLAIM/FOLDER" in " ".join(output.split())
+    group = typer.main.get_command(app)
+    assert isinstance(group, CommandGroup)
+    command = group.get_command(typer.Context(group), "deploy")
+    assert command is not None
+    assert [each.name for each in command.params if not getattr(each, "help", None)] == []
 
 
 def test_options_are_in_the_files_and_read_from_the_environment(
@@ -139,6 +146,14 @@ def test_options_are_in_the_files_and_read_from_the_environment(
     assert compose["secrets"] == {"tls_certificate": {"file": str(certificate)}}
     assert compose["services"]["gateway"]["secrets"] == ["tls_certificate"]
     assert "PRIVATE" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.*"))
+
+
+def test_a_model_has_time_to_load(deploy: Run, tmp_path: Path) -> None:
+    """Or Docker calls the server unhealthy, and nothing that depends on it starts."""
+    for arguments, period in (((), "300s"), (("--startup-timeout", "900"), "900s")):
+        assert deploy(*arguments)[0] == 0
+        compose = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())
+        assert compose["services"]["triton"]["healthcheck"]["start_period"] == period
 
 
 def test_the_command_that_starts_it_is_for_a_shell(deploy: Run, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 KUBECTL = shutil.which("kubectl")
 TARGETS = ("kubernetes", "kserve")
+# Names that are something else in YAML where they are not quoted.
+READ_AS_OTHERS = ("true", "on", "null", "1e3", "123")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) ->
     folder = tmp_path_factory.mktemp("repository")
     write_entry(folder, make_spec(computing=Computing(instances=2, threads=3), max_batch_size=8))
     write_entry(folder, make_spec(name="4.Big_Names"))
+    for name in READ_AS_OTHERS:
+        write_entry(folder, make_spec(name=name))
+    write_entry(folder, make_spec(name="text", takes_text=True))
     return folder
 
 
@@ -107,25 +112,48 @@ def test_entries_are_told_apart_by_the_names_of_their_deployments(repository: Pa
 def test_manifests_fit_their_schemas(deploy: Run, tmp_path: Path, target: str, name: str) -> None:
     many = ["--gpus", "2", "--client-namespace", "a", "--client-namespace", "b", "--request-timeout", "0.5"]
     image = ["--tls-secret", "tls", "--model-volume", "image:registry:5000/models@sha256:" + "0" * 64]
-    image += ["--gateway", "infra/public", "--hostname", "reviews.example.com"]
-    own_options, versions = {
-        "kubernetes": (image, [NEWEST]),  # images are volumes in later versions only
-        "kserve": (["--storage-uri", "s3://bucket/models"], [NEWEST, OLDEST]),
+    route = ["--gateway", "infra/public", "--hostname", "reviews.example.com"]
+    own_options = {
+        "kubernetes": [(image, [NEWEST]), (route, [NEWEST, OLDEST])],  # images are volumes in later versions
+        "kserve": [(["--storage-uri", "s3://bucket/models"], [NEWEST, OLDEST])],
     }[target]
-    for options, fitting in (([], [NEWEST, OLDEST]), (many, [NEWEST, OLDEST]), (own_options, versions)):
+    for options, fitting in (([], [NEWEST, OLDEST]), (many, [NEWEST, OLDEST]), *own_options):
         status, _, errors = deploy(target, *options, name=name)
         assert status == 0, errors
         for manifest in manifests(tmp_path / "out"):
             require_valid(manifest, *fitting)
     found = {manifest["kind"] for manifest in manifests(tmp_path / "out")}
     own = {
-        "kubernetes": {"Deployment", "Service", "HTTPRoute", "GRPCRoute"},
+        "kubernetes": {"Deployment", "Service", "HTTPRoute"},
         "kserve": {"ServingRuntime", "InferenceService"},
     }[target]
     around = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy"}
     assert found == own | around | {"PodMonitor", "PrometheusRule", "Kustomization"}
     for path in (tmp_path / "out").rglob("*.yaml"):
         assert not re.search(r" \n|\n\n(?!\S)", path.read_text()), path
+
+
+def shape(value: Any) -> Any:
+    """What a value of YAML consists of: its keys, and the types of what is in it."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    return [shape(each) for each in value] if isinstance(value, list) else type(value)
+
+
+@pytest.mark.parametrize("target", ["compose", *TARGETS])
+def test_a_name_is_a_string_whatever_it_is(deploy: Run, tmp_path: Path, target: str) -> None:
+    route = ["--gateway", "infra/public", "--hostname", "reviews.example.com"]
+
+    def written(name: str) -> dict[str, Any]:
+        assert deploy(target, *(route if target == "kubernetes" else ()), name=name)[0] == 0
+        return {
+            str(path.relative_to(tmp_path)): list(yaml.safe_load_all(path.read_text()))
+            for path in tmp_path.rglob("*.y*ml")
+        }
+
+    expected = shape(written("4.Big_Names"))
+    for name in READ_AS_OTHERS:
+        assert shape(written(name)) == expected
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -326,6 +354,13 @@ def test_kustomize_takes_the_folder(deploy: Run, tmp_path: Path, target: str) ->
         ("kubernetes", ["--gateway", "a"], 2, "--gateway and --hostname are one route: give both"),
         ("kubernetes", ["--gateway", "a/b/c", "--hostname", "d"], 2, "--gateway 'a/b/c' is no name of a Gat"),
         ("kubernetes", ["--gateway", "a", "--hostname", "d:80"], 2, "--hostname 'd:80' is no name of a host"),
+        (
+            "kubernetes",
+            ["--gateway", "a", "--hostname", "d", "--tls-secret", "mine"],
+            2,
+            "--tls-secret mine and --gateway a exclude each other, as a Gateway asks pods without TLS: give "
+            "--gateway alone, and the certificate to the Gateway's listener",
+        ),
         ("kubernetes", ["--startup-timeout", "0"], 2, "'--startup-timeout': Input should be greater than"),
         ("kubernetes", ["--report", "/none.json"], 1, "report /none.json cannot be read: No such file"),
         ("kubernetes", ["--report", "/etc/hostname"], 1, "report /etc/hostname is no JSON: give the"),
@@ -349,6 +384,15 @@ def test_options_of_other_targets_are_left_alone_in_the_environment(
         monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
     assert deploy("kubernetes")[0] == 0
     assert of_kind(tmp_path / "out", "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 3
+
+
+def test_a_secret_in_the_environment_is_for_the_target_that_has_one(
+    deploy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE_SERVE_TLS_SECRET", "mine")
+    monkeypatch.delenv("SPARSE_SERVE_STORAGE_URI", raising=False)
+    assert deploy("kserve")[0] == 0
+    assert "scheme" not in containers(tmp_path / "out")["server"]["readinessProbe"]["httpGet"]
 
 
 def test_an_image_is_taken_with_tag_or_digest(deploy: Run, tmp_path: Path) -> None:
@@ -436,18 +480,43 @@ def test_haproxy_takes_a_secret_with_certificate_and_key(
     check_config(config)
 
 
-def test_routes_lead_to_the_service(deploy: Run, tmp_path: Path) -> None:
+def test_one_route_leads_to_the_service(deploy: Run, tmp_path: Path) -> None:
+    """Of HTTP and gRPC both, as a listener takes one kind of route for a host."""
     assert deploy("kubernetes", "--gateway", "public", "--hostname", "a.example.com")[0] == 0
-    http, grpc = (of_kind(tmp_path / "out", f"{kind}Route")["spec"] for kind in ("HTTP", "GRPC"))
-    assert http["parentRefs"] == grpc["parentRefs"] == [{"name": "public"}]
-    assert http["hostnames"] == grpc["hostnames"] == ["a.example.com"]
+    (route,) = (each["spec"] for each in manifests(tmp_path / "out") if each["kind"].endswith("Route"))
+    assert route["parentRefs"] == [{"name": "public"}]
+    assert route["hostnames"] == ["a.example.com"]
     served = next(each for each in manifests(tmp_path / "out") if each["kind"] == "Service")
-    ports = {port["name"]: port["port"] for port in served["spec"]["ports"]}
-    for name, spec in (("http", http), ("grpc", grpc)):
-        reached = [{"name": served["metadata"]["name"], "port": ports[name]}]
-        assert spec["rules"][0]["backendRefs"] == reached
-    # As long as a request may wait and take, and a little more.
-    assert http["rules"][0]["timeouts"] == {"request": "33s"}
+    ports = {port["name"]: port for port in served["spec"]["ports"]}
+    assert ports["grpc"]["appProtocol"] == "kubernetes.io/h2c"
+    paths = {"http": "/v2", "grpc": "/inference.GRPCInferenceService"}
+    for (name, path), rule in zip(paths.items(), route["rules"], strict=True):
+        assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": path}}]
+        assert rule["backendRefs"] == [{"name": served["metadata"]["name"], "port": ports[name]["port"]}]
+        # As long as a request may wait and take, and a little more.
+        assert rule["timeouts"] == {"request": "33s"}
+
+
+def test_faults_are_counted_by_who_counts_them(deploy: Run, tmp_path: Path) -> None:
+    """The onnxruntime backend of Triton's images, which has an entry that takes text, counts no texts."""
+    faults = {
+        "tiny": 'sparse_serve_refused_total{job="tiny", reason="fault"}',
+        "text": 'nv_inference_request_failure{job="text", model="text", reason="BACKEND"}',
+    }
+    for name, counted in faults.items():
+        assert deploy("kubernetes", name=name)[0] == 0
+        rules = of_kind(tmp_path / "out", "PrometheusRule")["spec"]["groups"][0]["rules"]
+        (alert,) = (each for each in rules if each.get("alert") == "SparseServeFaults")
+        assert alert["expr"] == f"sum by (job, model) (rate({counted}[5m])) > 0"
+
+
+@pytest.mark.parametrize(
+    ("volume", "version"), [("pvc:models", "1.30"), ("image:models@sha256:" + "0" * 64, "1.35")]
+)
+def test_the_version_of_kubernetes_is_said(deploy: Run, tmp_path: Path, volume: str, version: str) -> None:
+    assert deploy("kubernetes", "--model-volume", volume)[0] == 0
+    about = (tmp_path / "out" / "deployment.yaml").read_text().splitlines()[0]
+    assert about.endswith(f"For Kubernetes {version} or later.")
 
 
 def resources(folder: Path) -> tuple[int, int, str]:

@@ -162,6 +162,8 @@ def test_a_pod_starts_answers_and_ends(
         asked += [each["expr"] for each in rule["spec"]["groups"][0]["rules"]]
         assert all(metric_names([each]) for each in asked)
         assert metric_names(asked) - set(re.findall(r"^(\w+)[{ ]", counted, re.MULTILINE)) == set()
+        # By which the alert of entries that take text goes.
+        assert 'nv_inference_request_failure{model="tiny",reason="BACKEND",' in counted
         # A hung server is found by an inference, which readiness and liveness both are.
         hung = {**pod.environment, "HEALTH_SECONDS": "1"}
         os.kill(server.pid, signal.SIGSTOP)

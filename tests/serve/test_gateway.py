@@ -35,8 +35,11 @@ from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.client import Client
 from sparse_serve.connection import Protocol
+from sparse_serve.deploy.alerts import alerts
+from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.gateway import CONFIG, Gateway
 from sparse_serve.deploy.limits import Limits, health_request
+from sparse_serve.deploy.resources import Resources
 from sparse_serve.errors import RequestError
 from sparse_serve.replies import Prediction
 from sparse_serve.report.document import read_report
@@ -466,6 +469,40 @@ def test_late_hung_and_stopped(stub: Stub, tmp_path: Path) -> None:
         stub.stop()
         wait_for(lambda: not is_ready(gateway))
         assert all(infer()[0] == STATUS[protocol]["overloaded"] for protocol, infer in both.items())
+
+
+@needs_haproxy
+def test_probes_are_no_requests(stub: Stub, tmp_path: Path, make_spec: MakeSpec) -> None:
+    """The alert of what is refused has a quiet service's requests alone, on both sides of its fraction."""
+    deployment = Deployment(
+        entry=read_entry(write_entry(tmp_path / "models", make_spec())),
+        limits=LIMITS,
+        image="a:1",
+        resources=Resources(memory=1, memory_limit=1, cpu=None, gpus=0, basis=""),
+    )
+    (refuses,) = (each.expression for each in alerts(deployment) if each.name == "SparseServeRefuses")
+    counters = [
+        rf'^{name}{{proxy="(?:{proxies})"[^}}]*}} (\S+)'
+        for name, proxies in re.findall(r'(haproxy_\w+){job="tiny", proxy=~"([^"]+)"', refuses)
+    ]
+    assert len(counters) == 4
+
+    def counted() -> list[float]:
+        found = metrics(gateway)
+        return [sum(map(float, re.findall(each, found, re.MULTILINE))) for each in counters]
+
+    with started(tmp_path / "gateway", of_stub(stub, LIMITS)) as gateway:
+        assert is_ready(gateway)
+        assert ask(gateway, "GET", "/v2/health/live")[0] == 200
+        assert counted() == [0] * 4
+        stub.stop()
+        wait_for(lambda: not is_ready(gateway))
+        assert not is_ready(gateway)
+        assert counted() == [0] * 4
+        assert infer_both(gateway)["http"]()[0] == 503
+        assert ask(gateway, "GET", "/v2/models/other")[0] == 404
+        # One is refused before it comes to the server's place, and one there.
+        assert counted() == [1, 1, 1, 1]
 
 
 @needs_haproxy

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,12 @@ from sparse_serve import __version__
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, given, read_size
 from sparse_serve.deploy.cluster import Cluster
 from sparse_serve.deploy.compose import Publication, compose_files
-from sparse_serve.deploy.deployment import Deployment, require_certificate, require_sound
+from sparse_serve.deploy.deployment import (
+    DEFAULT_STARTUP_TIMEOUT,
+    Deployment,
+    require_certificate,
+    require_sound,
+)
 from sparse_serve.deploy.files import write_files
 from sparse_serve.deploy.gateway import GATEWAY_IMAGE
 from sparse_serve.deploy.kserve import kserve_files, require_storage_uri
@@ -42,8 +47,6 @@ _NAMESPACE = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SECRET = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
 _MACHINE, _CLUSTER = "On one machine", "On a cluster"
-
-Port = Annotated[int, typer.Option(min=1, max=65535, rich_help_panel=_MACHINE)]
 
 
 class Target(StrEnum):
@@ -71,7 +74,6 @@ _TARGETS: Mapping[str, tuple[Target, ...]] = {
     "max_replicas": _ON_CLUSTERS,
     "client_namespace": _ON_CLUSTERS,
     "monitoring_namespace": _ON_CLUSTERS,
-    "startup_timeout": _ON_CLUSTERS,
 }
 _STARTED_BY: Mapping[Target, str] = {
     Target.compose: "docker compose --project-directory {} up --detach --wait",
@@ -127,11 +129,18 @@ def deploy(  # noqa: PLR0913  one parameter per option
     queue_timeout: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds that an inference may wait.")
     ] = DEFAULT_QUEUE_TIMEOUT,
+    startup_timeout: Annotated[
+        int, typer.Option(min=10, max=86400, help="Seconds to load the model.")
+    ] = DEFAULT_STARTUP_TIMEOUT,
     host: Annotated[
         str, typer.Option(help="Address that the gateway is published on.", rich_help_panel=_MACHINE)
     ] = "127.0.0.1",
-    http_port: Port = 8000,
-    grpc_port: Port = 8001,
+    http_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of HTTP, on --host.", rich_help_panel=_MACHINE)
+    ] = 8000,
+    grpc_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of gRPC, on --host.", rich_help_panel=_MACHINE)
+    ] = 8001,
     grafana_port: Annotated[
         int,
         typer.Option(min=1, max=65535, help="Of the dashboard, on loopback.", rich_help_panel=_MACHINE),
@@ -164,7 +173,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         str | None,
         typer.Option(
             metavar="SECRET",
-            help="kubernetes: of the type kubernetes.io/tls, for HTTP and gRPC.",
+            help="kubernetes: of the type kubernetes.io/tls, for HTTP and gRPC; without --gateway.",
             rich_help_panel=_CLUSTER,
         ),
     ] = None,
@@ -172,14 +181,14 @@ def deploy(  # noqa: PLR0913  one parameter per option
         str | None,
         typer.Option(
             metavar="GATEWAY",
-            help="kubernetes: NAME or NAMESPACE/NAME of a Gateway, for routes to --hostname.",
+            help="kubernetes: NAME or NAMESPACE/NAME of a Gateway, for a route from --hostname.",
             rich_help_panel=_CLUSTER,
         ),
     ] = None,
     hostname: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST", help="kubernetes: of the routes from --gateway.", rich_help_panel=_CLUSTER
+            metavar="HOST", help="kubernetes: of the route from --gateway.", rich_help_panel=_CLUSTER
         ),
     ] = None,
     min_replicas: Annotated[
@@ -200,10 +209,6 @@ def deploy(  # noqa: PLR0913  one parameter per option
     monitoring_namespace: Annotated[
         str, typer.Option(metavar="NAMESPACE", help="Where Prometheus is.", rich_help_panel=_CLUSTER)
     ] = "monitoring",
-    startup_timeout: Annotated[
-        int,
-        typer.Option(min=10, max=86400, help="Seconds to load the model.", rich_help_panel=_CLUSTER),
-    ] = 300,
     force: Annotated[
         bool, typer.Option("--force", help="Write over files that deploy did not write.")
     ] = False,
@@ -233,46 +238,57 @@ def deploy(  # noqa: PLR0913  one parameter per option
         image=_image("image", image or _default_image(target), target),
         resources=needed_resources(entry, limits, report, gpus),
         gateway_image=_image("gateway-image", gateway_image, target),
+        startup_timeout=startup_timeout,
     )
-    images = [deployment.image, deployment.gateway_image]
     if target is Target.compose:
         publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
-        files = compose_files(deployment, publication)
+        plan = _Plan(compose_files(deployment, publication))
     else:
-        cluster = Cluster(
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            client_namespaces=[
-                _name("client-namespace", _NAMESPACE, each) for each in client_namespace or ()
-            ],
-            monitoring_namespace=_name("monitoring-namespace", _NAMESPACE, monitoring_namespace),
-            startup_timeout=startup_timeout,
-            tls_secret=None if tls_secret is None else _name("tls-secret", _SECRET, tls_secret),
-        )
-        if min_replicas > max_replicas:
-            raise OptionError(
-                f"--min-replicas {min_replicas} is above --max-replicas {max_replicas}: give no more"
-            )
+        cluster = _cluster((min_replicas, max_replicas), client_namespace, monitoring_namespace)
         if target is Target.kubernetes:
-            volume = ModelVolume.parse(model_volume or f"pvc:{deployment.name}-models")
-            if volume.image is not None:
-                images.append(_image("model-volume", volume.image, target))
-            files = kubernetes_files(deployment, cluster, volume, _route(gateway, hostname))
+            cluster, route = _with_tls(cluster, tls_secret), _route(gateway, hostname, tls_secret)
+            plan = _on_kubernetes(deployment, cluster, model_volume, route)
         else:
-            uri = require_storage_uri(storage_uri or f"pvc://{deployment.name}-models")
-            files = kserve_files(deployment, cluster, uri)
-    written = write_files(output_dir, files, force=force)
-    for path in written:
-        print(f"wrote {path}", file=sys.stderr)
-    if client_namespace is None and (gateway is not None or target is Target.kserve):
-        _warn_of_ingress("KServe" if gateway is None else f"the Gateway {gateway}")
-    if target in _ON_CLUSTERS:
-        _warn_of_tags(images)
-    if as_json:
-        told = {"limits": asdict(limits), "resources": asdict(deployment.resources)}
-        print(json.dumps({"files": list(map(str, written)), **told}, indent=2))
-    else:
-        print(_STARTED_BY[target].format(shlex.quote(str(output_dir))))
+            plan = _on_kserve(deployment, cluster, storage_uri)
+    written = write_files(output_dir, plan.files, force=force)
+    _tell([*(f"wrote {path}" for path in written), *(f"warning: {each}" for each in plan.warnings)])
+    started_by = _STARTED_BY[target].format(shlex.quote(str(output_dir)))
+    print(_as_json(written, deployment) if as_json else started_by)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is written for a target: files by path, and what is to be said of them."""
+
+    files: Mapping[str, str]
+    warnings: Sequence[str] = ()
+
+
+def _on_kubernetes(
+    deployment: Deployment, cluster: Cluster, model_volume: str | None, route: Route | None
+) -> _Plan:
+    volume = _volume(model_volume or f"pvc:{deployment.name}-models")
+    warnings = [] if route is None else _warnings_of_ingress(cluster, f"the Gateway {route}")
+    images = [deployment.image, deployment.gateway_image, *([volume.image] if volume.image else [])]
+    files = kubernetes_files(deployment, cluster, volume, route)
+    return _Plan(files, [*warnings, *_warnings_of_tags(images)])
+
+
+def _on_kserve(deployment: Deployment, cluster: Cluster, storage_uri: str | None) -> _Plan:
+    uri = require_storage_uri(storage_uri or f"pvc://{deployment.name}-models")
+    images = [deployment.image, deployment.gateway_image]
+    warnings = [*_warnings_of_ingress(cluster, "KServe"), *_warnings_of_tags(images)]
+    return _Plan(kserve_files(deployment, cluster, uri), warnings)
+
+
+def _tell(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _as_json(written: Sequence[Path], deployment: Deployment) -> str:
+    told = {"limits": asdict(deployment.limits), "resources": asdict(deployment.resources)}
+    return json.dumps({"files": list(map(str, written)), **told}, indent=2)
 
 
 def _limits(
@@ -317,21 +333,29 @@ def _image(option: str, image: str, target: Target) -> str:
     return image
 
 
-def _warn_of_ingress(ingress: str) -> None:
+def _volume(text: str) -> ModelVolume:
+    """Return what `--model-volume` says; an image has a tag or a digest."""
+    volume = ModelVolume.parse(text)
+    if volume.image is not None:
+        _image("model-volume", volume.image, Target.kubernetes)
+    return volume
+
+
+def _warnings_of_ingress(cluster: Cluster, ingress: str) -> list[str]:
     """Say who may ask where requests come from pods that are mostly in another namespace."""
-    print(
-        f"warning: networkpolicy.yaml lets pods of the deployment's own namespace ask, and no others: where "
-        f"{ingress} has its proxies in another, give that by --client-namespace, or they cannot reach it",
-        file=sys.stderr,
-    )
+    if cluster.client_namespaces:
+        return []
+    return [
+        f"networkpolicy.yaml lets pods of the deployment's own namespace ask, and no others: where {ingress} "
+        "has its proxies in another, give that by --client-namespace, or they cannot reach it"
+    ]
 
 
-def _warn_of_tags(images: Sequence[str]) -> None:
-    if movable := [each for each in images if "@" not in each]:
-        print(
-            f"warning: {' and '.join(movable)} may be another image tomorrow: give the digest, @sha256:…",
-            file=sys.stderr,
-        )
+def _warnings_of_tags(images: Sequence[str]) -> list[str]:
+    movable = [each for each in images if "@" not in each]
+    if not movable:
+        return []
+    return [f"{' and '.join(movable)} may be another image tomorrow: give the digest, @sha256:…"]
 
 
 def _publication(host: str, ports: tuple[int, int, int], tls_cert: Path | None) -> Publication:
@@ -350,10 +374,35 @@ def _publication(host: str, ports: tuple[int, int, int], tls_cert: Path | None) 
     )
 
 
-def _route(gateway: str | None, hostname: str | None) -> Route | None:
+def _cluster(
+    replicas: tuple[int, int], client_namespaces: Sequence[str] | None, monitoring_namespace: str
+) -> Cluster:
+    fewest, most = replicas
+    if fewest > most:
+        raise OptionError(f"--min-replicas {fewest} is above --max-replicas {most}: give no more")
+    return Cluster(
+        min_replicas=fewest,
+        max_replicas=most,
+        client_namespaces=[_name("client-namespace", _NAMESPACE, each) for each in client_namespaces or ()],
+        monitoring_namespace=_name("monitoring-namespace", _NAMESPACE, monitoring_namespace),
+    )
+
+
+def _with_tls(cluster: Cluster, secret: str | None) -> Cluster:
+    return cluster if secret is None else replace(cluster, tls_secret=_name("tls-secret", _SECRET, secret))
+
+
+def _route(gateway: str | None, hostname: str | None, tls_secret: str | None) -> Route | None:
     if (gateway is None) != (hostname is None):
         raise OptionError("--gateway and --hostname are one route: give both")
-    return None if gateway is None or hostname is None else Route.parse(gateway, hostname)
+    if gateway is None or hostname is None:
+        return None
+    if tls_secret is not None:
+        raise OptionError(
+            f"--tls-secret {tls_secret} and --gateway {gateway} exclude each other, as a Gateway asks pods "
+            "without TLS: give --gateway alone, and the certificate to the Gateway's listener"
+        )
+    return Route.parse(gateway, hostname)
 
 
 def _name(option: str, pattern: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sparse_serve.deploy.deployment import Deployment
+from sparse_serve.repository.entries import Entry
 
 _REFUSED_SHARE = 0.05
 
@@ -28,7 +29,11 @@ def alerts(deployment: Deployment) -> list[Alert]:
         f"sum by (job) (rate(haproxy_frontend_requests_denied_total{{{gateway}}}[5m]))\n"
         f'+ sum by (job) (rate(haproxy_backend_http_responses_total{{{inference}, code="5xx"}}[5m]))'
     )
-    asked = f"sum by (job) (rate(haproxy_frontend_http_requests_total{{{gateway}}}[5m]))"
+    # Of the kubelet's probes none is counted: the gateway answers them itself.
+    asked = (
+        f"sum by (job) (rate(haproxy_frontend_requests_denied_total{{{gateway}}}[5m]))\n"
+        f"+ sum by (job) (rate(haproxy_backend_http_requests_total{{{inference}}}[5m]))"
+    )
     return [
         Alert(
             "SparseServeDown",
@@ -40,7 +45,7 @@ def alerts(deployment: Deployment) -> list[Alert]:
         ),
         Alert(
             "SparseServeRefuses",
-            f"(\n{refused}\n) / {asked} > {_REFUSED_SHARE}",
+            f"(\n{refused}\n) / (\n{asked}\n) > {_REFUSED_SHARE}",
             5,
             "warning",
             f"{name} refuses more than {_REFUSED_SHARE:.0%} of its requests, or lets them wait in vain: the "
@@ -48,9 +53,21 @@ def alerts(deployment: Deployment) -> list[Alert]:
         ),
         Alert(
             "SparseServeFaults",
-            f'sum by (job, model) (rate(sparse_serve_refused_total{{{job}, reason="fault"}}[5m])) > 0',
+            f"sum by (job, model) (rate({_faults(deployment.entry, job)}[5m])) > 0",
             5,
             "warning",
-            "Texts to {{ $labels.model }} are refused for faults of the server, whose log names them.",
+            "Texts to {{ $labels.model }} are refused for faults of the server, which its log or the answers "
+            "name.",
         ),
     ]
+
+
+def _faults(entry: Entry, job: str) -> str:
+    """Return, in PromQL, what counts the texts that the server fails on by its own fault.
+
+    The onnxruntime backend of Triton's images counts none. There Triton counts them: a graph that takes text
+    fails for no text. One of token ids, which may stand beside it, also fails for a client's.
+    """
+    if entry.takes_text:
+        return f'nv_inference_request_failure{{{job}, model="{entry.name}", reason="BACKEND"}}'
+    return f'sparse_serve_refused_total{{{job}, reason="fault"}}'

@@ -43,7 +43,6 @@ class Cluster:
 
     Attributes:
         client_namespaces: those whose pods may ask; none for the deployment's own.
-        startup_timeout: seconds that a server may take to load the model.
         tls_secret: a secret of the type kubernetes.io/tls for both protocols; None for no TLS.
     """
 
@@ -51,7 +50,6 @@ class Cluster:
     max_replicas: int = 8
     client_namespaces: Sequence[str] = field(default_factory=tuple)
     monitoring_namespace: str = "monitoring"
-    startup_timeout: int = 300
     tls_secret: str | None = None
 
 

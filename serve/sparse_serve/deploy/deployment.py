@@ -17,6 +17,8 @@ from sparse_serve.repository.check import Level, label_faults, require_no_error
 from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.repository.entries import Entry
 
+DEFAULT_STARTUP_TIMEOUT = 300
+
 # Kubernetes takes 63 in the names of services, some of which have a suffix.
 _MOST_CHARACTERS = 40
 _OWN_DIGITS = 6
@@ -31,6 +33,7 @@ class Deployment:
         image: of Triton with the op library, as docker/ builds it.
         resources: what one server is given.
         gateway_image: of HAProxy.
+        startup_timeout: seconds that a server may take to load the model.
     """
 
     entry: Entry
@@ -38,6 +41,7 @@ class Deployment:
     image: str
     resources: Resources
     gateway_image: str = GATEWAY_IMAGE
+    startup_timeout: int = DEFAULT_STARTUP_TIMEOUT
 
     @property
     def name(self) -> str:

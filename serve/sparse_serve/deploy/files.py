@@ -19,8 +19,9 @@ RECORD = "deploy.json"
 def render(template: str, **values: Any) -> str:
     """Return a template of this package with its values filled in.
 
-    The filter `json` makes a value a string of YAML, `compose` one of a Compose file, where a $ alone is a
-    variable's; `ms` writes seconds as HAProxy and Compose read them, `mebi` bytes as Kubernetes does.
+    The filter `json` makes a value a string of YAML, as which an entry called `true` must be written too;
+    `compose` makes it one of a Compose file, where a $ alone is a variable's. `ms` writes seconds as HAProxy
+    and Compose read them, `mebi` bytes as Kubernetes does.
     """
     environment = Environment(
         loader=FunctionLoader(_source),

@@ -64,6 +64,9 @@ class Route:
             )
         return cls(gateway=found["name"], namespace=found["namespace"], hostname=hostname)
 
+    def __str__(self) -> str:
+        return self.gateway if self.namespace is None else f"{self.namespace}/{self.gateway}"
+
 
 def kubernetes_files(
     deployment: Deployment, cluster: Cluster, volume: ModelVolume, route: Route | None = None
