@@ -73,7 +73,6 @@ def test_all_commands_were_walked() -> None:
 # Options that the first panel has, which is not of one subject.
 WITHOUT_PANEL = {
     "export": {"--model-repository", "--name", "--json", "--verbose"},
-    "finetune": {"--output", "--config", "--json", "--verbose"},
     "profile": {"--model-repository", "--verbose"},
 }
 

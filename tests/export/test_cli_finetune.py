@@ -16,7 +16,7 @@ import torch
 from forked_processes import Forked, sparse_serve
 from transformers import BertConfig
 
-import sparse_export.cli.export as export_module
+import sparse_export.cli.export_options as export_module
 import sparse_export.cli.multitask as multitask_module
 import sparse_export.cli.patterns as patterns_module
 import sparse_export.cli.training as training_module

@@ -456,6 +456,17 @@ def test_check_as_table_and_as_json(command: Run, tmp_path: Path, make_spec: Mak
     assert errors == f"error: entry {public} is not fit to serve: 2 of 8 findings are errors\n"
 
 
+def test_check_says_the_path_of_a_bare_name(
+    command: Run, tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = write_entry(tmp_path / "model_repository", make_spec())
+    monkeypatch.chdir(tmp_path)
+    status, output, errors = command("check", public.name)
+    assert (status, output) == (1, "")
+    assert errors.endswith(f"give check model_repository/{public.name}\n")
+    assert command("check", f"model_repository/{public.name}")[0] == 0
+
+
 def test_a_table_for_a_program_is_not_folded(classify: Run) -> None:
     _, output, _ = classify("tiny", "w1 " * 15, "w2", "--top-k", "2")
     assert len(output.splitlines()) == 3

@@ -6,11 +6,15 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from sample_report import full_report
 from tiny_entry import SAMPLE
+
+from sparse_serve.extras import install_hint
 
 # What is not of the role is not there. Runs command lines one after the other, and gives their statuses.
 SCRIPT = """
@@ -90,6 +94,7 @@ def test_the_client_alone_asks_and_says_what_brings_the_rest() -> None:
     later = {
         "score": ("batch,cpu", ["name", "--input", "x.csv", "--output", "x"]),
         "inspect": ("export,cpu", ["x", "y"]),
+        "report": ("entries", ["diff", "x", "y"]),
     }
     asked = run_as(
         (),
@@ -103,7 +108,7 @@ def test_the_client_alone_asks_and_says_what_brings_the_rest() -> None:
     needed = [*commands.values(), *(extras for extras, _ in later.values())]
     for line, extras in zip(lines[1:], needed, strict=False):
         assert line.startswith("1 error: ")
-        assert line.endswith(f"pip install 'sparse-serve[{extras}]'")
+        assert line.endswith(install_hint(extras))
     assert lines[-1] == "1 0 "
     told = " ".join(asked.stdout.replace("│", "").split())
     assert "profile Not installed here; the extras serve,report of sparse-serve bring it." in told
@@ -115,7 +120,23 @@ def test_an_entry_answers_in_a_process_with_onnx_runtime_alone() -> None:
     assert asked.stderr == "0 0 "
     asked = run_as((), code="from sparse_serve import Classifier")
     assert "Classifier needs " in asked.stderr
-    assert "which is not installed: pip install 'sparse-serve[cpu]'" in asked.stderr
+    hint = "pip install 'sparse-serve[cpu]' (in a clone: pip install --constraint constraints.txt '.[cpu]')"
+    assert f"which is not installed: {hint}" in asked.stderr
+
+
+def test_reports_are_read_without_what_measures_and_draws(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(full_report().to_json(), encoding="utf-8")
+    show = ["report", "show", str(report)]
+    asked = run_as(("entries",), show, ["report", "diff", str(report), str(report)])
+    assert asked.stderr.endswith("0 0 ")
+    asked = run_as(("entries",), [*show, "--output-dir", str(tmp_path / "page")])
+    assert asked.stderr.startswith("error: report show --output-dir needs matplotlib")
+    assert asked.stderr.endswith(f"{install_hint('report')}\n1 ")
+    assert not (tmp_path / "page").exists()
+    asked = run_as(("report",), [*show, "--output-dir", str(tmp_path / "page")])
+    assert asked.stderr == "0 "
+    assert (tmp_path / "page" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,22 @@ import sys
 
 import typer
 
+from sparse_export.cli.options import EXTRAS
 from sparse_serve.cli import app as serving
 from sparse_serve.cli.commands import CommandGroup, add_command
 from sparse_serve.cli.options import Program, Version, run
 
-_EXTRAS = "export,cpu"
-
 app = typer.Typer(
     cls=CommandGroup,
     name="sparse-serve",
-    help="Train, export and serve sparse-attention text classifiers with Triton, and measure what is saved.",
+    help="Train, export and serve BERT-style models (classification, question answering, entities, "
+    "embeddings) with Triton, with sparse attention where wanted, and measure what that saves.",
     no_args_is_help=True,
     add_completion=False,
 )
-add_command(app, "finetune", "sparse_export.cli.finetune:finetune_command", extras=_EXTRAS)
-add_command(app, "export", "sparse_export.cli.export:export_command", extras=_EXTRAS)
-add_command(app, "inspect", "sparse_export.cli.inspect:inspect_command", extras=_EXTRAS)
+add_command(app, "finetune", "sparse_export.cli.finetune:finetune_command", extras=EXTRAS)
+add_command(app, "export", "sparse_export.cli.export:export_command", extras=EXTRAS)
+add_command(app, "inspect", "sparse_export.cli.inspect:inspect_command", extras=EXTRAS)
 app.add_typer(serving)
 
 

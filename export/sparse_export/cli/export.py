@@ -4,18 +4,55 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from sparse_export.cli.export_options import (
+    Atol,
+    Attention,
+    Cores,
+    Device,
+    DeviceOption,
+    Dtype,
+    Evaluation,
+    Force,
+    GpuMemLimit,
+    Instances,
+    LabelColumn,
+    Lambd,
+    Layers,
+    MaxAnswerTokens,
+    MaxBatchSize,
+    MaxLength,
+    MaxLoss,
+    Metrics,
+    ModelVersion,
+    Name,
+    NoAnswer,
+    Normalize,
+    Opset,
+    Paired,
+    Pooling,
+    QueueDelay,
+    SingleTask,
+    Stride,
+    TargetCpu,
+    Task,
+    TextColumn,
+    TextPairColumn,
+    Texts,
+    Tokenizer,
+    TokenModel,
+    Triton,
+    Truncation,
+    WithBaselines,
+)
 from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Verbose, read_size
-from sparse_serve.data import TEXT_PAIR
 from sparse_serve.repository.computing import Computing
-from sparse_serve.repository.manifest import MAX_VERSION
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 if TYPE_CHECKING:
@@ -25,272 +62,52 @@ if TYPE_CHECKING:
     from sparse_export.parity.quality import QualityReport
 
 
-class TokenizerOption(StrEnum):
-    """Where texts become tokens."""
-
-    graph = "graph"
-    server = "server"
-
-
-class TargetCpuOption(StrEnum):
-    """What the processors have that serve an int8 graph."""
-
-    vnni = "vnni"
-    any = "any"
-
-
-class DeviceOption(StrEnum):
-    """What computes."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class TruncationOption(StrEnum):
-    """What becomes of texts that are too long."""
-
-    right = "right"
-    left = "left"
-    error = "error"
-
-
-def export_command(  # noqa: PLR0913, PLR0917  one parameter per option
+def export_command(  # noqa: PLR0913  one parameter per option
     checkpoint: Annotated[
-        str, typer.Argument(help="Trained model: a folder, or a hub id.", show_default=False)
-    ],
-    model_repository: ModelRepository = DEFAULT_REPOSITORY,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the model.", show_default="the checkpoint's folder name")
-    ] = None,
-    attention: Annotated[
-        str | None,
-        typer.Option(
-            help="Attend with this instead: softmax, sparsegen, or a pattern such as local2+global1 (terms "
-            "localN, globalN, randomN). What is learned (axis, diagonal, layer-diagonal) needs a checkpoint "
-            "that was trained with it.",
-            show_default="as the checkpoint was trained",
-        ),
-    ] = None,
-    lambd: Annotated[
-        float | None,
-        typer.Option(
-            "--lambda",
-            envvar="SPARSE_SERVE_LAMBDA",
-            help="Sparsegen's λ, below 1: with --attention sparsegen, or with a pattern, to take sparsegen "
-            "over its keys instead of softmax.",
-            show_default=False,
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="Answer this instead: embedding makes a vector of an encoder's hidden states and needs no "
-            "training; classification, multi-label and regression read one and the same head.",
-            show_default="as the checkpoint was trained",
-        ),
-    ] = None,
-    single_task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Of a model of several tasks export this one, with nothing of the others in it.",
-            show_default="all of them, in one graph",
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Question answering: tokens by which the windows of a long context overlap.",
-            show_default="128",
-        ),
-    ] = None,
-    max_answer_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Question answering: tokens of the longest answer.", show_default="30"),
-    ] = None,
-    no_answer: Annotated[
-        bool | None,
-        typer.Option(
-            "--no-answer/--answers-only",
-            help="Question answering: a question may have no answer in its context (SQuAD 2.0).",
-            show_default="as the checkpoint was trained",
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Embedding: whose hidden states: last, second-to-last, sum-last-four, concat-last-four or "
-            "weighted-all, the mean of all layers.",
-            show_default="last",
-        ),
-    ] = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            help="Embedding: what makes the vector: the first token, or the mean of all tokens.",
-            show_default="what a sentence-transformers folder says, else mean",
-        ),
-    ] = None,
-    normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize/--no-normalize",
-            help="Embedding: give vectors the length 1.",
-            show_default="what a sentence-transformers folder says, else not",
-        ),
-    ] = None,
-    paired: Annotated[
-        bool | None,
-        typer.Option(
-            "--text-pair/--single-text",
-            envvar="SPARSE_SERVE_TEXT_PAIR",
-            help="What a tokenizer in the graph reads: pairs of texts, TEXT and TEXT_PAIR, or TEXT alone.",
-            show_default="what the checkpoint was trained on, else single texts",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        TokenizerOption | None,
-        typer.Option(
-            help="Where texts become tokens: in the graph, one file from text to label, or in the server, in "
-            "front of NAME_model.",
-            show_default="the graph, where it can be",
-        ),
-    ] = None,
-    token_model: Annotated[
-        bool,
-        typer.Option(
-            "--token-model",
-            help="Write NAME_model, the graph of token ids that runs on a stock ONNX Runtime, beside a graph "
-            "that takes text.",
-        ),
-    ] = False,
-    triton: Annotated[str, typer.Option(help="Triton release that is to serve it.")] = DEFAULT_RELEASE,
-    opset: Annotated[int, typer.Option(help="Version of the ONNX operators.")] = 20,
-    dtype: Annotated[
         str,
-        typer.Option(
-            help="Weights and activations: fp32, fp16, bf16 (cuda alone) or int8 (cpu alone). int8 is two to "
-            "three times as fast on a CPU, in a quarter of the file; every token has a scale of its own, so "
-            "that a text is answered the same in any company. fp16 halves the file and is meant for GPUs: on "
-            "a CPU, ONNX Runtime turns the weights back into fp32 as it loads them."
+        typer.Argument(
+            metavar="CHECKPOINT", help="Trained model: a folder, or a hub id.", show_default=False
         ),
-    ] = "fp32",
-    device: Annotated[
-        DeviceOption,
-        typer.Option(
-            help="What computes the model where it is served: cpu, or cuda for an NVIDIA GPU (A100 or "
-            "newer), where the gate runs too; without a GPU it runs on the CPU, which it says."
-        ),
-    ] = DeviceOption.cpu,
-    gpu_mem_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="cuda: most memory that each instance takes for what it computes; m or g behind a number.",
-            show_default="all of the GPU's",
-        ),
-    ] = None,
-    target_cpu: Annotated[
-        TargetCpuOption | None,
-        typer.Option(
-            help="int8: what serves it. vnni: x86 with AVX-512 VNNI, AVX-VNNI or AMX, and Arm; any: older "
-            "ones too, for which weights have 7 bits.",
-            show_default="vnni, on a processor without it any",
-        ),
-    ] = None,
-    max_loss: Annotated[
-        float | None,
-        typer.Option(
-            help="int8: how much of the task's metric on --eval may be lost; without --eval, of the answers "
-            "to the gate's texts.",
-            show_default="0.005, without --eval 0.1",
-        ),
-    ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option(
-            help="Accepted difference of a logit, or of a number of an embedding, from torch's in fp32.",
-            show_default="0.0001, in fp16 0.01; of int8 before it is quantized",
-        ),
-    ] = None,
-    evaluation: Annotated[
-        Path | None,
-        typer.Option(
-            "--eval",
-            envvar="SPARSE_SERVE_EVAL",
-            help="Labelled rows: compare the task metrics on each side as well.",
-            show_default=False,
-        ),
-    ] = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the text in --eval.", show_default="text_a, of questions question"),
-    ] = None,
-    text_pair_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the second text in --eval.",
-            show_default=f"{TEXT_PAIR}, where there is one, of questions context",
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the label in --eval.", show_default="label, or the task's own"),
-    ] = None,
-    texts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Texts for the parity gate, one a line.", show_default="built-in texts of many lengths"
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens at which texts are cut, or the windows of a long context.",
-            show_default="what a pattern was trained at, else the encoder's positions",
-        ),
-    ] = None,
-    truncation: Annotated[
-        TruncationOption | None,
-        typer.Option(
-            help="What becomes of a text of more tokens: it loses those on its right or on its left, or is "
-            "refused. Of questions only those are cut that leave a window to no context.",
-            show_default="right",
-        ),
-    ] = None,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 64,
-    cores: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Cores that the model will have, where those are fewer than the server sees: in a container "
-            "with a limit, or beside other models.",
-            show_default="all that the server sees",
-        ),
-    ] = None,
-    instances: Annotated[
-        int,
-        typer.Option(min=1, help="Copies of the model that divide --cores among them; cuda: on each GPU."),
-    ] = 1,
-    queue_delay: Annotated[
-        int, typer.Option(min=0, help="Microseconds that a request may wait for others to share its run.")
-    ] = 0,
-    model_version: Annotated[
-        int, typer.Option(min=1, max=MAX_VERSION, help="Version number in the repository.")
-    ] = 1,
-    with_baselines: Annotated[
-        bool, typer.Option("--with-baselines", help="Write the dense twins that `profile` compares with.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the version if it exists.")] = False,
-    metrics: Annotated[
-        bool,
-        typer.Option(
-            "--metrics",
-            help="Publish on Triton's metrics port what the graph measures of its attention by layer: ρ and, "
-            "with a pattern, the rows and columns that are on.",
-        ),
-    ] = False,
+    ],
+    *,
+    model_repository: ModelRepository = DEFAULT_REPOSITORY,
+    name: Name = None,
+    task: Task = None,
+    single_task: SingleTask = None,
+    stride: Stride = None,
+    max_answer_tokens: MaxAnswerTokens = None,
+    no_answer: NoAnswer = None,
+    layers: Layers = None,
+    pooling: Pooling = None,
+    normalize: Normalize = None,
+    attention: Attention = None,
+    lambd: Lambd = None,
+    tokenizer: Tokenizer = None,
+    paired: Paired = None,
+    max_length: MaxLength = None,
+    truncation: Truncation = None,
+    dtype: Dtype = "fp32",
+    target_cpu: TargetCpu = None,
+    device: Device = DeviceOption.cpu,
+    gpu_mem_limit: GpuMemLimit = None,
+    texts: Texts = None,
+    evaluation: Evaluation = None,
+    text_column: TextColumn = None,
+    text_pair_column: TextPairColumn = None,
+    label_column: LabelColumn = None,
+    atol: Atol = None,
+    max_loss: MaxLoss = None,
+    triton: Triton = DEFAULT_RELEASE,
+    opset: Opset = 20,
+    max_batch_size: MaxBatchSize = 64,
+    cores: Cores = None,
+    instances: Instances = 1,
+    queue_delay: QueueDelay = 0,
+    metrics: Metrics = False,
+    model_version: ModelVersion = 1,
+    token_model: TokenModel = False,
+    with_baselines: WithBaselines = False,
+    force: Force = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

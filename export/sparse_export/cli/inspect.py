@@ -15,15 +15,14 @@ from sparse_export.cli.options import Json, ending_cleanly, load_model_side
 from sparse_serve.cli.options import Verbose, make_output_folder
 from sparse_serve.cli.texts import (
     Text,
-    TextColumn,
-    TextFile,
-    TextPairColumn,
     TextPairs,
     Texts,
     iter_texts,
     plain,
 )
 from sparse_serve.errors import DataError, OptionError
+from sparse_serve.rows import TEXT_PAIR
+from sparse_serve.tasks import Classification
 
 if TYPE_CHECKING:
     from sparse_export.inspection.summary import PatternSummary, TextSummary, TokenAt, VariantSummary
@@ -37,13 +36,23 @@ _WIDEST = 1000
 
 def inspect_command(  # noqa: PLR0913  one parameter per option
     checkpoint: Annotated[
-        str, typer.Argument(help="Fine-tuned classifier: a folder, or a hub id.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="Fine-tuned model: a folder, or a hub id.", show_default=False
+        ),
     ],
     texts: Texts = None,
     *,
-    file: TextFile = None,
-    text_column: TextColumn = "text_a",
-    text_pair_column: TextPairColumn = None,
+    file: Annotated[Path | None, typer.Option(help="TSV, CSV or JSONL file of texts.")] = None,
+    text_column: Annotated[
+        str, typer.Option(help="The file's column of texts.")
+    ] = Classification.rows.columns.text,
+    text_pair_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The file's column of second texts.", show_default=f"{TEXT_PAIR}, where there is one"
+        ),
+    ] = None,
     text_pair: TextPairs = None,
     output_dir: Annotated[
         Path, typer.Option(help="Where inspection.png and inspection.html are written.")
@@ -87,7 +96,7 @@ def inspect_command(  # noqa: PLR0913  one parameter per option
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what a classifier attends to in texts: softmax beside sparse attention.
+    """Show what a model attends to in texts: softmax beside sparse attention.
 
     Writes attention maps as pictures and as one self-contained page with every layer and head, and prints ρ,
     the share of weights that are exactly zero, and the keys that a query reads, per layer; of a learned

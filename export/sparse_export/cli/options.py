@@ -10,6 +10,10 @@ from typing import Annotated
 import typer
 
 from sparse_serve.errors import SparseServeError
+from sparse_serve.extras import install_hint
+
+EXTRAS = "export,cpu"
+"""What brings the commands of the model side."""
 
 Json = Annotated[
     bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the figures as JSON on stdout.")
@@ -36,8 +40,7 @@ def load_model_side(*, verbose: bool, training: bool = False) -> None:
     except ImportError as error:
         needed = "torch, transformers, accelerate and datasets" if training else "torch and transformers"
         raise SparseServeError(
-            f"this command needs {needed}, which do not load here ({error}): "
-            "pip install 'sparse-serve[export,cpu]'"
+            f"this command needs {needed}, which do not load here ({error}): {install_hint(EXTRAS)}"
         ) from error
     if not verbose:
         logging.set_verbosity_error()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from sparse_serve.cli.texts import DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DEFAULT_TEXT_PAIR_COLUMN
 from sparse_serve.tasks import TASKS
 
 _DATA, _TASK, _OPTIMISATION = "Rows", "Task", "Optimisation"
@@ -33,7 +34,8 @@ class Schedule(StrEnum):
 Positions = Literal["learned", "sinusoidal"]
 
 Encoder = Annotated[
-    str, typer.Argument(help="Pretrained encoder: a hub id, or a folder.", show_default=False)
+    str,
+    typer.Argument(metavar="ENCODER", help="Pretrained encoder: a hub id, or a folder.", show_default=False),
 ]
 Train = Annotated[
     str | None,
@@ -72,7 +74,7 @@ TextColumn = Annotated[
     str | None,
     typer.Option(
         help="Column of the text.",
-        show_default="text_a; question; tokens",
+        show_default=DEFAULT_TEXT_COLUMN,
         rich_help_panel=_DATA,
     ),
 ]
@@ -80,13 +82,13 @@ TextPairColumn = Annotated[
     str | None,
     typer.Option(
         help="Column of the second text.",
-        show_default="text_b, where there is one; context",
+        show_default=DEFAULT_TEXT_PAIR_COLUMN,
         rich_help_panel=_DATA,
     ),
 ]
 LabelColumn = Annotated[
     str | None,
-    typer.Option(help="Column of the label.", show_default="label; answer; tags", rich_help_panel=_DATA),
+    typer.Option(help="Column of the label.", show_default=DEFAULT_LABEL_COLUMN, rich_help_panel=_DATA),
 ]
 DatasetConfig = Annotated[
     str | None,

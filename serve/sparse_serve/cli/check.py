@@ -9,23 +9,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparse_serve.cli.options import Verbose, table_console
+from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose, table_console
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import Finding, Level, check_entry
+from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 
 def check(
     entry: Annotated[Path, typer.Argument(metavar="DIR/NAME", help="Public folder of an entry.")],
-    triton: Annotated[
-        str | None, typer.Option(help="Triton release to check against.", show_default=DEFAULT_RELEASE)
-    ] = None,
+    triton: Annotated[str, typer.Option(help="Triton release to check against.")] = DEFAULT_RELEASE,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Findings as JSON.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Validate a repository entry without a server."""
+    _require_path(entry)
     findings = check_entry(entry, triton)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -35,6 +35,19 @@ def check(
     if errors:
         raise RepositoryError(
             f"entry {entry} is not fit to serve: {errors} of {len(findings)} findings are errors"
+        )
+
+
+def _require_path(entry: Path) -> None:
+    """Refuse the bare name of an entry that `export` wrote where it writes by default.
+
+    Raises:
+        RepositoryError: says the path.
+    """
+    path = DEFAULT_REPOSITORY / entry
+    if not (entry / MANIFEST_NAME).is_file() and (path / MANIFEST_NAME).is_file():
+        raise RepositoryError(
+            f"{entry} is no entry of a model repository, where its path is taken: give check {path}"
         )
 
 

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
+from rich.progress import TextColumn as BarText
 
 from sparse_serve.cli.checkpoints import exported, is_checkpoint
 from sparse_serve.cli.options import (
@@ -25,24 +26,57 @@ from sparse_serve.cli.options import (
     read_size,
     table_console,
 )
+from sparse_serve.cli.profile_options import (
+    BatchSize,
+    CaCertificates,
+    ClientCores,
+    ConcurrencyRange,
+    Docker,
+    Evaluation,
+    InputData,
+    InputLengths,
+    Inputs,
+    Json,
+    LabelColumn,
+    LatencyBudget,
+    Lengths,
+    MaxTrials,
+    MeasurementInterval,
+    MemoryBudget,
+    MemoryLimit,
+    MinThroughput,
+    OutputDir,
+    Percentile,
+    RequestDistribution,
+    RequestRateRange,
+    Rounds,
+    StabilityPercentage,
+    Task,
+    TaskMix,
+    TextColumn,
+    TextPairColumn,
+    Threads,
+    Url,
+    Variants,
+)
 from sparse_serve.cli.signals import ENDING, handled
+from sparse_serve.cli.variants import variants_named
 from sparse_serve.connection import checked_address
-from sparse_serve.data import TEXT_PAIR
 from sparse_serve.environment import available_cores
 from sparse_serve.errors import OptionError, SparseServeError
 from sparse_serve.extras import needing
-from sparse_serve.profiling.measure import STABLE_WINDOWS, StabilityRule
+from sparse_serve.profiling.measure import StabilityRule
 from sparse_serve.profiling.options import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions
 from sparse_serve.profiling.profile import profile
-from sparse_serve.profiling.windows import Distribution
-from sparse_serve.profiling.workload import TOKEN_COUNT
 from sparse_serve.report.document import Report
 from sparse_serve.report.files import write_report
-from sparse_serve.report.measured import VARIANTS, Variant
+from sparse_serve.report.measured import VARIANTS
 from sparse_serve.report.terminal import show_report
 from sparse_serve.report.trade import Budget
 
 _MOST_RATES = 64
+_ALL_LENGTHS = ",".join(map(str, LENGTHS))
+_ALL_VARIANTS = ",".join(VARIANTS)
 
 # Requests are made until each task has had its share.
 _MOST_SHARES = 20
@@ -53,160 +87,43 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...",
+            metavar="NAME",
             help="Entries of the repository; or checkpoints, as paths or hub ids, which are exported for it.",
         ),
     ],
     *,
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
-    output_dir: Annotated[
-        Path, typer.Option(help="Where report.json, report.csv and report.html are written.")
-    ] = Path("report"),
-    batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Texts per request.")] = 1,
-    concurrency_range: Annotated[
-        str | None,
-        typer.Option(
-            metavar="START[:END[:STEP]]",
-            help="Requests in flight.",
-            show_default="1, without --request-rate-range",
-        ),
-    ] = None,
-    request_rate_range: Annotated[
-        str | None,
-        typer.Option(
-            metavar="START[:END[:STEP]]",
-            help="Requests that arrive in a second, whatever is in flight: an open loop, beside the "
-            "closed one "
-            "or in its place.",
-        ),
-    ] = None,
-    request_distribution: Annotated[
-        Distribution, typer.Option(help="When requests arrive: at random, or evenly.")
-    ] = "poisson",
-    rounds: Annotated[
-        int, typer.Option(min=1, max=100, help="Fresh servers of each variant, which the intervals are over.")
-    ] = ROUNDS,
-    lengths: Annotated[
-        str, typer.Option(metavar="N,...", help="Longest text of a request, in tokens.")
-    ] = ",".join(map(str, LENGTHS)),
-    variants: Annotated[str, typer.Option(metavar="NAME,...", help="What is measured.")] = ",".join(VARIANTS),
-    measurement_interval: Annotated[
-        int, typer.Option("-p", "--measurement-interval", min=1, help="Length of a window in ms.")
-    ] = 1000,
-    stability_percentage: Annotated[
-        float,
-        typer.Option(
-            "-s", "--stability-percentage", min=0.1, help="How far the last three windows may lie apart."
-        ),
-    ] = 10.0,
-    percentile: Annotated[
-        int | None,
-        typer.Option(min=1, max=99, help="Latency that must be stable.", show_default="the mean"),
-    ] = None,
-    max_trials: Annotated[
-        int, typer.Option("-r", "--max-trials", min=STABLE_WINDOWS, help="Most windows of a measurement.")
-    ] = 10,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads of every session.", show_default="one per core that may be used"),
-    ] = None,
-    client_cores: Annotated[
-        int, typer.Option(min=0, help="Cores that the measuring client has to itself.")
-    ] = 0,
-    # SPARSE_SERVE_URL says whom other commands ask; what is measured is not to hang on it.
-    profile_url: Annotated[
-        str | None,
-        typer.Option(
-            "-u",
-            "--url",
-            help="host:port of a running server's gRPC, for TLS grpcs://host:port: measure that, as far as "
-            "it is seen from outside.",
-        ),
-    ] = None,
-    profile_ca_certificates: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca-certificates",
-            metavar="FILE",
-            help="PEM file of the authorities that the certificate of --url may be of.",
-            show_default="gRPC's",
-        ),
-    ] = None,
-    docker: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="Measure containers of this image, as serve --mode docker runs."),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(help="Texts, one a line, that are cut to the lengths.", show_default="built-in texts"),
-    ] = None,
-    input_data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Texts that are sent as they are, in the place of --lengths: TSV, CSV, JSONL, lines."
-        ),
-    ] = None,
-    input_lengths: Annotated[
-        Path | None,
-        typer.Option(
-            help="Token counts of recorded traffic that texts are cut to, in the place of --lengths: one a "
-            f"line, or a table's column {TOKEN_COUNT}."
-        ),
-    ] = None,
-    evaluation: Annotated[
-        Path | None,
-        typer.Option(
-            "--eval",
-            envvar="SPARSE_SERVE_EVAL",
-            help="Labelled rows: measure the task metrics of every variant.",
-        ),
-    ] = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the text in --eval.", show_default="text_a, or as the task has it"),
-    ] = None,
-    text_pair_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the second text in --eval.",
-            show_default=f"{TEXT_PAIR} where there is one, or as the task has it",
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the label in --eval.", show_default="label, or as the task has it"),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="The task of all texts, where the model has several.", show_default="all tasks in turn"
-        ),
-    ] = None,
-    task_mix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=N,...",
-            help="Shares of the tasks, as whole numbers, where the model has several.",
-            show_default="all alike",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Find the longest text and largest batch within it, such as 512m."),
-    ] = None,
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Pick the best model whose peak in total is within it."),
-    ] = None,
-    latency_budget: Annotated[
-        float | None, typer.Option(min=0.001, help="Pick the best model with a p50 within so many ms.")
-    ] = None,
-    min_throughput: Annotated[
-        float | None, typer.Option(min=0.001, help="Pick the best model with so many texts a second.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print the report to stdout, too.")
-    ] = False,
+    batch_size: BatchSize = 1,
+    concurrency_range: ConcurrencyRange = None,
+    request_rate_range: RequestRateRange = None,
+    request_distribution: RequestDistribution = "poisson",
+    lengths: Lengths = _ALL_LENGTHS,
+    inputs: Inputs = None,
+    input_data: InputData = None,
+    input_lengths: InputLengths = None,
+    task: Task = None,
+    task_mix: TaskMix = None,
+    variants: Variants = _ALL_VARIANTS,
+    rounds: Rounds = ROUNDS,
+    measurement_interval: MeasurementInterval = 1000,
+    stability_percentage: StabilityPercentage = 10.0,
+    percentile: Percentile = None,
+    max_trials: MaxTrials = 10,
+    threads: Threads = None,
+    client_cores: ClientCores = 0,
+    profile_url: Url = None,
+    profile_ca_certificates: CaCertificates = None,
+    docker: Docker = None,
+    evaluation: Evaluation = None,
+    text_column: TextColumn = None,
+    text_pair_column: TextPairColumn = None,
+    label_column: LabelColumn = None,
+    memory_limit: MemoryLimit = None,
+    memory_budget: MemoryBudget = None,
+    latency_budget: LatencyBudget = None,
+    min_throughput: MinThroughput = None,
+    output_dir: OutputDir = Path("report"),
+    as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure memory, latency and throughput of models and their dense twins.
@@ -225,7 +142,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         )
     if input_data is not None and input_lengths is not None:
         raise OptionError("give --input-data for texts or --input-lengths for their lengths alone, not both")
-    if profile_url is not None and variants != ",".join(VARIANTS):
+    if profile_url is not None and variants != _ALL_VARIANTS:
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     if profile_url is not None:
         checked_address(profile_url, "grpc", profile_ca_certificates)
@@ -322,7 +239,7 @@ class ConsoleProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
+            BarText("{task.description}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -414,16 +331,3 @@ def _task_mix(task: str | None, mix: str | None) -> dict[str, int]:
             f"to {_MOST_SHARES} at most: give for example sentiment=2,similarity=1"
         )
     return shares
-
-
-def variants_named(text: str) -> tuple[Variant, ...]:
-    """Return the variants of a list of their names.
-
-    Raises:
-        OptionError: one is unknown.
-    """
-    wanted = [part.strip() for part in text.split(",")]
-    for name in wanted:
-        if name not in get_args(Variant):
-            raise OptionError(f"--variants has no variant '{name}'; accepted are {', '.join(VARIANTS)}")
-    return tuple(variant for variant in VARIANTS if variant in wanted)

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from sparse_serve.cli.options import Verbose, make_output_folder, table_console
-from sparse_serve.cli.profile import variants_named
+from sparse_serve.cli.variants import variants_named
 from sparse_serve.errors import GateError
+from sparse_serve.extras import needing
 from sparse_serve.report.comparison import compare
 from sparse_serve.report.document import read_report
 from sparse_serve.report.files import write_report
@@ -67,6 +68,8 @@ def show(
     """Show a report on the terminal, or draw its page anew."""
     found = read_report(report)
     if output_dir is not None:
+        with needing("report show --output-dir", "report"):  # what draws
+            import sparse_serve.report.page  # noqa: F401, PLC0415
         make_output_folder(output_dir)
         write_report(found, output_dir)
     if as_json:

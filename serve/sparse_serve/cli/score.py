@@ -22,7 +22,9 @@ from sparse_serve.cli.options import DEFAULT_REPOSITORY, ModelRepository, Task, 
 from sparse_serve.cli.signals import handled
 from sparse_serve.errors import OptionError
 from sparse_serve.extras import needing
+from sparse_serve.rows import TEXT_PAIR
 from sparse_serve.scoring import EXTRAS, PART_ROWS
+from sparse_serve.tasks import Classification
 
 if TYPE_CHECKING:
     from sparse_serve.scoring.job import Progress as Done
@@ -47,13 +49,11 @@ def score(  # noqa: PLR0913  one parameter per option
     model_version: Annotated[
         int | None, typer.Option(min=1, help="Version of the entry.", show_default="the highest")
     ] = None,
-    text_column: Annotated[
-        str | None, typer.Option(help="The column of texts.", show_default="text_a")
-    ] = None,
+    text_column: Annotated[str, typer.Option(help="The column of texts.")] = Classification.rows.columns.text,
     text_pair_column: Annotated[
         str | None,
         typer.Option(
-            help="The column of second texts, for a model that was trained on pairs.", show_default="text_b"
+            help="The column of second texts, for a model that was trained on pairs.", show_default=TEXT_PAIR
         ),
     ] = None,
     task: Task = None,

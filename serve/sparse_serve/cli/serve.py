@@ -59,9 +59,7 @@ def serve(  # noqa: PLR0913  one parameter per option
     mode: Annotated[
         ServerMode, typer.Option(help="tritonserver on PATH, the bundled one, or the container of docker/.")
     ] = ServerMode.auto,
-    image: Annotated[
-        str | None, typer.Option(help="Image of the container.", show_default=DEFAULT_IMAGE)
-    ] = None,
+    image: Annotated[str, typer.Option(help="Image of the container.")] = DEFAULT_IMAGE,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of the container, as docker run has it: all.")
     ] = None,
@@ -116,7 +114,7 @@ def serve(  # noqa: PLR0913  one parameter per option
     )
     if mode is ServerMode.docker:
         options = replace(options, environment={"DRAIN_TIMEOUT": str(drain_timeout)})
-        container = ContainerOptions(image or DEFAULT_IMAGE, gpus, memory)
+        container = ContainerOptions(image, gpus, memory)
         server: Server = ContainerServer(options, container)
     else:
         _refuse_container_options(context)

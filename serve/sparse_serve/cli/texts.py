@@ -10,8 +10,15 @@ from rich.text import Text as RichText
 
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.records import iter_records, text_of
-from sparse_serve.rows import TEXT_PAIR, QuestionRows, RowFormat
+from sparse_serve.rows import TEXT_PAIR, Columns, QuestionRows, RowFormat, TaggedRows
 from sparse_serve.tasks import Classification
+
+_OWN, _QUESTIONS, _WORDS = Columns(), QuestionRows.columns, TaggedRows.columns
+
+DEFAULT_TEXT_COLUMN = f"{_OWN.text}; for questions {_QUESTIONS.text}, for words {_WORDS.text}"
+DEFAULT_TEXT_PAIR_COLUMN = f"{TEXT_PAIR}, where there is one; for questions {_QUESTIONS.text_pair}"
+DEFAULT_LABEL_COLUMN = f"{_OWN.label}; for questions {_QUESTIONS.label}, for words {_WORDS.label}"
+"""What the columns of a file are called that no option names, as the help of all commands says it."""
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; else lines of stdin.")]
 TextPairs = Annotated[
@@ -27,16 +34,14 @@ TextFile = Annotated[
 ]
 TextColumn = Annotated[
     str | None,
-    typer.Option(
-        "--text-column", help="The file's column of texts.", show_default="text_a; for questions: question"
-    ),
+    typer.Option("--text-column", help="The file's column of texts.", show_default=DEFAULT_TEXT_COLUMN),
 ]
 TextPairColumn = Annotated[
     str | None,
     typer.Option(
         "--text-pair-column",
         help="The file's column of second texts.",
-        show_default=f"{TEXT_PAIR}, where there is one; for questions: {QuestionRows.columns.text_pair}",
+        show_default=DEFAULT_TEXT_PAIR_COLUMN,
     ),
 ]
 
