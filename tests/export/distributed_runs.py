@@ -94,6 +94,14 @@ def fail_in(process: int, error: Exception) -> None:
             raise error
 
 
+def patience() -> float:
+    """Return how many seconds this process waits for the others."""
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
@@ -110,6 +118,7 @@ def main(folder: Path) -> None:
             )
         ),
         "records": make_runs(folder, output, list(options_of_runs(folder))),
+        "patience": patience(),  # the trainer has been there
     }
     (folder / f"outcomes_{rank}.json").write_text(json.dumps(outcomes), encoding="utf-8")
 

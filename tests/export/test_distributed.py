@@ -137,6 +137,11 @@ def test_every_process_returns_the_record(outcomes: list[Mapping[str, Any]]) -> 
     assert outcomes[0]["records"] == outcomes[1]["records"]
 
 
+def test_processes_wait_for_the_first_while_it_tries_a_result(outcomes: list[Mapping[str, Any]]) -> None:
+    """As long as that takes; torch's own patience is 30 minutes, or 10 on GPUs."""
+    assert [each["patience"] for each in outcomes] == [24 * 3600.0] * 2
+
+
 @pytest.mark.parametrize(
     ("case", "first", "second"),
     [

@@ -24,7 +24,7 @@ from sparse_export.training.callbacks import Steering
 from sparse_export.training.encoding import EncodedData, encode
 from sparse_serve.data import Columns
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import CheckpointError, DataError, OptionError
+from sparse_serve.errors import CheckpointError, DataError, DeviceError, OptionError
 from tiny_training import (
     BAD,
     FAST,
@@ -539,6 +539,27 @@ def test_diverged_training_is_refused(
     with pytest.raises(CheckpointError, match="training diverged: the evaluation loss is nan after epoch 2"):
         finetune(encoder, train, tmp_path / "out", FAST)
     expect_nothing_written(tmp_path, {train})
+
+
+def out_of_memory(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(trainer_module.RunTrainer, "train"), (run_module, "make_trainer"), (run_module, "save_checkpoint")],
+    ids=["training", "model", "result"],
+)
+def test_a_full_device_is_told_with_what_takes_less(
+    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    monkeypatch.setattr(module, name, out_of_memory)
+    message = (
+        r"does not fit into the device's memory: CUDA out of memory\. .*--gradient-accumulation-steps "
+        r"\(now 1\) or --gradient-checkpointing, .*--max-length or a smaller --batch-size \(now 8\)$"
+    )
+    with pytest.raises(DeviceError, match=message):
+        finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=1))
 
 
 def test_output_that_cannot_be_made_is_refused_before_training(encoder: Path, train: Path) -> None:

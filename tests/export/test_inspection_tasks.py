@@ -85,5 +85,5 @@ def test_a_checkpoint_of_several_tasks_stands_beside_one_of_one(checkpoint: Path
     assert len(names) == 3
     assert names[-1].endswith("paraphrase's own")
     alone = InspectOptions(plain, task="paraphrase")
-    with pytest.raises(OptionError, match="'paraphrase' is no task of .*; there is one, which has no name"):
+    with pytest.raises(OptionError, match=r"'paraphrase' is no task of .*; there is one, which has no name"):
         Inspector(alone)

@@ -472,6 +472,8 @@ def test_steps_are_counted_where_they_end_a_run() -> None:
         OptionError, match="--dense-epochs 3 is 12 steps, and --max-steps 9; leave some steps"
     ):
         Stages.of(replace(AXIS, max_steps=9, dense_epochs=3), 4)
+    many = replace(AXIS, max_steps=99, dense_epochs=AXIS.epochs + 1)
+    assert Stages.of(many, 4).dense == 4 * (AXIS.epochs + 1)
 
 
 def test_the_epochs_tell_their_rho(encoder: Path, rows: Path, tmp_path: Path) -> None:
@@ -531,6 +533,7 @@ def test_options_out_of_range_are_refused(name: str, value: Any) -> None:
         ("softmax", {"dense_epochs": 1}, "--dense-epochs 1 is for attention by a pattern, and softmax"),
         ("axis", {"dense_epochs": 2}, "--dense-epochs is 2; it must be at least 0 and below --epochs, 2"),
         ("axis", {"dense_epochs": -1}, "--dense-epochs is -1; it must be at least 0"),
+        ("axis", {"dense_epochs": -1, "max_steps": 9}, "--dense-epochs is -1; it must be at least 0$"),
     ],
 )
 def test_contradictions_are_refused(attention: str, changed: dict[str, Any], message: str) -> None:

@@ -167,6 +167,24 @@ def test_a_run_is_not_continued_with_other_options(
     finetune(encoder, train, output, RUN, resume=True)
 
 
+def test_another_run_that_cannot_be_continued_is_discarded_where_that_was_said(
+    encoder: Path, train: Path, output: Path, partial: Path
+) -> None:
+    """And the same one is continued, though it might have been discarded."""
+    interrupted(encoder, train, output, RUN, STEPS + 1)
+    console = Console(file=StringIO(), soft_wrap=True)
+    other = replace(RUN, epochs=1)
+    with interrupted_after(3):
+        finetune(
+            encoder, train, output, replace(other, save_steps=2), force=True, resume=True, console=console
+        )
+    assert "other settings: epochs (4, now 1), save_steps (None, now 2): discarded" in told(console)
+    assert states(partial) == {2}
+    finetune(encoder, train, output, replace(other, save_steps=2), force=True, resume=True, console=console)
+    assert f"resuming after step 2 ({partial})\n" in told(console)
+    assert not partial.exists()
+
+
 def test_a_run_is_not_continued_on_other_rows(encoder: Path, train: Path, output: Path) -> None:
     interrupted(encoder, train, output, RUN, STEPS + 1)
     write_rows(train, ROWS, names=("positive", "negative"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from transformers import BertConfig
 
 import sparse_export.training.distributed as distributed_module
 import sparse_export.training.reporting as reporting_module
@@ -17,9 +18,21 @@ import sparse_export.training.task as task_module
 import sparse_export.training.trainer as trainer_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint
-from sparse_export.training import FinetuneOptions, finetune
+from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
+from sparse_export.training import (
+    FinetuneOptions,
+    TrainingOptions,
+    TrainingRecord,
+    finetune,
+    sources_of,
+    sweep,
+    write_sweep,
+)
+from sparse_export.training.attentions import Attentions
 from sparse_export.training.callbacks import Steering
-from sparse_serve.errors import DataError, OptionError
+from sparse_export.training.hub_data import DatasetSplit
+from sparse_export.training.sources import Reading, Rows, read_rows
+from sparse_serve.errors import CheckpointError, DataError, OptionError
 from tiny_training import FAST, make_encoder, weights, write_rows
 
 AXIS = AttentionSpec.parse("axis", None)
@@ -166,6 +179,28 @@ def test_a_sample_of_the_evaluation_rows(
     assert (record.evaluation.rows, record.evaluation.total_rows) == (7, 20)
 
 
+def test_of_rows_that_are_held_out_a_sample_is_judged(train: Path) -> None:
+    """What is trained on stays the same, and of what a job cannot do without enough is left."""
+
+    def read(most: int | None, least: int = 1) -> tuple[Rows, Rows]:
+        options = replace(FAST, max_eval_rows=most)
+        console = Answering()
+        rows, judged, held_out = read_rows(train, None, options, Reading(options.task, least=least), console)
+        assert held_out
+        some = f", by {most} of them" if most == 4 else ""
+        assert (f"the best epoch{some}\n" in console.said) == (most != 1)
+        return rows, judged
+
+    (rows, whole), (same, some) = read(None), read(4)
+    assert (len(rows.data.rows), len(whole.data.rows), len(some.data.rows)) == (86, 10, 4)
+    assert (some.record.rows, some.record.total_rows) == (4, 96)
+    assert same == rows
+    assert set(some.data.rows) < set(whole.data.rows)
+    assert read(4)[1] == some
+    assert read(100)[1] == whole
+    assert len(read(1, least=2)[1].data.rows) == 2
+
+
 def test_a_test_file_is_answered_as_served(
     encoder: Path, train: Path, evaluation: Path, tmp_path: Path
 ) -> None:
@@ -268,3 +303,63 @@ def test_a_device_without_bfloat16_is_told(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
     with pytest.raises(OptionError, match="--bf16: cuda does not compute in bfloat16; leave it out"):
         precision_module.require_precision(FinetuneOptions(bf16=True))
+
+
+def test_a_warm_up_that_the_schedule_has_none_of_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--warmup-ratio 0\.2 has no effect with --lr-scheduler-type con"):
+        FinetuneOptions(warmup_ratio=0.2, lr_scheduler_type="constant")
+    assert FinetuneOptions(lr_scheduler_type="constant").warmup_ratio  # was not asked for
+    FinetuneOptions(warmup_ratio=0, lr_scheduler_type="constant")
+    FinetuneOptions(warmup_ratio=0.2, lr_scheduler_type="constant_with_warmup")
+
+
+@pytest.mark.parametrize(
+    ("size", "heads"), [(204, 12), (24, 12), (200, 10), (256, 16), (102, 17), (101, 1), (18, 9)]
+)
+def test_adapters_of_any_size_have_about_as_many_heads_as_in_proportion(size: int, heads: int) -> None:
+    settings = ProjectedAttentionSettings.scaled(BertConfig(hidden_size=768), size)
+    assert (settings.size, settings.heads) == (size, heads)
+    stored = {"size": size, "heads": 1, "share_projections": False}
+    assert ProjectedAttentionSettings.of_json(stored).heads == 1  # as earlier versions have trained it
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_tilde_is_the_home_folder_in_whatever_is_read(home: Path) -> None:
+    (home / "data").mkdir()
+    train, evaluation, test = sources_of("~/rows.tsv", "~/data", "~rows.tsv", None, None, None)
+    assert (train, test) == (home / "rows.tsv", Path("~rows.tsv"))
+    assert evaluation == DatasetSplit(str(home / "data"), None, "validation")
+
+
+def test_a_tilde_is_the_home_folder_in_all_that_is_written(encoder: Path, train: Path, home: Path) -> None:
+    """Also where several runs are compared, whose table is whole or as it was."""
+    runs = {name: replace(FAST, epochs=1, seed=seed) for seed, name in enumerate(("a", "b"))}
+    output = Path("~/sweep")
+
+    def make(folder: Path, options: TrainingOptions) -> TrainingRecord:
+        assert isinstance(options, FinetuneOptions)
+        return finetune(encoder, train, folder, options)
+
+    records = sweep(runs, make, output, force=False, resume=False)
+    attentions = Attentions({name: options.attention for name, options in runs.items()})
+    write_sweep(records, attentions, output)
+    names = {"a", "b", "sweep.json"}
+    assert {path.name for path in (home / "sweep").iterdir()} == names
+    written = (home / "sweep" / "sweep.json").read_bytes()
+    assert json.loads(written)["runs"].keys() == {"a", "b"}
+
+    def fill_up(path: Path, *_: object, **__: object) -> None:
+        path.write_bytes(b"{")
+        raise OSError(28, "No space left on device", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_text", fill_up)
+        with pytest.raises(CheckpointError, match=f"No space left on device .{home}/sweep.$"):
+            write_sweep(records, attentions, output)
+    assert {path.name for path in (home / "sweep").iterdir()} == names
+    assert (home / "sweep" / "sweep.json").read_bytes() == written

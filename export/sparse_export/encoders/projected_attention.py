@@ -69,12 +69,13 @@ class ProjectedAttentionSettings:
     ) -> Self:
         """Return the papers' sizes in proportion to an encoder's width, where none are given.
 
-        That is d_s = 204 in 12 heads beside a width of 768, and 102 in 6 beside 384.
+        That is d_s = 204 in 12 heads beside a width of 768, and 102 in 6 beside 384. A `size` that so many
+        heads do not divide has the divisor nearest to them, the larger of two: 200 beside 768 has 10.
         """
         if heads is None:
-            proportional = max(1, round(_PAPERS_HEADS * config.hidden_size / _PAPERS_WIDTH))
-            fits = size is None or (isinstance(size, int) and size % proportional == 0)
-            heads = proportional if fits else 1
+            heads = max(1, round(_PAPERS_HEADS * config.hidden_size / _PAPERS_WIDTH))
+            if isinstance(size, int) and size >= 1:
+                heads = _nearest_divisor(size, heads)
         return cls(_HEAD_SIZE * heads if size is None else size, heads, share_projections)
 
     @classmethod
@@ -92,6 +93,11 @@ class ProjectedAttentionSettings:
     def to_json(self) -> dict[str, Any]:
         """Return it as a model's spec stores it."""
         return asdict(self)
+
+
+def _nearest_divisor(size: int, wanted: int) -> int:
+    divisors = [each for each in range(1, size + 1) if size % each == 0]
+    return min(divisors, key=lambda each: (abs(each - wanted), -each))
 
 
 class Projections(ExtensionModule):

@@ -24,6 +24,9 @@ Shared = TypeVar("Shared")
 ENDED_BY_LAUNCHER = 128 + signal.SIGTERM
 """The exit status of a process that SIGTERM ends."""
 
+TOGETHER_WITHIN = timedelta(days=1)
+"""How long processes wait for each other: the first of them tries a result on rows while the others wait."""
+
 # How long the launcher's store is waited for. It may be gone.
 _STORE_ANSWERS = timedelta(seconds=5)
 
@@ -40,7 +43,7 @@ def is_first_process() -> bool:
 
 def join_processes() -> PartialState:
     """Join the processes that the launcher started along with this one; alone where there was no launcher."""
-    state = PartialState(cpu=on_cpu())
+    state = PartialState(cpu=on_cpu(), timeout=TOGETHER_WITHIN)
     atexit.unregister(_leave)  # of an earlier run of this process
     atexit.register(_leave)
     return state

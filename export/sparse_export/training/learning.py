@@ -23,7 +23,7 @@ from sparse_export.tasks.trained import Encoded
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
 from sparse_export.training.groups import group_of
-from sparse_export.training.job import Training
+from sparse_export.training.job import Figures, Training
 from sparse_export.training.objectives import Objective, Part
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.schedule import PatternSchedule, Stages, fixed_rho
@@ -34,7 +34,6 @@ _MEASURED, CALIBRATED = "rho", "calibrated_rho"
 # The most rows of those set aside that are measured in training.
 _ROWS_IN_TRAINING = 128
 
-Figures = Callable[[EvalPrediction], dict[str, float]]
 Reduced = Callable[[Any, Any], Tensor]
 
 

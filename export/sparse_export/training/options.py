@@ -120,7 +120,7 @@ class TrainingOptions(ABC):
         gradient_accumulation_steps: parts in which each process computes its share of a batch, one after
             another; more parts take less memory and give the same gradient.
         weight_decay: AdamW's, on all weights but biases and norms; 0 is plain Adam.
-        warmup_ratio: share of the steps in [0, 1) during which the learning rate rises.
+        warmup_ratio: share of the steps in [0, 1) during which the learning rate rises; "constant" has none.
         max_length: tokens per row, longer rows are cut from the right; None takes what the encoder has
             positions for. Batches are padded to their own longest row, so short texts cost nothing extra.
         early_stopping_patience: end after so many evaluations in a row without a better one; None never does.
@@ -183,11 +183,15 @@ class TrainingOptions(ABC):
         metrics = (*self.metrics, LOSS)
         patience = self.early_stopping_patience
         dense = self.dense_epochs or 0
+        # Where `max_steps` ends the run, only its steps tell: see `Stages.of`.
+        end, below = (
+            (self.epochs, f" and below --epochs, {self.epochs}") if self.max_steps is None else (math.inf, "")
+        )
         ranges: Sequence[_Range] = (
             ("metric", self.metric in (None, *metrics), f"one of {', '.join(metrics)}"),
             ("freeze_layers", self.freeze_layers is None or self.freeze_layers >= 0, "at least 0"),
             ("epochs", self.epochs >= 1, "at least 1"),
-            ("dense_epochs", 0 <= dense < self.epochs, f"at least 0 and below --epochs, {self.epochs}"),
+            ("dense_epochs", 0 <= dense < end, f"at least 0{below}"),
             ("learning_rate", 0 < self.learning_rate < math.inf, "above 0 and finite"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("gradient_accumulation_steps", self.gradient_accumulation_steps >= 1, "at least 1"),
@@ -210,6 +214,12 @@ class TrainingOptions(ABC):
         )
         refuse_out_of_range(self, ranges)
         self._refuse_without_pattern()
+        warms_up = self.warmup_ratio not in (0, TrainingOptions.warmup_ratio)
+        if warms_up and self.lr_scheduler_type == "constant":
+            raise OptionError(
+                f"--warmup-ratio {self.warmup_ratio:g} has no effect with --lr-scheduler-type constant; "
+                "leave it out, or use constant_with_warmup"
+            )
         if self.from_scratch and self.freeze_layers is not None:
             raise OptionError(
                 f"--freeze-layers {self.freeze_layers} with --from-scratch would keep random weights; "

@@ -38,7 +38,7 @@ class PartialRun:
     """A run in the making; what it is to become is at `output`."""
 
     def __init__(self, output: Path) -> None:
-        self.output = output.expanduser().resolve()
+        self.output = Path(os.path.expanduser(output)).resolve()  # noqa: PTH111  leaves ~name alone
         self.folder = self.output.parent / f"{self.output.name}.partial"
         self.states = self.folder / "states"
         self.checkpoint = self.folder / "checkpoint"
@@ -128,7 +128,7 @@ def partial_run(
     Args:
         run: where it is.
         settings: of the run that is starting.
-        force: discard an interrupted run that is there.
+        force: discard an interrupted run that is there; with `resume`, only one of other settings.
         resume: keep its states, if it was trained by the same settings.
         console: told what remains when the run ends early.
 
@@ -145,7 +145,7 @@ def partial_run(
             )
         run.folder.mkdir(exist_ok=True)
         with _locked(run.folder):
-            _prepare(run, settings, resume=resume, console=console)
+            _prepare(run, settings, force=force, resume=resume, console=console)
             try:
                 yield
             finally:
@@ -186,38 +186,45 @@ def _is_of_a_run(run: PartialRun) -> bool:
     return run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= names
 
 
-def _prepare(run: PartialRun, settings: RunSettings, *, resume: bool, console: Console) -> None:
+def _prepare(run: PartialRun, settings: RunSettings, *, force: bool, resume: bool, console: Console) -> None:
     latest = run.latest_state()
-    if latest is not None and resume:
-        stored = stored_settings(run.folder / _SETTINGS) or {}
-        _refuse_other(run, settings, stored)
-        if changed := differences(environment(), stored):
-            console.print(
-                f"warning: started in another environment: {', '.join(changed)}; the result will be as good, "
-                "but not the same to the bit"
-            )
-        run.remove_incomplete()
-        console.print(f"resuming after step {latest.name.removeprefix(_STATE_PREFIX)} ({run.folder})")
-        return
-    if resume:
+    if resume and latest is None:
         console.print(f"nothing to resume in {run.folder}: starting anew")
+    elif resume and latest is not None:
+        stored = stored_settings(run.folder / _SETTINGS) or {}
+        if (other := _other_run(run, settings, stored)) is None:
+            if changed := differences(environment(), stored):
+                console.print(
+                    f"warning: started in another environment: {', '.join(changed)}; the result will be as "
+                    "good, but not the same to the bit"
+                )
+            run.remove_incomplete()
+            console.print(f"resuming after step {latest.name.removeprefix(_STATE_PREFIX)} ({run.folder})")
+            return
+        what, remedy = other
+        if not force:
+            raise CheckpointError(f"{what}; {remedy}")
+        console.print(f"{what}: discarded, starting anew")
     for path in run.folder.iterdir():
         path.unlink() if path.is_file() else shutil.rmtree(path)
-    stored = {**asdict(settings), **environment()}
-    (run.folder / _SETTINGS).write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+    started = {**asdict(settings), **environment()}
+    (run.folder / _SETTINGS).write_text(json.dumps(started, indent=2) + "\n", encoding="utf-8")
 
 
-def _refuse_other(run: PartialRun, settings: RunSettings, stored: Mapping[str, Any]) -> None:
+def _other_run(run: PartialRun, settings: RunSettings, stored: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Tell why what is stored cannot be told to be a run of `settings`, and what to do; None where it is."""
     if stored and "encoder_digest" not in stored:
-        raise CheckpointError(
+        return (
             f"{run.folder} was started by an earlier version, which did not record what "
-            f"{settings.encoder} held: whether it is the same cannot be told; discard the run with --force"
+            f"{settings.encoder} held: whether it is the same cannot be told",
+            "discard the run with --force",
         )
     if changed := settings.training_differences(stored):
-        raise CheckpointError(
-            f"{run.folder} was started with other settings: {', '.join(changed)}; give the same ones "
-            "with --resume, or discard it with --force"
+        return (
+            f"{run.folder} was started with other settings: {', '.join(changed)}",
+            "give the same ones with --resume, or discard it with --force",
         )
+    return None
 
 
 def _leave(run: PartialRun, console: Console) -> None:

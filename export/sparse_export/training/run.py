@@ -2,7 +2,8 @@
 
 import json
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,7 @@ from sparse_export.training.sources import Rows, Source
 from sparse_export.training.sparsity import layer_sparsity
 from sparse_export.training.task import TaskJob
 from sparse_export.training.trainer import RunTrainer, make_trainer
+from sparse_serve.errors import DeviceError, in_brief
 
 
 def finetune(  # noqa: PLR0913  rows are of three kinds
@@ -111,7 +113,8 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         test: rows that the result is tried on: its answers and figures are written into the checkpoint.
         force: replace the checkpoint that is at `output`, and discard an interrupted run.
         resume: continue the interrupted run, if there is one; to the bit, on a CPU with as many threads and
-            the same versions. A checkpoint that the same run has finished is left as it is.
+            the same versions. A checkpoint that the same run has finished is left as it is. With `force`, a
+            run of other settings is discarded.
         console: where progress is shown; None = nowhere.
 
     Returns:
@@ -122,6 +125,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         DataError: rows that cannot be read, or do not fit the task.
         CheckpointError: the encoder cannot be loaded, `output` cannot be written, training diverged, or the
             run to be resumed had other settings.
+        DeviceError: the device has no memory left.
     """
     started = time.monotonic()
     processes = join_processes()
@@ -157,7 +161,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
         console.print(f"{run.output} was finished before")
         return done
     with ExitStack() as stack:
-        with agreed():
+        with agreed(), _telling_memory(job.options):
             if is_first:
                 stack.enter_context(partial_run(run, settings, force=force, resume=resume, console=console))
             training = job.prepare(settings.encoder, train_rows.data, eval_rows.data)
@@ -168,7 +172,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
             trainer = make_trainer(job, settings, training, stages, run, console)
         latest = shared(run.latest_state() if is_first else None)
         state = _train(trainer, job.options, stages, run, latest)
-        with agreed():
+        with agreed(), _telling_memory(job.options):
             result = Result(training, trainer, state, test_rows)
             record = _write(job, result, settings, run, started) if is_first else None
         return cast(TrainingRecord, shared(record))
@@ -200,7 +204,7 @@ def _train(
     """Train from the state `latest`, or from the beginning, to the end; return where that was."""
     if latest is not None and is_finished((state := read_state(latest)).log_history, options, stages):
         return state
-    with ending_together():
+    with ending_together(), _telling_memory(options):
         try:
             trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
         except DivergedError:
@@ -213,6 +217,24 @@ def _train(
                 raise
             raise OSError(f"the state cannot be saved, is the disk full? {error}") from error
     return trainer.state
+
+
+@contextmanager
+def _telling_memory(options: TrainingOptions) -> Iterator[None]:
+    """Say what takes less memory, where the device has none left.
+
+    Raises:
+        DeviceError: it has none.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"the run does not fit into the device's memory: {in_brief(error)}; give more "
+            f"--gradient-accumulation-steps (now {options.gradient_accumulation_steps}) or "
+            "--gradient-checkpointing, which keep the gradient as it is, or else a shorter --max-length or "
+            f"a smaller --batch-size (now {options.batch_size})"
+        ) from error
 
 
 @dataclass(frozen=True)

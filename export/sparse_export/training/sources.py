@@ -1,5 +1,7 @@
 """The rows of a run: read from files or data sets, held out, and encoded."""
 
+import os
+import random
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,7 +100,7 @@ def read_rows(
     """Read the rows to train on and those that choose the best epoch; tell whether these were held out.
 
     Without `evaluation`, a data set's split "validation" is taken where it has one and none of it is trained
-    on; else a tenth of the training rows is held out.
+    on; else a tenth of the training rows is held out, and judged whole or by a sample.
 
     Raises:
         DataError: a source that cannot be read, or pairs in one of the two alone.
@@ -111,14 +113,25 @@ def read_rows(
         eval_rows = _read(evaluation, options, reading, options.max_eval_rows)
     else:
         kept, held = hold_out(train_rows.data, HOLD_OUT_SHARE, options.seed, reading.least)
+        judged = _sampled(held, options.max_eval_rows, reading.least, options.seed)
+        sampled = f", by {len(judged.rows)} of them" if len(judged.rows) < len(held.rows) else ""
         console.print(
             f"no --eval: {len(held.rows)} of {len(train_rows.data.rows)} training rows "
-            f"(seed {options.seed}) are held out to choose the best epoch"
+            f"(seed {options.seed}) are held out to choose the best epoch{sampled}"
         )
         record = train_rows.record
-        train_rows, eval_rows = (Rows(data, replace(record, rows=len(data.rows))) for data in (kept, held))
+        train_rows, eval_rows = (Rows(data, replace(record, rows=len(data.rows))) for data in (kept, judged))
     require_like_pairs(train_rows.data, eval_rows.data)
     return train_rows, eval_rows, held_out
+
+
+def _sampled(data: TextData, most: int | None, least: int, seed: int) -> TextData:
+    """Return a random sample of `most` rows, but not fewer than `least`; all of them where `most` is None."""
+    size = len(data.rows)
+    wanted = size if most is None else min(size, max(most, least))
+    return replace(
+        data, rows=tuple(data.rows[row] for row in sorted(random.Random(seed).sample(range(size), wanted)))
+    )
 
 
 def require_like_pairs(one: TextData, other: TextData) -> None:
@@ -178,6 +191,7 @@ def _unlabelled(source: Source, records: Records, columns: Columns, kind: RowFor
 
 
 def _source(value: str, config: str | None, split: str) -> Source:
+    value = os.path.expanduser(value)  # noqa: PTH111  leaves ~name alone
     path = Path(value)
     is_written_as_path = value.startswith((".", "/", "~")) or value.count("/") > 1
     is_file = path.suffix.lower() in SUFFIXES or path.exists() or is_written_as_path

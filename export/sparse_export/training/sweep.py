@@ -1,7 +1,9 @@
 """The same run with several attentions, and what each of them gave."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -96,6 +98,8 @@ def sweep(
 def write_sweep(records: Records, attentions: Attentions, output: Path) -> None:
     """Write `sweep.json`, and as `sweep.png` what the figure that chooses epochs is along a size or λ.
 
+    Each is whole or as it was.
+
     Raises:
         CheckpointError: they cannot be written.
     """
@@ -112,18 +116,33 @@ def write_sweep(records: Records, attentions: Attentions, output: Path) -> None:
     }
     curves = [asdict(curve) for curve in attentions.curves]
     written = {"schema_version": _SCHEMA_VERSION, "runs": runs, "curves": curves}
+    folder = PartialRun(output).output
     try:
-        (output / "sweep.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        with _replacing(folder / "sweep.json") as path:
+            path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
         if attentions.curves:
             from sparse_export.training.sweep_picture import write_picture  # noqa: PLC0415  matplotlib
 
             metric = next(iter(records.values())).options.selection_metric
             values = {name: figures[metric] for name, figures in metrics.items()}
-            write_picture(attentions.curves, values, metric, output / "sweep.png")
+            with _replacing(folder / "sweep.png") as path:
+                write_picture(attentions.curves, values, metric, path)
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoints are made, but not what compares them: {error.strerror} ({error.filename})"
+            f"the checkpoints are made, but not what compares them: {error.strerror} ({folder})"
         ) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Have a file be written beside `path`, and put in its place when it is whole."""
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def sweep_tables(records: Records) -> Iterator[Table]:

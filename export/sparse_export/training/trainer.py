@@ -15,7 +15,7 @@ from sparse_export.encoders.extension import parameter_groups
 from sparse_export.encoders.patterned import recorded
 from sparse_export.training.batches import PlannedBatches, longest_first, rows_within
 from sparse_export.training.callbacks import Report, Steering
-from sparse_export.training.distributed import on_cpu, rows_per_pass
+from sparse_export.training.distributed import TOGETHER_WITHIN, on_cpu, rows_per_pass
 from sparse_export.training.groups import set_apart
 from sparse_export.training.job import Job, Training
 from sparse_export.training.learning import (
@@ -250,6 +250,7 @@ def _arguments(
         dataloader_pin_memory=torch.cuda.is_available(),
         # What is learned of a pattern has no part in the dense stage.
         ddp_find_unused_parameters=training.leaves_unused or (options.learns and stages.dense > 0),
+        ddp_timeout=round(TOGETHER_WITHIN.total_seconds()),
         use_cpu=on_cpu(),
     )
     # Where a process sees several GPUs, Trainer would multiply the batch by their number and share it out.
