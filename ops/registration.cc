@@ -1,4 +1,4 @@
-// The library's whole surface: what exports.map lists.
+// The library's public functions, which exports.map lists.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -22,8 +22,8 @@ namespace {
 
 constexpr const char* kDomain = "ai.sparse_serve";
 
-// The kernels of one provider for tensors of one element type. ONNX Runtime takes several ops of one name as
-// one op of several types and providers.
+// The kernels of one provider for tensors of one element type. ONNX Runtime merges several ops of one name
+// into one op of several types and providers.
 template <class Element, class Provider>
 struct ElementOps {
   explicit ElementOps(const OrtApi& api)
@@ -130,7 +130,7 @@ OrtCustomOpDomain* DomainOf(const OrtApi& api) {
 // A status made by an ONNX Runtime that lacks our API version: CreateStatus has been at its slot since
 // version 1. Where even that table is missing, nothing can carry the refusal: null would report success and
 // let models fall back to their functions unnoticed, and any other pointer would be read and freed by ONNX
-// Runtime as a status of its own. Stopping is the safe one left.
+// Runtime as a status of its own. Aborting is the only safe choice left.
 OrtStatus* UnsupportedRuntime(const OrtApiBase& base) noexcept {
   char message[128];
   std::snprintf(message, sizeof(message),

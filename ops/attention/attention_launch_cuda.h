@@ -1,4 +1,4 @@
-// What the host says to a packed attention kernel on a GPU.
+// The arguments of a packed attention kernel on a GPU.
 #pragma once
 
 #include "attention/attention_tile_cuda.h"

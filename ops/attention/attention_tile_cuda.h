@@ -1,7 +1,7 @@
-// What packed attention on a GPU shares: tiles of keys and values in shared memory, the scores of a warp's 16
-// queries and 64 keys, weighted sums of values. A lane has two of the queries, g and g + 8, and
-// of each tile of keys 16: 8j + 2t and 8j + 2t + 1 for j < 8, with g = lane / 4 and t = lane % 4. float16 and
-// bfloat16 are multiplied by tensor cores and added up in float32, float32 by fused multiply-adds.
+// What packed attention ops share on a GPU: tiles of keys and values in shared memory, the scores of a warp's
+// 16 queries and 64 keys, weighted sums of values. A lane has two of the queries, g and g + 8, and 16 keys of
+// each tile: 8j + 2t and 8j + 2t + 1 for j < 8, with g = lane / 4 and t = lane % 4. float16 and bfloat16 are
+// multiplied by tensor cores and added up in float32, float32 by fused multiply-adds.
 #pragma once
 
 #include "attention/packed_tensors.h"
@@ -15,7 +15,7 @@ constexpr int kTileKeys = 64;
 constexpr int kSlices = kTileKeys / 8;  // of a tile of keys
 using AttentionBlock = Block<4>;
 
-// How many tiles so many keys are.
+// How many tiles `keys` keys take.
 SPARSE_OPS_BOTH int TilesOf(int32_t keys) { return keys / kTileKeys + (keys % kTileKeys != 0); }
 
 // One head's rows of a tensor.
@@ -25,10 +25,11 @@ struct HeadRows {
   int64_t stride;
   int32_t rows;
   int32_t head_size;
-  bool aligned;  // every row to 16 bytes, with a whole number of these
+  bool aligned;  // every row begins at a multiple of 16 bytes and is a multiple of 16 bytes long
 };
 
-// The product of a lane: of[j].of[2h + i] is query g + 8h and column 8j + 2t + i, of scores a key.
+// A lane's part of a product: of[j].of[2h + i] is query g + 8h and column 8j + 2t + i. In a product of scores
+// a column is a key.
 template <int kCount>
 struct Products {
   PerLane<Four> of[kCount];
@@ -45,14 +46,14 @@ SPARSE_OPS_BOTH void Clear(const Warp& warp, Products<kCount>* products) {
 // Tiles of elements: kWidth is the head size, rounded up.
 template <class Element, int kWidth>
 struct TileLayout {
-  static constexpr int kVector = 16 / static_cast<int>(sizeof(Element));  // elements of 16 bytes
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(Element));  // elements in 16 bytes
   static constexpr int kStride = kWidth + kVector;  // no two of eight rows begin in one bank
   static constexpr int64_t kBytes =
       static_cast<int64_t>(kTileKeys) * kStride * static_cast<int64_t>(sizeof(Element));
 };
 
-// Rows first to first + 63 to shared memory; zeros beyond the last row and the head. Complete after
-// CommitCopies, WaitForCopies and a Sync.
+// Copies rows first to first + 63 to shared memory, with zeros beyond the last row and the head. Complete
+// after CommitCopies, WaitForCopies and a Sync.
 template <int kWidth, class Element, class AnyBlock>
 SPARSE_OPS_BOTH void LoadTile(const AnyBlock& block, const HeadRows<Element>& from, int32_t first,
                               Element* tile) {
@@ -125,7 +126,7 @@ struct TileProducts {
     }
   }
 
-  // Weights as they are multiplied: the left side of a product, rounded to Element.
+  // Weights as the left side of a product, rounded to Element.
   struct Weights {
     PerLane<LeftFragment> of[kTileKeys / 16];
   };
@@ -240,7 +241,7 @@ struct TileProducts<float, kWidth> {
   }
 };
 
-// Products become scores, of which `left` keys have any: those beyond are -inf.
+// Turns products into scores. Only the first `left` keys exist: the scores of those beyond are -inf.
 SPARSE_OPS_BOTH void ScaleScores(const Warp& warp, float scale, int32_t left, Scores* scores) {
   SPARSE_OPS_LANES
   for (int j = 0; j < kSlices; ++j) {
@@ -284,7 +285,7 @@ SPARSE_OPS_BOTH void WriteRows(const Warp& warp, const Products<kWidth / 8>& sum
   });
 }
 
-// What a block answers where the borders are none: NaN, and support 0.
+// What a block answers where the borders are invalid: NaN, and support 0.
 template <class Element, class AnyBlock>
 SPARSE_OPS_BOTH void WriteBadRows(const AnyBlock& block, const PackedAttention<Element>& tensors,
                                   const QueryTile& tile, int64_t head) {
@@ -301,13 +302,13 @@ SPARSE_OPS_BOTH void WriteBadRows(const AnyBlock& block, const PackedAttention<E
   });
 }
 
-// Where the blocks of a launch find their problem: block i is tile i % tiles of head i / tiles, so that
-// blocks that run together share keys and values.
+// How the blocks of a launch find their work: block i has tile i % tiles of head i / tiles, so that blocks
+// that run at the same time share keys and values.
 template <class Element>
 struct AttentionLaunch {
   PackedAttention<Element> tensors;
   AttentionBorders borders;
-  bool aligned;  // as HeadRows has it
+  bool aligned;  // as in HeadRows
   int64_t tiles;
 
   int64_t blocks() const { return tiles * tensors.num_heads; }
@@ -321,8 +322,8 @@ SPARSE_OPS_BOTH HeadRows<Element> RowsOf(const AttentionLaunch<Element>& launch,
           static_cast<int32_t>(launch.tensors.head_size), launch.aligned};
 }
 
-// Tiles of keys and values that come one behind the other into as many stages of shared memory: while one is
-// computed with, the next is on its way.
+// A pipeline of tiles of keys and values through kStages stages of shared memory: while one tile is computed
+// with, the next is loaded.
 template <class Element, int kWidth, int kStages>
 class TileStages {
  public:
@@ -336,7 +337,7 @@ class TileStages {
            i % kStages * (TileLayout<Element, kWidth>::kBytes / static_cast<int64_t>(sizeof(Element)));
   }
 
-  // Calls compute(i, tile) for i < count, in order. load(i, tile) has LoadTile fill a tile.
+  // Calls compute(i, tile) for i < count, in order. load(i, tile) must call LoadTile to fill the tile.
   template <class AnyBlock, class Load, class Compute>
   SPARSE_OPS_BOTH void ForEach(const AnyBlock& block, int count, const Load& load,
                                const Compute& compute) const {
@@ -355,7 +356,7 @@ class TileStages {
     }
   }
 
-  // Calls on_keys(warp, i, tile) and then on_values(warp, tile) by every warp, for each tile i of the rows.
+  // Has every warp call on_keys(warp, i, tile) and then on_values(warp, tile), for each tile i of the rows.
   template <class AnyBlock, class OnKeys, class OnValues>
   SPARSE_OPS_BOTH void ForKeysAndValues(const AnyBlock& block, const HeadRows<Element>& keys,
                                         const HeadRows<Element>& values, const OnKeys& on_keys,
@@ -382,7 +383,8 @@ class TileStages {
   Element* memory_;
 };
 
-// Two where three tiles of float32 would leave no room for scores.
+// Stages of the pipeline. There is one where two, which make three tiles with that of the queries, would
+// leave no room for scores.
 template <class Element, int kWidth>
 constexpr int kStagesOf = sizeof(Element) == 4 && kWidth > 64 ? 1 : 2;
 

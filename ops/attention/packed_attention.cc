@@ -8,7 +8,7 @@
 namespace sparse_ops {
 namespace {
 
-// Whether a thread may take the number for 0: told by its bits, as this thread may be one.
+// Whether a thread may treat the number as 0. It is told by its bits, as this thread may do so too.
 bool IsSubnormal(float number) {
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof(bits));
@@ -22,7 +22,7 @@ void CheckMatrix(const char* op, const Input<Element>& input) {
                                 "; accepted: (tokens, num_heads * head_size)"));
 }
 
-// What it holds is the launch's to check, where it can be read.
+// Checks the shape alone: the values may lie on a device, and Launch checks them.
 void CheckBorders(const char* op, const Input<int32_t>& cu_seqlens) {
   if (cu_seqlens.shape.size() == 1 && cu_seqlens.shape[0] > 0) return;
   throw InvalidArgument(Message(op, ": ", cu_seqlens.name, " has shape ", ToString(cu_seqlens.shape),
@@ -50,7 +50,7 @@ AttentionAttributes::AttentionAttributes(const KernelInfo& info) : op(info.op())
   }
 }
 
-// The width is that of query.
+// Checks the shape of query, whose width gives the head size.
 template <class Element>
 AttentionInputs<Element>::AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context)
     : query(context.GetInput(AttentionSignature<Element>::query)),

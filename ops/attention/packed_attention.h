@@ -13,7 +13,7 @@ namespace sparse_ops {
 constexpr int64_t kMinHeadSize = 8;
 constexpr int64_t kMaxHeadSize = 128;
 
-// What every packed attention op has.
+// The attributes that every packed attention op has.
 template <class Element>
 struct AttentionSignature {
   static constexpr Operand<Element> query{0, "query"}, key{1, "key"}, value{2, "value"};
@@ -30,13 +30,14 @@ struct AttentionAttributes {
   float scale;  // 0: 1 / sqrt(head_size)
 };
 
-// The inputs of one call, of checked shapes. What cu_seqlens hold is not looked at: they may lie on a device.
+// The inputs of one call, their shapes checked. The values of cu_seqlens are not read: they may lie on a
+// device.
 template <class Element>
 struct AttentionInputs {
-  // Of an op whose queries are the tokens.
+  // For an op whose queries are the tokens.
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
                   const Operand<int32_t>& cu_seqlens);
-  // Of cross-attention.
+  // For cross-attention.
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context,
                   const Operand<int32_t>& cu_seqlens_q, const Operand<int32_t>& cu_seqlens_k);
 
@@ -57,14 +58,14 @@ struct AttentionInputs {
   AttentionInputs(const AttentionAttributes& attributes, const KernelContext& context);
 };
 
-// A call of an op without more inputs than that, its outputs made.
+// A call of an op that has no other inputs, with its outputs made.
 template <class Element>
 struct AttentionProblem {
   AttentionInputs<Element> inputs;
   PackedAttention<Element> tensors;
 };
 
-// All of the tensors but what the op alone has.
+// The tensors of a call, without those that only the op itself has.
 template <class Element>
 PackedAttention<Element> TensorsOf(const AttentionAttributes& attributes,
                                    const AttentionInputs<Element>& inputs, Element* output);

@@ -19,10 +19,10 @@ namespace SPARSE_OPS_TARGET {
 constexpr int64_t kPanelVectors = 2;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
 
-// Queries are read so many at a time, keys kKeyRows: `room` below has space for either, RowsRoom(kRoomRows,
-// head_size) floats.
+// Queries are read kQueryRows at a time, keys kKeyRows. `buffer` below is where ReadRows converts either,
+// RowsBufferFloats(kBufferRows, head_size) floats.
 constexpr int64_t kQueryRows = kLanes;
-constexpr int64_t kRoomRows = kQueryRows > kKeyRows ? kQueryRows : kKeyRows;
+constexpr int64_t kBufferRows = kQueryRows > kKeyRows ? kQueryRows : kKeyRows;
 
 // Keys and values of one head of a sequence.
 template <class Element>
@@ -40,15 +40,15 @@ inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& te
   return {tensors.key + first, tensors.value + first, stride};
 }
 
-// A copy of those in float32, row on row, which lasts until its thread takes up another head. Beside other
-// heads each row is in a page of its own, of which many keys need more than the processor knows at once, and
-// rows of 16 bits are converted anew for each block.
+// A copy of a head's keys and values in float32, row on row, which a thread keeps until it goes on to another
+// head. In the tensors each row of a head lies in a page of its own, and many keys need more pages than the
+// processor's TLB holds; and rows of 16 bits would be converted anew for each block.
 struct HeldHead {
-  int64_t* number;   // which head of all sequences it is, counted from 1; 0: none
-  int64_t* rounded;  // the same of its keys in bytes
+  int64_t* number;   // of the head that is held, counted from 1 over all sequences; 0: none is
+  int64_t* rounded;  // of the head whose keys are rounded to bytes (Screen), likewise
   float *keys, *values;
 
-  void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
+  void Allocate(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
     number = reinterpret_cast<int64_t*>(layout->Take(4));
     rounded = number + 1;
     const int64_t floats = longest_sequence < kHeldKeys ? 0 : longest_sequence * RoundUp(head_size, kLanes);
@@ -60,11 +60,13 @@ struct HeldHead {
 // Whether a copy is worth it.
 inline bool IsHeld(int64_t keys, int64_t queries) { return keys >= kHeldKeys && queries >= kHeldQueries; }
 
+// The number of a range's head as HeldHead has it.
 template <class Element>
 inline int64_t NumberOf(const PackedAttention<Element>& tensors, const QueryRange& range) {
   return range.sequence * tensors.num_heads + range.head + 1;
 }
 
+// The copy of a range's head, made if it is not held yet.
 template <class Element>
 inline KeysAndValues<float> Hold(const PackedAttention<Element>& tensors, const QueryRange& range,
                                  const HeldHead& held) {
@@ -86,17 +88,17 @@ template <class Element, class Visit>
 inline void VisitHead(const PackedAttention<Element>& tensors, const QueryRange& range, const HeldHead& held,
                       const Visit& visit) {
   if (IsHeld(range.sequence_length, range.sequence_queries)) return visit(Hold(tensors, range, held));
-  *held.number = 0;  // shorter sequences are laid out over what lies there
+  *held.number = 0;  // scratch of shorter sequences is laid out over the copy
   visit(KeysAndValuesOf(tensors, range, range.head));
 }
 
 // queries (count, head_size) -> panel (head_size, kPanelQueries); 0 where there is no query.
 template <class Element>
-inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size, float* room,
-                        float* panel) {
+inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, int64_t head_size,
+                        float* buffer, float* panel) {
   for (int64_t q = 0; q < count; q += kQueryRows) {
     const int64_t rows = Min(kQueryRows, count - q);
-    const FloatRows from = ReadRows(query + q * stride, stride, rows, head_size, room);
+    const FloatRows from = ReadRows(query + q * stride, stride, rows, head_size, buffer);
     Transpose(from.first, from.stride, rows, head_size, panel + q, kPanelQueries);
   }
   for (int64_t q = count; q < kPanelQueries; ++q) {
@@ -105,11 +107,11 @@ inline void PackQueries(const Element* query, ptrdiff_t stride, int64_t count, i
 }
 
 // Scores of Rows keys against Vectors * kLanes queries, each a chain of fused multiply-adds over the head
-// size, scaled at its end: a query may leave the range of float32 where it is multiplied by the scale alone.
+// size. The scale comes last: a query alone, multiplied by it, may leave the range of float32.
 template <int64_t Rows, int64_t Vectors, class Element>
 inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t head_size,
-                      float scale, float* room, float* scores, float* maxima) {
-  const FloatRows keys = ReadRows(key, stride, Rows, head_size, room);
+                      float scale, float* buffer, float* scores, float* maxima) {
+  const FloatRows keys = ReadRows(key, stride, Rows, head_size, buffer);
   Floats sum[Rows][Vectors] = {};
   for (int64_t d = 0; d < head_size; ++d) {
     Floats query[Vectors];
@@ -135,9 +137,9 @@ inline void ScoreKeys(const float* query_panel, const Element* key, ptrdiff_t st
   }
 }
 
-// Has all keys of a sequence scored, kKeyRows and more: score(j, class_maxima) is to score kKeyRows of them
-// from j on. maxima is [kMaxClasses][kPanelQueries]. Each group is a step of `ahead`. Returns the number of
-// classes in use.
+// Has all keys of a sequence scored, of which there are at least kKeyRows: score(j, class_maxima) must score
+// kKeyRows of them from j on. maxima is [kMaxClasses][kPanelQueries]. After each group, `ahead` prefetches.
+// Returns the number of classes in use.
 template <class Ahead, class Score>
 inline int64_t ScoreGroups(int64_t keys, float* maxima, Ahead& ahead, const Score& score) {
   const int64_t groups = keys / kKeyRows;
@@ -145,7 +147,7 @@ inline int64_t ScoreGroups(int64_t keys, float* maxima, Ahead& ahead, const Scor
   for (int64_t i = 0; i < classes * kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
   for (int64_t group = 0; group < groups; ++group) {
     score(group * kKeyRows, maxima + group % kMaxClasses * kPanelQueries);
-    ahead.Scored();
+    ahead.AfterScoring();
   }
   if (keys % kKeyRows != 0) {
     // The remainder reaches back over keys already scored, to the same scores. It shares the class of those
@@ -155,27 +157,27 @@ inline int64_t ScoreGroups(int64_t keys, float* maxima, Ahead& ahead, const Scor
   return classes;
 }
 
-// All keys of a sequence; returns what ScoreGroups does.
+// Scores all keys of a sequence; returns what ScoreGroups does.
 template <int64_t Vectors, class Element, class Ahead>
 inline int64_t ScorePanel(const float* query_panel, const Element* key, ptrdiff_t stride, int64_t keys,
-                          int64_t head_size, float scale, float* room, float* scores, float* maxima,
+                          int64_t head_size, float scale, float* buffer, float* scores, float* maxima,
                           Ahead& ahead) {
   if (keys >= kKeyRows) {
     return ScoreGroups(keys, maxima, ahead, [&](int64_t j, float* class_maxima) {
-      ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
+      ScoreKeys<kKeyRows, Vectors>(query_panel, key + j * stride, stride, head_size, scale, buffer,
                                    scores + j * kPanelQueries, class_maxima);
     });
   }
   for (int64_t i = 0; i < kPanelQueries; i += kLanes) Store(maxima + i, Broadcast(-kInfinity));
   for (int64_t j = 0; j < keys; ++j) {
-    ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, room,
+    ScoreKeys<1, Vectors>(query_panel, key + j * stride, stride, head_size, scale, buffer,
                           scores + j * kPanelQueries, maxima);
   }
-  ahead.Scored();
+  ahead.AfterScoring();
   return 1;
 }
 
-// The steps of a range's kernel: a group of keys of each panel, a query.
+// RowsAhead of a kernel that scores each panel's keys in groups and sums query by query.
 template <class Element>
 inline RowsAhead<Element> AheadOf(const PackedAttention<Element>& tensors, const QueryRange& range,
                                   const QueryRange* next) {
@@ -184,9 +186,10 @@ inline RowsAhead<Element> AheadOf(const PackedAttention<Element>& tensors, const
 }
 
 // sums[q][d] += weight[t][q] * value[key(t)][d] for Queries queries and Vectors * kLanes columns, t in
-// [begin, end). columns: how many of the last vector's columns exist.
+// [begin, end). columns: how many of the last vector's columns exist. The weights of a key's queries lie
+// beside each other, as in a panel.
 template <int64_t Queries, int64_t Vectors, bool Indexed, class Element>
-inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t begin,
+inline void AddPanelTile(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t begin,
                          int64_t end, const Element* value, ptrdiff_t value_stride, int64_t columns,
                          float* sums, ptrdiff_t sums_stride) {
   Floats sum[Queries][Vectors];
@@ -215,8 +218,8 @@ inline void AddDenseTile(const float* weights, ptrdiff_t weight_stride, const in
   }
 }
 
-// With 4 queries 8 sums of 2 vectors hide no more than the latency of an addition; 4 vectors are better as
-// twice two.
+// Vectors of a tile at most. With 4 queries 8 sums of 2 vectors just hide the latency of an addition; 4
+// vectors are faster as two tiles of 2.
 constexpr int64_t kTileVectors = kLanes == 8 ? 3 : 2;
 
 // Sums of up to kPanelQueries queries over all weights, zero or not. keys: which value row each weight
@@ -226,16 +229,17 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
                      const Element* value, ptrdiff_t value_stride, int64_t head_size, int64_t queries,
                      float* sums, ptrdiff_t sums_stride) {
   constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
-  constexpr int64_t kKeyBlock = kLanes == 8 ? 64 : 128;  // whose values and weights stay in the first cache
+  // Values and weights of this many keys stay in the first cache.
+  constexpr int64_t kKeyBlock = kLanes == 8 ? 64 : 128;
   for (int64_t begin = 0; begin < count; begin += kKeyBlock) {
     const int64_t end = Min(count, begin + kKeyBlock);
     int64_t vectors = 0;
     for (int64_t d = 0; d < head_size; d += vectors * kLanes) {
       const int64_t left = RoundUp(head_size - d, kLanes) / kLanes;
       vectors = left == 4 ? 2 : Min(left, kTileVectors);
-      const auto add = vectors == 1   ? AddDenseTile<kQueries, 1, Indexed, Element>
-                       : vectors == 2 ? AddDenseTile<kQueries, 2, Indexed, Element>
-                                      : AddDenseTile<kQueries, kTileVectors, Indexed, Element>;
+      const auto add = vectors == 1   ? AddPanelTile<kQueries, 1, Indexed, Element>
+                       : vectors == 2 ? AddPanelTile<kQueries, 2, Indexed, Element>
+                                      : AddPanelTile<kQueries, kTileVectors, Indexed, Element>;
       const int64_t columns = Min(head_size - d - (vectors - 1) * kLanes, kLanes);
       for (int64_t q = 0; q < queries; q += kQueries) {
         add(weights + q, weight_stride, keys, begin, end, value + d, value_stride, columns,
@@ -245,8 +249,8 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
   }
 }
 
-// Vectors * kLanes columns of one query's sum over its weights above 0; the same additions in the same order
-// as AddDense.
+// Vectors * kLanes columns of one query's weighted sum of values, over its weights above 0. It makes the same
+// additions in the same order as AddDense.
 template <int64_t Vectors, class Value, class Element>
 inline void SumSparseTile(const Survivors& survivors, int64_t row, const Value* value, ptrdiff_t value_stride,
                           Element* output) {
@@ -261,7 +265,7 @@ inline void SumSparseTile(const Survivors& survivors, int64_t row, const Value* 
   for (int64_t v = 0; v < Vectors; ++v) Store(output + v * kLanes, sum[v]);
 }
 
-// One query's output (head_size).
+// One query's output (head_size), summed over its weights above 0.
 template <class Value, class Element>
 [[gnu::always_inline]] inline void SumSparse(const Survivors& survivors, int64_t row, const Value* value,
                                              ptrdiff_t value_stride, int64_t head_size, Element* output) {

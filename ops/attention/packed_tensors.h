@@ -15,7 +15,7 @@ struct PackedAttention {
   const Element* key;
   const Element* value;
   Element* output;
-  int32_t* support;  // (queries, num_heads); null where no output asks for it
+  int32_t* support;  // (queries, num_heads); null where the node leaves the output out
   int64_t num_heads;
   int64_t head_size;
   float scale;    // of the scores

@@ -8,7 +8,7 @@
 namespace sparse_ops {
 namespace {
 
-// `of` has the rows that the borders are of.
+// `of` is the tensor whose rows the borders divide into sequences.
 template <class Element>
 std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlens, const Input<Element>& of) {
   const char* name = cu_seqlens.name;
@@ -31,7 +31,7 @@ std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlen
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The range behind the i-th of a task; null behind the last of all.
+// The range that comes after the i-th of a task; null after the last of all.
 const QueryRange* Next(const std::vector<std::vector<QueryRange>>& tasks, size_t task, size_t i) {
   if (i + 1 < tasks[task].size()) return &tasks[task][i + 1];
   return task + 1 < tasks.size() ? &tasks[task + 1].front() : nullptr;
@@ -44,30 +44,30 @@ Borders::Borders(const AttentionInputs<Element>& inputs)
     : queries(ReadBorders(inputs.op, inputs.query_borders, inputs.query)),
       keys(ReadBorders(inputs.op, inputs.borders, inputs.key)) {}
 
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads,
                                                 int64_t query_block, int64_t task_work) {
   std::vector<std::vector<QueryRange>> tasks;
-  int64_t room = 0;
-  for (const Stretch& stretch : stretches) {
-    const int64_t last = stretch.range.first + stretch.range.count;
-    for (int64_t head = 0; head < num_heads; head += stretch.range.heads) {
-      const int64_t heads = std::min(stretch.range.heads, num_heads - head);
-      const int64_t block_work = stretch.block_work * heads;
-      for (int64_t first = stretch.range.first; first < last;) {
-        if (room <= 0) {
+  int64_t work_left = 0;
+  for (const CostedRange& costed : ranges) {
+    const int64_t last = costed.range.first + costed.range.count;
+    for (int64_t head = 0; head < num_heads; head += costed.range.heads) {
+      const int64_t heads = std::min(costed.range.heads, num_heads - head);
+      const int64_t block_work = costed.block_work * heads;
+      for (int64_t first = costed.range.first; first < last;) {
+        if (work_left <= 0) {
           tasks.emplace_back();
-          room = task_work;
+          work_left = task_work;
         }
         const int64_t blocks = CeilDivide(last - first, query_block);
-        const int64_t fitting = std::min(CeilDivide(room, block_work), blocks);
-        QueryRange range = stretch.range;
+        const int64_t fitting = std::min(CeilDivide(work_left, block_work), blocks);
+        QueryRange range = costed.range;
         range.head = head;
         range.heads = heads;
         range.first = first;
         range.count = std::min(fitting * query_block, last - first);
         tasks.back().push_back(range);
         first += range.count;
-        room -= fitting * block_work;
+        work_left -= fitting * block_work;
       }
     }
   }
@@ -81,7 +81,7 @@ void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& pr
   const PackedAttention<Element>& tensors = problem.tensors;
   const Borders borders(inputs);
   const int64_t query_block = ChosenKernels().query_block;
-  std::vector<Stretch> stretches;
+  std::vector<CostedRange> ranges;
   int64_t longest = 0;
   for (size_t b = 0; b + 1 < borders.keys.size(); ++b) {
     const int64_t length = borders.keys[b + 1] - borders.keys[b];
@@ -96,10 +96,10 @@ void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& pr
     range.heads = 1;
     // A query without keys is work too: its output is written.
     const int64_t work = query_block * std::max<int64_t>(length, 1) * inputs.head_size;
-    stretches.push_back({range, std::min(work, kTaskWork / kTaskBlocks)});
+    ranges.push_back({range, std::min(work, kTaskWork / kTaskBlocks)});
     longest = std::max(longest, length);
   }
-  const auto tasks = DivideWork(stretches, tensors.num_heads, query_block, kTaskWork);
+  const auto tasks = DivideWork(ranges, tensors.num_heads, query_block, kTaskWork);
   context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
     for (size_t i = 0; i < tasks[task].size(); ++i) {
       kernel(tensors, tasks[task][i], Next(tasks, task, i), memory);

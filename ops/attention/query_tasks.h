@@ -1,5 +1,5 @@
-// How the CPU goes about the queries of a packed attention op: the borders are read and checked, the work is
-// divided into tasks.
+// How the queries of a packed attention op are scheduled on a CPU: borders are read and checked, and the work
+// is divided into tasks.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace sparse_ops {
 
-// Where each sequence begins, and behind them all where the last ends. Throws InvalidArgument for borders
-// that are none.
+// Where each sequence begins, and at the end where the last one ends. Throws InvalidArgument for invalid
+// borders.
 struct Borders {
   template <class Element>
   explicit Borders(const AttentionInputs<Element>& inputs);
@@ -24,19 +24,19 @@ struct Borders {
 // Multiply-adds of QK^T that are worth a task of their own, 10 to 30 microseconds.
 constexpr int64_t kTaskWork = int64_t{1} << 20;
 
-// Blocks of queries that a task has at least: a kernel may gather queries of a kind.
+// The least blocks of queries of a task, so that a kernel can gather queries of one kind.
 constexpr int64_t kTaskBlocks = 8;
 
-// Queries that cost the same: `range` says how many heads are computed together but not which, `block_work`
-// the multiply-adds of QK^T for one block and head.
-struct Stretch {
+// Queries of one sequence that cost the same. `range` says how many heads are computed together, but not
+// which; `block_work` is the number of multiply-adds of QK^T for one block of queries and one head.
+struct CostedRange {
   QueryRange range;
   int64_t block_work;
 };
 
-// Cuts the queries of all heads into tasks of about `task_work`: long stretches into several, short ones
-// together. A task is cut at multiples of the block only.
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<Stretch>& stretches, int64_t num_heads,
+// Divides the queries of all heads into tasks of about `task_work` multiply-adds: long ranges into several
+// tasks, short ones several to a task. Ranges are cut at multiples of `query_block` only.
+std::vector<std::vector<QueryRange>> DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads,
                                                 int64_t query_block, int64_t task_work);
 
 template <class Element>

@@ -1,5 +1,5 @@
 // Which queries a block answers. The host knows neither the borders nor the lengths: it launches as many
-// blocks as any borders of so many sequences and rows can need, and each finds its own.
+// blocks as any borders of that many sequences and rows can need, and each block finds its queries.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace sparse_ops {
 namespace cuda {
 
-// A block answers as many queries of a head as its warps have.
+// Queries of one head that a block answers: those of all its warps.
 template <class AnyBlock>
 constexpr int kTileQueries = kWarpQueries * AnyBlock::kWarps;
 
@@ -22,7 +22,8 @@ struct AttentionBorders {
   int64_t key_rows;
 };
 
-// Sequence b has the tiles from QueryTileOf(where it begins, b) on, at least as many as its queries need.
+// The first tile of sequence b is QueryTileOf(where it begins, b). It has at least as many as its queries
+// need.
 template <class AnyBlock>
 SPARSE_OPS_BOTH int64_t QueryTileOf(int64_t border, int64_t sequence) {
   return border / kTileQueries<AnyBlock> + sequence;
@@ -43,7 +44,7 @@ struct QueryTile {
   bool bad_borders;  // of the call: nothing may be read by them, and the outputs of these rows are NaN
 };
 
-// In shared memory.
+// What the threads of a block find together, in shared memory.
 struct QueryTileSearch {
   int64_t query, queries, key, keys;
 };
@@ -52,9 +53,9 @@ SPARSE_OPS_BOTH bool AreBordersOf(int64_t begin, int64_t end, int64_t rows) {
   return 0 <= begin && begin <= end && end <= rows;
 }
 
-// All borders are looked at by each block, a thread each: borders are bad where they do not begin with 0,
-// fall, or do not end with the number of rows. Then tile i is the i-th kTileQueries rows, so that no output
-// is left unwritten.
+// Each block looks at all borders, a thread at each. Borders are bad where they do not begin with 0,
+// decrease, or do not end with the number of rows. Tile i is then the i-th kTileQueries rows, so that no
+// output is left unwritten.
 template <class AnyBlock>
 SPARSE_OPS_BOTH QueryTile FindQueryTile(const AnyBlock& block, const AttentionBorders& borders, int64_t tile,
                                         QueryTileSearch* search) {

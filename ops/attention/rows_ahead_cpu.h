@@ -1,7 +1,6 @@
-// Rows that are brought to the second cache before they are read. The rows of one head lie too far apart for
-// the processor to guess which are next. Of lines that are asked for it waits for some twenty at a time:
-// asked for by the hundred it stands until they have come, so they are asked for a few at a time, between
-// computations.
+// Rows that are prefetched into the second cache before they are read. The rows of one head lie too far apart
+// for the processor to predict which come next. It can wait for about twenty cache lines at a time: asked for
+// hundreds, it stalls until they have come. So they are prefetched a few at a time, between computations.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -10,21 +9,21 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Has `size` elements brought. Inline, as GCC takes a call of a function that only prefetches for one that
-// does nothing.
+// Prefetches `size` elements. Always inline, as GCC removes calls of a function that does nothing but
+// prefetch.
 template <class Element>
-[[gnu::always_inline]] inline void Bring(const Element* from, int64_t size) {
+[[gnu::always_inline]] inline void Prefetch(const Element* from, int64_t size) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Element));
   for (int64_t d = 0; d < size; d += kLine) __builtin_prefetch(from + d, 0, 2);
 }
 
-// What the range after this one reads and writes.
+// The rows that the range after this one reads and writes.
 template <class Element>
 class RowsAhead {
  public:
-  // next: null behind the last range. The kernel of `range` has `scored` and `summed` steps.
+  // next: null after the last range. The kernel of `range` calls AfterScoring and AfterSumming so many times.
   RowsAhead(const PackedAttention<Element>& tensors, const QueryRange& range, const QueryRange* next,
-            int64_t scored, int64_t summed)
+            int64_t scoring_steps, int64_t summing_steps)
       : stride_(tensors.num_heads * tensors.head_size), head_size_(tensors.head_size) {
     if (next == nullptr) return;
     const bool same_keys = next->sequence == range.sequence && next->head == range.head;
@@ -36,23 +35,23 @@ class RowsAhead {
     values_ = {tensors.value + key, keys};
     outputs_ = {tensors.output + query, next->count};
     const int64_t rows = next->count > keys ? next->count : keys;
-    scored_ = (rows + scored - 1) / scored;
-    summed_ = (rows + summed - 1) / summed;
+    rows_per_scoring_ = (rows + scoring_steps - 1) / scoring_steps;
+    rows_per_summing_ = (rows + summing_steps - 1) / summing_steps;
   }
 
-  // A step of scoring: some of the queries and keys.
-  [[gnu::always_inline]] void Scored() {
-    BringSome(&queries_, scored_);
-    BringSome(&keys_, scored_);
+  // To be called after each step of scoring: prefetches some queries and keys.
+  [[gnu::always_inline]] void AfterScoring() {
+    PrefetchSome(&queries_, rows_per_scoring_);
+    PrefetchSome(&keys_, rows_per_scoring_);
   }
-  // A step of summing: some of the values and outputs.
-  [[gnu::always_inline]] void Summed() {
-    BringSome(&values_, summed_);
-    BringSome(&outputs_, summed_);
+  // To be called after each step of summing: prefetches some values and outputs.
+  [[gnu::always_inline]] void AfterSumming() {
+    PrefetchSome(&values_, rows_per_summing_);
+    PrefetchSome(&outputs_, rows_per_summing_);
   }
 
  private:
-  // Keys and values of more would push those out that are being read.
+  // More keys and values than these would evict those that are being read.
   static constexpr int64_t kMostKeys = 512;
 
   struct Rows {
@@ -60,9 +59,9 @@ class RowsAhead {
     int64_t count;
   };
 
-  [[gnu::always_inline]] void BringSome(Rows* rows, int64_t most) {
+  [[gnu::always_inline]] void PrefetchSome(Rows* rows, int64_t most) {
     for (int64_t left = most; left > 0 && rows->count > 0; --left) {
-      Bring(rows->first, head_size_);
+      Prefetch(rows->first, head_size_);
       rows->first += stride_;
       --rows->count;
     }
@@ -71,12 +70,12 @@ class RowsAhead {
   ptrdiff_t stride_;
   int64_t head_size_;
   Rows queries_{}, keys_{}, values_{}, outputs_{};
-  int64_t scored_ = 0, summed_ = 0;  // rows of a step
+  int64_t rows_per_scoring_ = 0, rows_per_summing_ = 0;
 };
 
-// Where nothing is known of the next range.
+// Prefetches nothing: for where the next range is not known.
 struct NoRowsAhead {
-  void Scored() const {}
+  void AfterScoring() const {}
 };
 
 }  // namespace SPARSE_OPS_TARGET

@@ -11,7 +11,7 @@
 namespace sparse_ops {
 namespace {
 
-// Every task gathers the columns anew, so that tasks are larger than where nothing is gathered.
+// Every task gathers the columns anew, so tasks are larger than those of ops that gather nothing.
 constexpr int64_t kAxisTaskWork = 8 * kTaskWork;
 
 int64_t NotNegative(const KernelInfo& info, const Attribute<int64_t>& attribute, const char* accepted,
@@ -21,7 +21,7 @@ int64_t NotNegative(const KernelInfo& info, const Attribute<int64_t>& attribute,
   return value;
 }
 
-// No sequence is longer than int32 counts, so that offsets beyond never apply.
+// No sequence has more keys than an int32 counts, so larger offsets never apply.
 std::vector<int32_t> Offsets(const KernelInfo& info, const Attribute<IntList>& diagonals) {
   const char* accepted = "a list of offsets >= 0";
   std::vector<int32_t> offsets;
@@ -55,7 +55,7 @@ bool IsSparsegen(const KernelInfo& info, const Attribute<std::string_view>& attr
   return normalizer == "sparsegen";
 }
 
-// `input` has one element for each row of `of`.
+// Checks that `input` has one element for each row of `of`.
 template <class Element, class OfElement>
 void CheckVector(const char* op, const Input<Element>& input, const Input<OfElement>& of) {
   if (input.shape == Shape{of.shape[0]}) return;
@@ -132,10 +132,10 @@ namespace {
 
 template <class Element>
 void RunAxisAttention(CpuContext& context, const PackedAttention<Element>& tensors,
-                      const AxisPattern& pattern, const std::vector<Stretch>& stretches) {
+                      const AxisPattern& pattern, const std::vector<CostedRange>& ranges) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  const auto tasks = DivideWork(stretches, tensors.num_heads, kernels.query_block, kAxisTaskWork);
+  const auto tasks = DivideWork(ranges, tensors.num_heads, kernels.query_block, kAxisTaskWork);
   context.ParallelFor(tasks.size(), kernels.axis_attention_scratch(pattern.extent),
                       [&](size_t task, float* memory) {
                         for (const QueryRange& range : tasks[task]) {
@@ -154,13 +154,13 @@ void Launch(CpuContext& context, const AxisProblem<Element>& problem) {
   const AttentionShape shape{tensors.num_heads, tensors.head_size, ChosenKernels().query_block};
   if (problem.query_tokens.shape.empty()) {
     const AxisPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape);
-    RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.Stretches());
+    RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.CostedRanges());
     return;
   }
   CheckTokens(inputs.op, problem.query_tokens, inputs.tokens);
   const AxisCrossPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape,
                            borders.queries, problem.query_tokens.data);
-  RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.Stretches());
+  RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.CostedRanges());
 }
 
 #define SPARSE_OPS_INSTANTIATE(Element)       \

@@ -25,11 +25,11 @@ struct AxisAttentionSignature : AttentionSignature<Element> {
   static constexpr Attribute<float> lambd{"lambd", 0.0f};
 };
 
-// Queries that are rows of their own have `query_tokens`; its shape is empty where they are the tokens.
+// `query_tokens` is given in cross-attention; its shape is empty where the queries are the tokens.
 template <class Element>
 struct AxisProblem : AttentionProblem<Element> {
   const FixedPairs* fixed;  // of the node
-  bool sparsegen;           // normalizes, instead of softmax
+  bool sparsegen;           // whether sparsegen-lin normalizes, not softmax
   const uint8_t* rows;      // (tokens)
   const uint8_t* columns;   // (tokens)
   Input<int64_t> query_tokens;

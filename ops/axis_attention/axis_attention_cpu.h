@@ -1,6 +1,7 @@
-// Attention on the keys of axis_keys_cpu.h. A panel holds the scores of a block as in packed_attention_cpu.h,
-// but a row of it is a slot: first the columns, gathered once for each head, then the band, then the pairs.
-// What a lane does not attend to scores -inf, so that both normalizers work as they do on all keys.
+// Attention to the keys of axis_keys_cpu.h. A panel holds the scores of a block as in packed_attention_cpu.h,
+// but its rows are slots: first the columns, gathered once for each head, then the band, then the pairs. The
+// score of a key that a lane does not attend to is -inf, so that both normalizers work as they do on all
+// keys.
 #pragma once
 
 #include "axis_attention/axis_full_rows_cpu.h"
@@ -13,15 +14,15 @@ namespace SPARSE_OPS_TARGET {
 
 static_assert(kKeyRows <= kColumnPadding, "columns are scored kKeyRows at a time");
 
-// Keys or values of a band that are worked through at a time: all where they lie row on row.
+// How many keys or values of a band are computed with at a time: all of them where they lie row on row.
 template <class Element, class Held>
 inline int64_t BandPart(const AxisHead<Element, Held>& head, int64_t keys) {
   constexpr int64_t kBandKeys = 128;
   return head.keys.stride == head.padded ? keys : Min(keys, kBandKeys);
 }
 
-// Calls visit(first, count) for every part of one head's band. The keys of the next are asked for meanwhile:
-// they lie too far apart for the processor to guess.
+// Calls visit(first, count) for every part of one head's band, and prefetches the part after it: its rows lie
+// too far apart for the processor to predict them.
 template <class Element, class Held, class Visit>
 inline void ForEachBandPart(const AxisHead<Element, Held>& head, const Held* band, int64_t keys,
                             const Visit& visit) {
@@ -50,8 +51,8 @@ inline void GatherColumns(const AxisHead<Element, Held>& head, const int32_t* co
   }
 }
 
-// products[t * stride] is the sum so far of the products of query and keys[t], each lane apart; columns from
-// d on are added, Vectors * kLanes of them.
+// Adds the products of query and keys[t] in Vectors * kLanes columns from d on to products[t * stride], lane
+// by lane. Where d is 0 the sum begins there.
 template <int64_t Vectors, class Element>
 inline void AddProducts(const float* query, const Element* const* keys, int64_t count, int64_t d,
                         Floats* products, ptrdiff_t stride) {
@@ -66,8 +67,8 @@ inline void AddProducts(const float* query, const Element* const* keys, int64_t 
   }
 }
 
-// The products of query (padded head size) and some keys, one key every `stride`: SumEach makes scores of
-// them.
+// The products of query (padded head size) and some keys, those of a key at every `stride`-th vector. SumEach
+// turns them into scores.
 template <class Element>
 inline void Multiply(const float* query, const Element* const* keys, int64_t count, int64_t head_size,
                      Floats* products, ptrdiff_t stride) {
@@ -84,18 +85,18 @@ inline void Multiply(const float* query, const Element* const* keys, int64_t cou
   }
 }
 
-// Scores of the first `rows` columns, kKeyRows at most.
+// Scores `rows` columns, kKeyRows at most, from `key` on.
 template <int64_t Vectors, int64_t Rows = kKeyRows, class Element, class Held>
 inline void ScoreSome(const AxisHead<Element, Held>& head, int64_t rows, const float* key, float* scores,
                       const AxisScratch& at) {
   if constexpr (Rows > 1) {
     if (rows < Rows) return ScoreSome<Vectors, Rows - 1>(head, rows, key, scores, at);
   }
-  ScoreKeys<Rows, Vectors>(at.query_panel, key, head.padded, head.head_size, head.scale, at.room, scores,
+  ScoreKeys<Rows, Vectors>(at.query_panel, key, head.padded, head.head_size, head.scale, at.buffer, scores,
                            at.maxima);
 }
 
-// In groups of about a size, of which the last may reach into the padding.
+// Scores all columns in groups of about the same size, of which the last may reach into the padding.
 template <int64_t Vectors, class Element, class Held>
 inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at) {
   for (int64_t v = 0; v < Vectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
@@ -106,7 +107,7 @@ inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, c
   }
 }
 
-// Row by row, as the pairs of neighbouring rows have keys in common.
+// Scores all pairs, row by row, as the pairs of neighbouring rows have keys in common.
 template <class Element, class Held>
 inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at,
                        float* scores) {
@@ -131,28 +132,29 @@ inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& blo
   }
 }
 
-// What a lane of the next block reads first, and what it reads and writes last.
+// Prefetch the rows of a lane of the next block: those that scoring reads, and those that summing reads and
+// writes.
 template <class Element, class Held>
-[[gnu::always_inline]] inline void BringScored(const AxisHead<Element, Held>& head, const AxisBlock& block,
-                                               int64_t lane) {
+[[gnu::always_inline]] inline void PrefetchBeforeScoring(const AxisHead<Element, Held>& head,
+                                                         const AxisBlock& block, int64_t lane) {
   const AxisLane next = NextLane(block, lane);
   if (next.query < 0) return;
-  Bring(head.query + next.query * head.stride, head.head_size);
-  Bring(head.keys.key + next.row * head.keys.stride, head.head_size);
+  Prefetch(head.query + next.query * head.stride, head.head_size);
+  Prefetch(head.keys.key + next.row * head.keys.stride, head.head_size);
 }
 template <class Element, class Held>
-[[gnu::always_inline]] inline void BringSummed(const AxisHead<Element, Held>& head, const AxisBlock& block,
-                                               int64_t lane) {
+[[gnu::always_inline]] inline void PrefetchBeforeSumming(const AxisHead<Element, Held>& head,
+                                                         const AxisBlock& block, int64_t lane) {
   const AxisLane next = NextLane(block, lane);
   if (next.query < 0) return;
-  Bring(head.keys.value + next.row * head.keys.stride, head.head_size);
-  Bring(head.output + next.query * head.stride, head.head_size);
+  Prefetch(head.keys.value + next.row * head.keys.stride, head.head_size);
+  Prefetch(head.output + next.query * head.stride, head.head_size);
 }
 
 template <class Element, class Held>
 inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
   for (int64_t i = 0; i < kPanelQueries; ++i) {
-    BringScored(head, block, i);
+    PrefetchBeforeScoring(head, block, i);
     float* lane = at.queries + i * head.padded;
     if (i < block.count && block.queries[i] >= 0) {
       CopyRow(head.query + block.queries[i] * head.stride, head.head_size, lane);
@@ -162,7 +164,8 @@ inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& bl
   }
 }
 
-// The panel of a block: (slots, kPanelQueries). Returns the number of classes whose maxima are known, or 0.
+// Computes the panel of a block, (slots, kPanelQueries). Returns the number of classes whose maxima it has
+// computed, or 0.
 template <int64_t Vectors, class Element, class Held>
 inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
                           const AxisScratch& at) {
@@ -173,11 +176,11 @@ inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& 
   float* band = at.scores + block.columns * kPanelQueries;
   const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
   int64_t classes = 0;
-  NoRowsAhead ahead;  // its lanes are brought one by one
+  NoRowsAhead ahead;  // the next block is prefetched lane by lane
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
-    classes =
-        ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
-                            head.head_size, head.scale, at.room, band + j * kPanelQueries, at.maxima, ahead);
+    classes = ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
+                                  head.head_size, head.scale, at.buffer, band + j * kPanelQueries, at.maxima,
+                                  ahead);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -191,7 +194,7 @@ inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& 
   return is_one_part ? classes : 0;
 }
 
-// Maxima of classes of slots, (classes, kPanelQueries); returns how many there are.
+// Computes the maxima of classes of slots, (classes, kPanelQueries); returns the number of classes.
 template <int64_t Vectors>
 inline int64_t ClassMaxima(const float* scores, int64_t slots, float* maxima) {
   const int64_t classes = Min(slots, kMaxClasses);
@@ -224,7 +227,8 @@ inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
   return count + static_cast<int>(by_all);
 }
 
-// Replaces the scores of a column by weights, all of a row still to be multiplied by what is returned for it.
+// Replaces the scores of a column by weights. Returns for each row the factor that its weights are still to
+// be multiplied by.
 inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, float divisor, int64_t rows,
                               Survivors* survivors) {
   *survivors = {at.weights, at.survivors, at.positive, 0, Ints{}, Mask{}};
@@ -236,11 +240,11 @@ inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, 
   return Select(survivors->nan, Broadcast(__builtin_nanf("")), Broadcast(1.0f));
 }
 
-// So many rows are summed at a time: they share what is loaded of the columns' values.
+// Rows that are summed at a time: they share the loads of the columns' values.
 constexpr int64_t kSummedRows = 2;
 
-// Vectors * kLanes columns from d on of the outputs of some lanes: what their bands came to, the columns, and
-// the pairs of each. count: how many columns there are from d on.
+// Writes Vectors * kLanes columns from d on of the outputs of some lanes: the sums of their bands (at.sums),
+// plus those of columns and pairs. count: how many columns exist from d on.
 template <int64_t Rows, int64_t Vectors, class Element, class Held>
 inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& block, const int64_t* lanes,
                          const float* normalizer, int64_t d, int64_t count, const AxisScratch& at) {
@@ -266,7 +270,7 @@ inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& b
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
     for (int64_t p = lanes[r]; p < block.pairs * kPanelQueries; p += kPanelQueries) {
-      if (weights[p] == 0.0f) continue;  // it may be none of this row's
+      if (weights[p] == 0.0f) continue;  // the row may have no key there
       const Held* value = head.keys.value + block.pair_keys[p] * head.keys.stride + d;
       const Floats weight = Broadcast(weights[p]);
       SPARSE_OPS_UNROLL
@@ -307,7 +311,7 @@ inline void SumBand(const AxisHead<Element, Held>& head, const AxisBlock& block,
   });
 }
 
-// The outputs of the first `rows` lanes, whose weights stand in the panel.
+// Writes the outputs of the first `rows` lanes, whose weights are in the panel.
 template <class Element, class Held>
 inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
                      const float* normalizer, const AxisScratch& at) {
@@ -316,7 +320,7 @@ inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block
     int64_t lanes[kSummedRows];
     int64_t asked = 0;
     for (int64_t r = first; r < Min(first + kSummedRows, rows); ++r) {
-      BringSummed(head, block, r);
+      PrefetchBeforeSumming(head, block, r);
       if (block.queries[r] >= 0) lanes[asked++] = r;
     }
     if (asked == kSummedRows) {
@@ -327,7 +331,7 @@ inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block
   }
 }
 
-// How many of a block's lanes from `first` to `end` there are up to the last that is asked for.
+// How many lanes of a block there are from `first` up to the last one before `end` that is asked for.
 inline int64_t AskedLanes(const AxisBlock& block, int64_t first, int64_t end) {
   while (end > first && block.queries[end - 1] < 0) --end;
   return end - first;
@@ -368,7 +372,7 @@ template <class Element>
 inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                           const QueryRange& range, float* scratch) {
   AxisScratch at;
-  at.Lay(scratch, pattern.extent);
+  at.Allocate(scratch, pattern.extent);
   const int64_t begin = range.sequence_begin;
   const AxisKeys keys{pattern,
                       pattern.sequences[range.sequence],
@@ -388,10 +392,13 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     own.column_values += h * gathered;
     return own;
   };
-  for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
+  const auto range_of_head = [&](int64_t h) {
     QueryRange of_head = range;
     of_head.head += h;
-    GatherColumns(HeadOf(tensors, of_head), pattern.columns + begin, columns, scratch_of(h));
+    return of_head;
+  };
+  for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
+    GatherColumns(HeadOf(tensors, range_of_head(h)), pattern.columns + begin, columns, scratch_of(h));
   }
   for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
 
@@ -400,7 +407,7 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
   const int64_t end = range.first + range.count;
   for (int64_t first = range.first; first < end; first += kPanelQueries) {
     const int64_t count = Min(kPanelQueries, end - first);
-    AxisBlock block = LayBlock(keys, rows + first, queries + first, count, full);
+    AxisBlock block = MakeBlock(keys, rows + first, queries + first, count, full);
     block.next = Min(kPanelQueries, end - first - count);
     if (full && count <= kFewRows && !pattern.extent.sparsegen) {
       AttendFew(tensors, range, block, at);
@@ -411,8 +418,7 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
       AttendBlock<1>(head, block, pattern, tensors.divisor, own);
     };
     for (int64_t h = 0; h < range.heads; ++h) {
-      QueryRange of_head = range;
-      of_head.head += h;
+      const QueryRange of_head = range_of_head(h);
       LoadQueries(HeadOf(tensors, of_head), block, at);
       if (is_held) {
         attend_block(HeadOf(tensors, of_head, Hold(tensors, of_head, at.held)), at);

@@ -12,11 +12,11 @@ namespace {
 constexpr int64_t kWordBytes = 4;
 constexpr int kThreads = kBlockWarps * kWarpLanes;
 
-// Registers are what a multiprocessor runs out of: so many blocks are to have room in it.
+// Blocks that are to fit in a multiprocessor at a time. Its registers are what limits them.
 template <class Element, int kPadded>
 constexpr int kBlocksTogether = sizeof(Element) == 2 && kPadded <= 64 ? 3 : 2;
 
-// A block is never to have more shared memory than any GPU of compute capability 8.0 and later lends it.
+// The shared memory that a block may have on every GPU of compute capability 8.0 and later; none uses more.
 constexpr int64_t kSmallestSharedMemory = 99 * 1024;
 
 __global__ void __launch_bounds__(kWarpLanes)
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kThreads, 1) PlanSequencesKernel(const __grid_
   }
 }
 
-// The first blocks have full rows, which take longest, each every full_blocks-th piece of work; the others a
-// group of ordinary rows each.
+// The first full_blocks blocks compute full rows, which take longest: each every full_blocks-th piece of that
+// work. The others compute a group of ordinary rows each.
 template <class Element, int kPadded, bool kVector, bool kSparsegen>
 __global__ void __launch_bounds__(kThreads, kBlocksTogether<Element, kPadded>)
     AxisAttentionKernel(const __grid_constant__ PackedAttention<Element> tensors,
@@ -47,12 +47,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksTogether<Element, kPadded>)
                                                                reinterpret_cast<float*>(memory));
   if (blockIdx.x < full_blocks) {
     block.AttendFull(blockIdx.x, full_blocks);
-  } else {  // no loop: what it kept from one group to the next would take registers
+  } else {  // not a loop: what it would keep from one group to the next takes registers
     block.AttendGroup(first_group + blockIdx.x - full_blocks);
   }
 }
 
-// One call on a GPU, each kernel behind the one before on ONNX Runtime's stream.
+// One call on a GPU. Its kernels run one after the other on ONNX Runtime's stream.
 class Device {
  public:
   Device(const char* op, const CudaContext& context) : op_(op), context_(context) {}

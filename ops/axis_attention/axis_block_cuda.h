@@ -1,6 +1,6 @@
-// Axis attention as a block of four warps computes it. Ordinary rows have a warp each 16. Full rows, which
-// have all keys of their sequence, are blocks apart: where there are few the warps share 16 of them, each
-// going over a quarter of the keys, and where there are many each warp has 16 of its own.
+// Axis attention in a block of four warps. A warp computes 16 ordinary rows. Full rows, which attend to all
+// keys of their sequence, have blocks of their own: where there are few, the warps share 16 of them, each
+// going over a quarter of the keys; where there are many, each warp has 16 of its own.
 #pragma once
 
 #include "axis_attention/axis_tile_cuda.h"
@@ -8,8 +8,8 @@
 namespace sparse_ops {
 namespace cuda {
 
-// Words of shared memory: of each warp held scores and then, in the same place, its part of the outputs; what
-// warps tell each other; what is drawn.
+// Words of shared memory that each warp has: warp_words for held scores and then, in the same place, its part
+// of the outputs; kExchangeWords for what warps tell each other; drawn_words for drawn keys.
 struct AxisMemory {
   int32_t warp_words;
   int32_t drawn_words;
@@ -40,7 +40,7 @@ class AxisBlock {
         exchange_(reinterpret_cast<uint32_t*>(memory) + kBlockWarps * extent_.warp_words),
         drawn_(exchange_ + kBlockWarps * kExchangeWords) {}
 
-  // Ordinary rows of one group and head.
+  // Computes the ordinary rows of one group and head.
   SPARSE_OPS_BOTH void AttendGroup(int64_t block) const {
     const auto group = static_cast<int32_t>(block / tensors_.num_heads);
     const auto head = static_cast<int32_t>(block % tensors_.num_heads);
@@ -58,13 +58,13 @@ class AxisBlock {
         return query < end && !IsFull(pairs_, query) ? query : -1;
       });
       if (!any) return;
-      tile.keys.Lay(warp, pairs_, sequence, false, drawn_ + warp.index() * extent_.drawn_words);
+      tile.keys.Set(warp, pairs_, sequence, false, drawn_ + warp.index() * extent_.drawn_words);
       tile.Begin(warp, tensors_, head, 0, 1, Memory(warp));
       AttendAlone(warp, &tile);
     });
   }
 
-  // The block-th of all full rows and heads, and every step-th behind it.
+  // Computes the block-th piece of all full rows and heads, and every step-th after it.
   SPARSE_OPS_BOTH void AttendFull(int64_t block, int64_t step) const {
     if (*pairs_.plan.bad_borders != 0) return;
     const int64_t end = *pairs_.plan.full_blocks_count * tensors_.num_heads;
@@ -81,7 +81,7 @@ class AxisBlock {
   }
 
  private:
-  // Borders that are bad have nothing to say of the rows of a group.
+  // Bad borders cannot say which rows a group has, so the group-th kGroupRows rows are written.
   SPARSE_OPS_BOTH void WriteNaN(int32_t group, int32_t head) const {
     const int64_t first = int64_t{group} * kGroupRows;
     const int64_t rows = Min(kGroupRows, pairs_.sizes.queries - first);
@@ -97,7 +97,7 @@ class AxisBlock {
     });
   }
 
-  // Gives a tile its queries, query_of(0 to 15), and says whether there are any.
+  // Gives a tile its queries, query_of(0) to query_of(15). Returns whether there are any.
   template <class QueryOf>
   SPARSE_OPS_BOTH bool TakeQueries(const Warp& warp, int32_t sequence, Tile* tile,
                                    const QueryOf& query_of) const {
@@ -126,7 +126,7 @@ class AxisBlock {
     const bool any = TakeQueries(warp, rows.sequence, tile, [&](int row) {
       return first + row < count ? begin + pairs_.plan.full[begin + first + row] : -1;
     });
-    tile->keys.Lay(warp, pairs_, rows.sequence, true, nullptr);
+    tile->keys.Set(warp, pairs_, rows.sequence, true, nullptr);
     return any;
   }
 
@@ -155,7 +155,7 @@ class AxisBlock {
     });
   }
 
-  // All warps have the same rows, each every kBlockWarps-th chunk of keys.
+  // All warps have the same rows; each has every kBlockWarps-th chunk of keys.
   SPARSE_OPS_BOTH void AttendShared(const FullRows& rows, int32_t head) const {
     Each<Tile> tiles;
     block_.Warps([&](const Warp& warp) {
@@ -177,7 +177,7 @@ class AxisBlock {
       block_.Warps([&](const Warp& warp) { tiles[warp.index()].AddWeighted(warp); });
     }
     block_.Warps([&](const Warp& warp) { tiles[warp.index()].TellSums(warp, Exchange(warp)); });
-    block_.Sync();  // held scores are read no more where outputs are written
+    block_.Sync();  // outputs are written over held scores
     block_.Warps([&](const Warp& warp) { tiles[warp.index()].TellOutputs(warp, Memory(warp)); });
     block_.Sync();
     block_.Warps([&](const Warp& warp) {
@@ -188,7 +188,7 @@ class AxisBlock {
       tile.TakeAllKeys(warp);
       tile.Finish(warp);
     });
-    block_.Sync();  // the next rows are laid over what is still read
+    block_.Sync();  // the next rows use the same shared memory
   }
 
   SPARSE_OPS_BOTH void FindThreshold(Each<Tile>* tiles) const {

@@ -1,5 +1,5 @@
-// Rows that attend to every key, where they are few: with keys in the lanes, not queries, and a few heads
-// side by side, so that what lies beside each other in memory is read together.
+// Rows that attend to every key, where they are few. Keys are in the lanes, not queries, and a few heads are
+// computed side by side, so that what lies beside each other in memory is read together.
 #pragma once
 
 #include "axis_attention/axis_head_cpu.h"
@@ -10,13 +10,13 @@ namespace SPARSE_OPS_TARGET {
 
 // Up to this many full rows are cheaper this way than in a panel.
 constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
-// So many of them are computed at a time: they share what is loaded of keys and values.
+// Full rows that are computed at a time: they share the loads of keys and values.
 constexpr int64_t kRowsAtOnce = 3;
-// Values of so many keys are added up at a time.
+// Keys whose values are added up at a time.
 constexpr int64_t kKeysAtOnce = 32;
 
-// Some full rows of the heads side by side from one of them on. Of a head, the r-th row's scores are the
-// (head * count + r)-th of at.scores, its sums likewise.
+// Some full rows in `heads` consecutive heads, from `head` on. The scores of row r in head h are the (h *
+// count + r)-th of at.scores, its sums likewise of at.sums.
 template <class Element>
 struct FullRows {
   AxisHead<Element, Element> head;
@@ -29,13 +29,13 @@ struct FullRows {
   int64_t scores_stride() const { return RoundUp(keys, kLanes); }
 };
 
-// products[r][t] is the sum of the products of the r-th query and the t-th of `count` keys, or the last of
-// them, each lane apart.
+// products[r][t] is the product of the r-th query and the t-th of `count` keys, summed lane by lane; beyond
+// `count` it is that of the last key.
 template <int64_t Rows, class Element>
 inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* const* queries,
                          ptrdiff_t own_head, const Element* key, int64_t count,
                          Floats (&products)[Rows][kLanes]) {
-  constexpr int64_t kKeys = 4;  // whose sums fill the registers
+  constexpr int64_t kKeys = 4;  // at a time: their sums fill the registers
   SPARSE_OPS_UNROLL
   for (int64_t first = 0; first < kLanes; first += kKeys) {
     const Element* keys[kKeys];
@@ -61,7 +61,7 @@ inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* 
   }
 }
 
-// Scores of kLanes keys from the j-th on, for Rows rows of one head from `first` on.
+// Scores kLanes keys from the j-th on, for Rows rows of one head from row `first` on.
 template <int64_t Rows, class Element>
 inline void ScoreFull(const FullRows<Element>& rows, int64_t h, int64_t first, int64_t j, float* scores) {
   const ptrdiff_t own_head = h * rows.head.head_size;
@@ -76,7 +76,7 @@ inline void ScoreFull(const FullRows<Element>& rows, int64_t h, int64_t first, i
   }
 }
 
-// Replaces scores by exp(score - maximum); returns 1 / their sum, as ExponentiatePanel.
+// Replaces scores by exp(score - maximum); returns 1 / their sum. It is ExponentiatePanel for one row.
 inline Floats ExponentiateRow(float* scores, int64_t keys) {
   Floats maxima = Broadcast(-kInfinity);
   for (int64_t j = 0; j < keys; j += kLanes) maxima = Max(Load(scores + j), maxima);
@@ -94,11 +94,12 @@ inline Floats ExponentiateRow(float* scores, int64_t keys) {
   return Broadcast(total <= 0.0f ? 0.0f : 1.0f / total);
 }
 
-// Adds the values of `count` keys to Vectors * kLanes columns of the sums of Rows rows, from d on; columns:
-// how many there are from d on. weights and sums are those of the first row.
+// Adds the weighted values of `count` keys to Vectors * kLanes columns of the sums of Rows rows; columns: how
+// many of them exist. The weights of a row's keys lie beside each other; AddPanelTile does the same where
+// those of a key's queries do.
 template <int64_t Rows, int64_t Vectors, class Element>
-inline void AddFullTile(const float* weights, ptrdiff_t weights_stride, int64_t count, const Element* value,
-                        ptrdiff_t stride, int64_t columns, float* sums, ptrdiff_t sums_stride) {
+inline void AddRowTile(const float* weights, ptrdiff_t weights_stride, int64_t count, const Element* value,
+                       ptrdiff_t stride, int64_t columns, float* sums, ptrdiff_t sums_stride) {
   Floats sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
@@ -123,7 +124,8 @@ inline void AddFullTile(const float* weights, ptrdiff_t weights_stride, int64_t 
   }
 }
 
-// Adds the values of `count` keys from the j-th on to the sums of Rows rows of one head from `first` on.
+// Adds the weighted values of `count` keys from the j-th on to the sums of Rows rows of one head, from row
+// `first` on.
 template <int64_t Rows, class Element>
 inline void AddFull(const FullRows<Element>& rows, int64_t h, int64_t first, int64_t j, int64_t count,
                     const AxisScratch& at) {
@@ -135,12 +137,12 @@ inline void AddFull(const FullRows<Element>& rows, int64_t h, int64_t first, int
   float* sums = at.sums + row * head.padded;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
-    AddFullTile<Rows, kVectors>(weights, rows.scores_stride(), count, value + d, head.keys.stride,
-                                kVectors * kLanes, sums + d, head.padded);
+    AddRowTile<Rows, kVectors>(weights, rows.scores_stride(), count, value + d, head.keys.stride,
+                               kVectors * kLanes, sums + d, head.padded);
   }
   for (; d < head.head_size; d += kLanes) {
-    AddFullTile<Rows, 1>(weights, rows.scores_stride(), count, value + d, head.keys.stride,
-                         head.head_size - d, sums + d, head.padded);
+    AddRowTile<Rows, 1>(weights, rows.scores_stride(), count, value + d, head.keys.stride, head.head_size - d,
+                        sums + d, head.padded);
   }
 }
 
@@ -149,7 +151,7 @@ struct RowCount {
   static constexpr int64_t kRows = Count;
 };
 
-// Calls visit(RowCount, first) for kRowsAtOnce rows at a time, and those that are left.
+// Calls visit(RowCount, first) for kRowsAtOnce rows at a time, then for those that are left.
 template <class Visit>
 inline void ForEachRows(int64_t count, const Visit& visit) {
   int64_t r = 0;
@@ -158,7 +160,7 @@ inline void ForEachRows(int64_t count, const Visit& visit) {
   if (count - r == 1) visit(RowCount<1>{}, r);
 }
 
-// Softmax over all keys. Whichever rows and heads are computed together, each is as if alone.
+// Softmax over all keys. A row's result does not depend on which rows and heads are computed together.
 template <class Element>
 inline void AttendFull(const FullRows<Element>& rows, const AxisScratch& at) {
   for (int64_t j = 0; j < rows.keys; j += kLanes) {
@@ -187,7 +189,7 @@ inline void AttendFull(const FullRows<Element>& rows, const AxisScratch& at) {
   }
 }
 
-// A block of few full rows in the heads of a range.
+// Computes a block of few full rows, in all heads of a range.
 template <class Element>
 inline void AttendFew(const PackedAttention<Element>& tensors, const QueryRange& range,
                       const AxisBlock& block, const AxisScratch& at) {

@@ -1,4 +1,4 @@
-// One head of a sequence as axis attention computes it, and the memory that it is computed in.
+// One head of a sequence in axis attention, and the scratch memory that it is computed in.
 #pragma once
 
 #include "axis_attention/axis_keys_cpu.h"
@@ -10,20 +10,20 @@ struct AxisScratch {
   HeldHead held;
   float *column_keys, *column_values;  // (columns, padded head size)
   float* queries;                      // (kPanelQueries, padded head size)
-  float *query_panel, *room, *scores, *maxima, *sums, *weights;
+  float *query_panel, *buffer, *scores, *maxima, *sums, *weights;
   int32_t *survivors, *positive;
   AxisKeysScratch keys;
 
-  int64_t Lay(float* base, const AxisExtent& extent) {
+  int64_t Allocate(float* base, const AxisExtent& extent) {
     const int64_t padded = RoundUp(extent.head_size, kLanes);
     ScratchLayout layout(base);
-    held.Lay(&layout, extent.held_keys, extent.head_size);
+    held.Allocate(&layout, extent.held_keys, extent.head_size);
     column_keys = layout.Take(extent.columns * padded);
     column_values = layout.Take(extent.columns * padded);
     queries = layout.Take(kPanelQueries * padded);
     query_panel = layout.Take(extent.head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kRoomRows, extent.head_size));
-    // Columns are scored kKeyRows at a time, keys in the lanes kLanes.
+    buffer = layout.Take(RowsBufferFloats(kBufferRows, extent.head_size));
+    // Columns are scored kKeyRows at a time, and keys that are in the lanes kLanes at a time.
     scores = layout.Take(RoundUp(extent.slots + kKeyRows, kLanes) * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     sums = layout.Take(padded * kPanelQueries);
@@ -31,13 +31,13 @@ struct AxisScratch {
     weights = layout.Take(solved * kLanes);
     survivors = reinterpret_cast<int32_t*>(layout.Take(solved));
     positive = reinterpret_cast<int32_t*>(layout.Take(RoundUp(solved, 32) / 32 * kLanes));
-    keys.Lay(&layout, extent);
+    keys.Allocate(&layout, extent);
     return layout.used();
   }
 };
 
 inline size_t AxisAttentionScratchFloats(const AxisExtent& extent) {
-  return static_cast<size_t>(AxisScratch{}.Lay(nullptr, extent));
+  return static_cast<size_t>(AxisScratch{}.Allocate(nullptr, extent));
 }
 
 // One head of one sequence.
@@ -50,7 +50,7 @@ struct AxisHead {
   ptrdiff_t stride;  // of queries and outputs
   ptrdiff_t support_stride;
   int64_t head_size;
-  int64_t padded;  // head size
+  int64_t padded;  // head size, rounded up to a multiple of kLanes
   float scale;     // of the scores
 };
 

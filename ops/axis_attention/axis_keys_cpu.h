@@ -19,9 +19,9 @@ static_assert(kPanelQueries <= 32, "a word has a bit for every lane of a block")
 
 struct AxisBlock {
   const int32_t* rows;
-  const int32_t* queries;  // as rows: -1 where a lane holds none that is asked for
+  const int32_t* queries;  // in each lane; -1 where none is asked for
   int64_t count;
-  int64_t next;  // lanes of the block after this, whose rows and queries stand behind these
+  int64_t next;  // number of lanes of the next block, whose rows and queries follow these in memory
   int64_t columns;
   int64_t band_begin;
   int64_t band_keys;
@@ -38,7 +38,7 @@ struct AxisLane {
   int32_t query;
 };
 
-// A lane of the block after this; -1 where it is no key or holds no query.
+// A lane of the next block; -1 where its row is not a key or no query is asked for.
 inline AxisLane NextLane(const AxisBlock& block, int64_t lane) {
   if (lane >= block.next) return {-1, -1};
   const AxisLane next{block.rows[block.count + lane], block.queries[block.count + lane]};
@@ -49,7 +49,7 @@ struct AxisKeysScratch {
   uint32_t *band_words, *drawn, *pair_words;
   int32_t* pair_keys;
 
-  void Lay(ScratchLayout* layout, const AxisExtent& extent) {
+  void Allocate(ScratchLayout* layout, const AxisExtent& extent) {
     band_words = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
     drawn = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
     pair_words = reinterpret_cast<uint32_t*>(layout->Take(extent.pairs));
@@ -57,7 +57,7 @@ struct AxisKeysScratch {
   }
 };
 
-// One sequence of the packed tensors, as its blocks are laid out.
+// One sequence of the packed tensors: what MakeBlock needs of it.
 struct AxisKeys {
   const AxisPattern& pattern;
   const AxisSequence& sequence;
@@ -74,7 +74,7 @@ inline uint64_t Mix(uint64_t x) {
   return y2 * y2 % kHashModulus * y % kHashModulus;
 }
 
-// Calls visit(key) for the keys drawn for a row, some maybe more than once, until it answers false.
+// Calls visit(key) for the keys drawn for a row, some perhaps more than once, until it returns false.
 template <class Visit>
 inline void ForEachDrawn(const AxisKeys& keys, int32_t row, const Visit& visit) {
   const uint64_t start = Mix(keys.seed_hash + static_cast<uint64_t>(row) + 1);
@@ -86,7 +86,8 @@ inline void ForEachDrawn(const AxisKeys& keys, int32_t row, const Visit& visit) 
 
 inline bool IsWithin(const AxisKeys& keys, int64_t key) { return key >= 0 && key < keys.length; }
 
-// Notes that a lane attends to the keys from `first` to `last`: words hold what changes from key to key.
+// Notes that a lane attends to the keys from `first` to `last`. A word of a key holds the bits that differ
+// from the key before.
 inline void NoteRange(const AxisBlock& block, int64_t first, int64_t last, uint32_t lane, uint32_t* words) {
   const int64_t end = block.band_begin + block.band_keys;
   if (first >= end || last < block.band_begin) return;
@@ -94,7 +95,7 @@ inline void NoteRange(const AxisBlock& block, int64_t first, int64_t last, uint3
   if (last + 1 < end) words[last + 1 - block.band_begin] ^= lane;
 }
 
-// The diagonals up to the reach.
+// Notes the diagonals up to the reach.
 inline void NoteDiagonals(const AxisKeys& keys, const AxisBlock& block, uint32_t* words) {
   for (int64_t i = 0; i < block.count; ++i) {
     const int32_t row = block.rows[i];
@@ -113,8 +114,8 @@ inline void NoteDiagonals(const AxisKeys& keys, const AxisBlock& block, uint32_t
   }
 }
 
-// The random keys, where the band is the whole sequence. Of those drawn after a lane attends to every key
-// nothing comes any more, and there may be 2^31 of them.
+// Notes the random keys, where the band is the whole sequence. Drawing ends once a lane attends to every key,
+// as there may be 2^31 draws.
 inline void NoteDrawn(const AxisKeys& keys, const AxisBlock& block, uint32_t* words) {
   for (int64_t i = 0; i < block.count; ++i) {
     const uint32_t lane = uint32_t{1} << i;
@@ -128,7 +129,7 @@ inline void NoteDrawn(const AxisKeys& keys, const AxisBlock& block, uint32_t* wo
   }
 }
 
-inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
+inline void AddBand(const AxisKeys& keys, AxisBlock* block) {
   const bool masked = keys.sequence.masked;
   const int64_t first = masked ? 0 : block->rows[0] - keys.sequence.reach;
   const int64_t last = masked ? keys.length : block->rows[block->count - 1] + keys.sequence.reach + 1;
@@ -144,7 +145,7 @@ inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
     const int32_t row = block->rows[i];
     full_rows |= uint32_t{row >= 0 && keys.is_row[row] != 0} << i;
   }
-  const uint32_t on_column = masked ? ~uint32_t{0} : 0;  // columns are a kind of their own elsewhere
+  const uint32_t on_column = masked ? ~uint32_t{0} : 0;  // else columns are a kind of their own
   uint32_t diagonals = 0;
   for (int64_t j = 0; j < block->band_keys; ++j) {
     diagonals ^= words[j];
@@ -153,11 +154,11 @@ inline void LayBand(const AxisKeys& keys, AxisBlock* block) {
   if (masked && keys.pattern.random_keys > 0) NoteDrawn(keys, *block, words);
 }
 
-// A key that there is, for where a lane has none.
+// A valid key, to stand where a lane has none.
 inline int32_t AnyKey(int32_t row) { return row < 0 ? 0 : row; }
 
-// The keys at one distance before or behind each row.
-inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block) {
+// Adds the pairs of each row and the key at one distance before or after it.
+inline void AddDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block) {
   int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
   uint32_t word = 0;
   for (int64_t i = 0; i < block->count; ++i) {
@@ -171,13 +172,14 @@ inline void LayDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block
   if (word != 0) ++block->pairs;
 }
 
-// Fewer keys than the sequence has: with more of them its band is the whole sequence.
-inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
-  const int64_t room = Min(keys.pattern.random_keys, keys.length);
+// Adds the pairs of each row and its random keys. They are fewer than the sequence has keys: with more of
+// them its band is the whole sequence.
+inline void AddRandom(const AxisKeys& keys, AxisBlock* block) {
+  const int64_t most_pairs = Min(keys.pattern.random_keys, keys.length);
   int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
   uint32_t* words = keys.at.pair_words + block->pairs;
-  for (int64_t t = 0; t < room; ++t) words[t] = 0;
-  for (int64_t i = 0; i < room * kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
+  for (int64_t t = 0; t < most_pairs; ++t) words[t] = 0;
+  for (int64_t i = 0; i < most_pairs * kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
   int64_t most = 0;
   for (int64_t i = 0; i < block->count; ++i) {
     const int32_t row = block->rows[i];
@@ -198,29 +200,29 @@ inline void LayRandom(const AxisKeys& keys, AxisBlock* block) {
   block->pairs += most;
 }
 
-// The block of `count` rows from `rows` on, all of them full or none. `drawn` is 0 throughout, before and
-// after. How it is laid depends on its rows alone, whichever of them are asked for: a query's result is the
-// same to the bit.
-inline AxisBlock LayBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
-                          bool full) {
+// The block of `count` rows from `rows` on, all of which are full or none. `drawn` must be all 0, and is
+// again afterwards. The block's keys depend on its rows alone, whichever queries are asked for, so that a
+// query's result is the same to the bit.
+inline AxisBlock MakeBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
+                           bool full) {
   AxisBlock block{rows, queries, count, 0, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
   if (full) {
     block.band_keys = keys.length;
     return block;
   }
   block.columns = keys.sequence.columns;
-  if (keys.sequence.reach >= 0) LayBand(keys, &block);
+  if (keys.sequence.reach >= 0) AddBand(keys, &block);
   if (keys.sequence.masked) return block;
   for (int64_t r = 0; r < keys.pattern.run_count; ++r) {
     const OffsetRun run = keys.pattern.runs[r];
     const int64_t first = run.first > keys.sequence.reach ? run.first : keys.sequence.reach + 1;
     const int64_t farthest = rows[0] < 0 ? keys.length : keys.length - 1;
     for (int64_t offset = first; offset <= Min(run.last, farthest); ++offset) {
-      LayDiagonal(keys, offset, &block);
-      if (offset > 0) LayDiagonal(keys, -offset, &block);
+      AddDiagonal(keys, offset, &block);
+      if (offset > 0) AddDiagonal(keys, -offset, &block);
     }
   }
-  if (keys.pattern.random_keys > 0) LayRandom(keys, &block);
+  if (keys.pattern.random_keys > 0) AddRandom(keys, &block);
   return block;
 }
 

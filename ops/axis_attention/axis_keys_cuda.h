@@ -14,15 +14,15 @@
 namespace sparse_ops {
 namespace cuda {
 
-// Lane 4g + t, part t of quad g, has to do with queries g and g + 8 of its warp (half 0 and 1) and, of each,
-// with slots 2t, 2t + 1, 2t + 8 and 2t + 9: number 4a + 2h + j is of half h and slot 8a + 2t + j, as
-// mma.m16n8k16 has it.
+// Lane 4g + t, number t of quad g, has queries g and g + 8 of its warp (halves 0 and 1), and slots 2t, 2t +
+// 1, 2t + 8 and 2t + 9 of each. Its score 4a + 2h + j is that of half h and slot 8a + 2t + j, as mma.m16n8k16
+// lays it out.
 constexpr int kChunkKeys = 16;
 constexpr int kLaneScores = kWarpQueries * kChunkKeys / kWarpLanes;
 SPARSE_OPS_BOTH constexpr int HalfOf(int score) { return score / 2 % 2; }
 SPARSE_OPS_BOTH int SlotOf(int score, int lane) { return score / 4 * 8 + lane % 4 * 2 + score % 2; }
 
-// Up to so many keys are drawn as pairs. More are drawn into a bitmap of the keys, a window of them at a
+// Up to this many random keys are drawn as pairs. More are drawn into a bitmap of the keys, a window at a
 // time, and the band is the whole sequence.
 constexpr int32_t kFewDrawn = 16;
 constexpr int32_t kWindowKeys = 2048;
@@ -31,7 +31,7 @@ constexpr int32_t kDrawsAtOnce = 512;  // between two looks at whether all keys 
 
 constexpr uint32_t kNoKey = 0xffffffffu;
 
-// Words of memory, shared by the lanes of a warp, that hold what is drawn.
+// Words of memory that hold the drawn keys, shared by the lanes of a warp.
 SPARSE_OPS_BOTH constexpr int32_t DrawnWords(int32_t random_keys) {
   return random_keys == 0 ? 0 : kWarpQueries * (random_keys <= kFewDrawn ? kFewDrawn : kWindowWords);
 }
@@ -42,13 +42,13 @@ SPARSE_OPS_BOTH uint64_t Mix(uint64_t x) {
   return y2 * y2 % kHashModulus * y % kHashModulus;
 }
 
-// The position of a query whose token is none of the call: its outputs are NaN.
+// The position of a query whose token is not one of the call: its outputs are NaN.
 constexpr int32_t kNoToken = -2;
 
 // The two queries of a lane, of rows g and g + 8 of its tile.
 struct QueryPair {
   int32_t query[2];     // row of the packed queries; -1: there is none
-  int32_t position[2];  // among the keys of the sequence; -1: it is none of them; kNoToken
+  int32_t position[2];  // among the keys of the sequence; -1: it is not one of them; kNoToken
 };
 
 enum class KeyKind { kColumns, kBand, kPairs, kAll };
@@ -57,7 +57,7 @@ enum class KeyKind { kColumns, kBand, kPairs, kAll };
 template <KeyKind kKindValue>
 struct KeyChunk {
   static constexpr KeyKind kKind = kKindValue;
-  int32_t first;
+  int32_t first;  // slot, counted within its kind
   int32_t count;  // up to kChunkKeys
 };
 
@@ -72,8 +72,8 @@ struct TileKeys {
   int32_t window;   // which one `drawn` holds; -1: none
   PerLane<QueryPair> queries;
 
-  // A tile of queries that lanes have been given already.
-  SPARSE_OPS_BOTH void Lay(const Warp& warp, const AxisPairs& call, int32_t sequence, bool is_full,
+  // Sets all members but `queries`, which must be set before.
+  SPARSE_OPS_BOTH void Set(const Warp& warp, const AxisPairs& call, int32_t sequence, bool is_full,
                            uint32_t* drawn_words) {
     pairs = &call;
     begin = call.plan.key_begin[sequence];
@@ -85,7 +85,7 @@ struct TileKeys {
     if (full) return;
     column_count = call.plan.column_count[sequence];
     if (length == 0) return;
-    LayBand(warp);
+    SetBand(warp);
     far_slots = 2 * Greater(OffsetsUpTo(length) - call.near_offsets, 0);
     if (call.random_keys > 0 && call.random_keys <= kFewDrawn) {
       drawn_slots = call.random_keys;
@@ -108,7 +108,7 @@ struct TileKeys {
     }
   }
 
-  // The key of a slot that is one for all queries; -1 where there is none.
+  // The key of a slot that is the same for all queries; -1 where there is none.
   template <KeyKind kKind>
   SPARSE_OPS_BOTH int32_t KeyAt(const KeyChunk<kKind>& chunk, int slot) const {
     if (slot >= chunk.count) return -1;
@@ -133,7 +133,8 @@ struct TileKeys {
     constexpr bool kEvery = kKind == KeyKind::kColumns || kKind == KeyKind::kAll;
     uint32_t allowed = 0;
     SPARSE_OPS_ROLLED
-    for (int i = 0; i < kLaneScores; i = i % 2 == 0 ? i + 1 : i + 3) {  // of half 0; that of half 1 is i + 2
+    for (int i = 0; i < kLaneScores;
+         i = i % 2 == 0 ? i + 1 : i + 3) {  // i is of half 0; the same slot of half 1 is i + 2
       const int slot = SlotOf(i, lane);
       if (slot >= chunk.count) continue;
       SPARSE_OPS_LANES
@@ -145,7 +146,7 @@ struct TileKeys {
     return allowed;
   }
 
-  // Before the keys of a chunk are asked for, by all lanes.
+  // All lanes must call it before the keys of a chunk are asked for.
   template <KeyKind kKind>
   SPARSE_OPS_BOTH void Prepare(const Warp& warp, const KeyChunk<kKind>& chunk) {
     if (kKind != KeyKind::kBand || pairs->random_keys <= kFewDrawn) return;
@@ -165,16 +166,16 @@ struct TileKeys {
     }
   }
 
-  // From the first query's first key to the last query's last. Chunks begin where they do for any queries: a
-  // row's scores come in the same order whatever others its tile has.
-  SPARSE_OPS_BOTH void LayBand(const Warp& warp) {
+  // The band goes from the first query's first key to the last query's last. Where its chunks begin does not
+  // depend on the queries, so that a row's scores come in the same order whatever other rows its tile has.
+  SPARSE_OPS_BOTH void SetBand(const Warp& warp) {
     const int32_t reach = pairs->reach;
     if (reach < 0) return;
     if (reach >= length) {
       band_keys = length;
       return;
     }
-    PerLane<int32_t> first, last;  // the first from below
+    PerLane<int32_t> first, last;  // `first` is negated, so that its maximum is taken
     warp.Each([&](int lane) {
       first[lane] = -length;
       last[lane] = -1;
@@ -191,7 +192,8 @@ struct TileKeys {
     band_keys = Greater(warp.Max(last) + 1 - band_begin, 0);
   }
 
-  // How many offsets are no larger. A query before the first key is as far from the last as there are keys.
+  // How many offsets are at most `most`. The distance of a query before the first key to the last one is the
+  // number of keys.
   SPARSE_OPS_BOTH int32_t OffsetsUpTo(int32_t most) const {
     int32_t below = 0, end = pairs->sizes.offsets;
     SPARSE_OPS_ROLLED
@@ -220,7 +222,8 @@ struct TileKeys {
     return drawn[row * kWindowWords + place / 32] >> place % 32 & 1;
   }
 
-  // The far diagonals, each before and behind the query, then what is drawn.
+  // The key of a slot of pairs: first those on the far diagonals, each after and before the query, then those
+  // drawn.
   SPARSE_OPS_BOTH int32_t PairKey(int32_t slot, int row, int32_t position) const {
     if (slot >= far_slots) return static_cast<int32_t>(drawn[row * kFewDrawn + slot - far_slots]);
     const int32_t offset = pairs->plan.offsets[pairs->near_offsets + slot / 2];
@@ -237,8 +240,8 @@ struct TileKeys {
     return Mix(pairs->seed_hash + static_cast<uint64_t>(position + 1));
   }
 
-  // Visits both queries of a lane that there are, rolled up as drawing is to take few registers: (half, row
-  // of the tile, position).
+  // Calls visit(half, row of the tile, position) for those of a lane's two queries that exist. Not unrolled,
+  // as drawing should take few registers.
   template <class Visit>
   SPARSE_OPS_BOTH void ForEachQuery(int lane, const Visit& visit) const {
     const QueryPair& own = queries[lane];
@@ -249,8 +252,8 @@ struct TileKeys {
     }
   }
 
-  // The keys drawn for each row that are neither columns nor on a diagonal, each once, or -1. The lanes of a
-  // quad share the draws of its two rows.
+  // Draws the keys of each row, each once, into `drawn`; kNoKey for one that is a column, on a diagonal or
+  // drawn before. The lanes of a quad share the draws of its two rows.
   SPARSE_OPS_BOTH void DrawFew(const Warp& warp) {
     const auto for_each_draw = [&](int lane, const auto& visit) {
       ForEachQuery(lane, [&](int half, int row, int32_t position) {
@@ -270,7 +273,7 @@ struct TileKeys {
       });
     });
     warp.Sync();
-    PerLane<uint32_t> again;  // of each draw of both rows: whether it has been drawn before
+    PerLane<uint32_t> again;  // a bit for each draw of both rows: whether its key has been drawn before
     warp.Each([&](int lane) {
       again[lane] = 0;
       for_each_draw(lane, [&](const uint32_t* row, int32_t, int bit, int d) {
@@ -289,8 +292,8 @@ struct TileKeys {
     warp.Sync();
   }
 
-  // The keys of one window that are drawn for each row. Once a row has all of them nothing comes any more,
-  // and there may be 2^31 draws.
+  // Draws each row's keys within one window. Drawing ends once a row has all of its keys, as there may be
+  // 2^31 draws.
   SPARSE_OPS_BOTH void DrawWindow(const Warp& warp, int32_t wanted) {
     const int32_t first = wanted * kWindowKeys, keys = Lesser(kWindowKeys, length - first);
     warp.Sync();

@@ -1,4 +1,4 @@
-// One call of axis attention on a device: what the host decides, of sizes and attributes alone.
+// One call of axis attention on a device: what the host decides, by sizes and attributes alone.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,10 @@
 namespace sparse_ops {
 namespace cuda {
 
-// A pair that is scored by itself costs about as much as so many keys of a band, for the 16 queries of a
-// tile.
+// A pair of each of a tile's 16 queries, scored by itself, costs about as much as this many keys of a band.
 constexpr int64_t kPairCost = 28;
 
-// Inputs besides the tensors that are multiplied, in device memory.
+// The inputs besides query, key and value, in device memory.
 struct AxisInputs {
   int64_t sequences, queries, tokens;
   const int32_t *cu_seqlens_q, *cu_seqlens_k;
@@ -22,8 +21,8 @@ struct AxisInputs {
   const uint8_t *rows, *columns;
 };
 
-// Offsets up to the reach in a band, the others as pairs: what costs least for a long sequence. It follows
-// from the node's attributes alone, so that a sequence is gone about in one way whatever others there are.
+// Offsets up to `reach` are a band, the others pairs, such that a long sequence costs least. It depends on
+// the node's attributes alone, so that a sequence is computed in the same way whatever others there are.
 struct AxisReach {
   int32_t reach;
   int32_t near_offsets;
@@ -55,7 +54,7 @@ inline AxisReach ReachOf(const FixedPairs& fixed) {
 //   PlanBorders(pairs, offsets), AddOffsets(pairs, offsets), PlanSequences(pairs)
 //   Attend<Element, kPadded, kVector, kSparsegen>(tensors, pairs)
 //
-// each after what was asked for before.
+// Each of these runs after those before it.
 template <class Device, class Element>
 class AxisLaunch {
  public:
@@ -84,7 +83,7 @@ class AxisLaunch {
     sizes.sequences = static_cast<int32_t>(inputs.sequences);
     sizes.queries = static_cast<int32_t>(inputs.queries);
     sizes.tokens = static_cast<int32_t>(inputs.tokens);
-    // A query before the first token is as far from the last as there are tokens.
+    // The largest distance is the number of tokens, from a query before the first token to the last one.
     while (static_cast<size_t>(sizes.offsets) < fixed.offsets.size() &&
            fixed.offsets[static_cast<size_t>(sizes.offsets)] <= inputs.tokens) {
       ++sizes.offsets;
@@ -100,18 +99,18 @@ class AxisLaunch {
     pairs.near_offsets = reach.near_offsets;
     pairs.random_keys = static_cast<int32_t>(fixed.random_keys);
     pairs.seed_hash = Mix(fixed.seed);
-    pairs.plan.Lay(device_.Scratch(AxisPlanMemory{}.Lay(nullptr, sizes)), sizes);
+    pairs.plan.Allocate(device_.Scratch(AxisPlanMemory{}.Allocate(nullptr, sizes)), sizes);
     return pairs;
   }
 
-  // Rows that are read 16 bytes at a time.
+  // Whether rows are read 16 bytes at a time.
   bool IsVector() const {
     const auto at = [](const Element* tensor) { return reinterpret_cast<uintptr_t>(tensor); };
     const uintptr_t any = at(tensors_.query) | at(tensors_.key) | at(tensors_.value) | at(tensors_.output);
     return tensors_.head_size % 8 == 0 && any % 16 == 0;
   }
 
-  // Of heads of odd sizes, and of float32, there are fewer kernels.
+  // There are fewer kernels for odd head sizes and for float32.
   template <bool kSparsegen>
   void Attend(const AxisPairs& pairs) {
     const int64_t size = tensors_.head_size;

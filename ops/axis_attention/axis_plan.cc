@@ -5,11 +5,11 @@
 namespace sparse_ops {
 namespace {
 
-// A pair that is scored by itself costs about this many that are scored in a panel.
+// A pair that is scored by itself costs about as much as this many in a panel.
 constexpr int64_t kPairCost = 3;
 
-// Floats of keys and values that a block may go through for each query block, over the heads computed
-// together: they are to stay in the second cache.
+// Most floats of keys and values that a block of queries reads, in all heads that are computed together: they
+// should stay in the second cache.
 constexpr int64_t kTogether = int64_t{1} << 17;
 
 }  // namespace
@@ -24,7 +24,7 @@ AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
       order_(static_cast<size_t>(borders.back())),
       columns_(static_cast<size_t>(borders.back())) {
   for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(borders[b], borders[b + 1] - borders[b]);
-  // Between a query before the first token and the last key lie as many as there are keys.
+  // The largest distance is the number of keys, from a query before the first token to the last key.
   is_offset_.resize(static_cast<size_t>(extent_.keys + 1));
   for (const int32_t offset : fixed.offsets) {
     if (offset > extent_.keys) break;
@@ -37,12 +37,12 @@ AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
   }
 }
 
-// Offsets up to `reach` in a band, the others as pairs: what costs least. Where even that costs as much as
-// all keys do, all keys are the band.
+// Chooses `reach` such that the cost is least where offsets up to it are a band and the others pairs. Where
+// even that costs as much as all keys, the band is the whole sequence.
 AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) {
   const auto end = std::lower_bound(fixed_.offsets.begin(), fixed_.offsets.end(), length);
   const int64_t offsets = end - fixed_.offsets.begin();
-  const auto pairs = [&](int64_t first) {  // of the offsets from the first-th on
+  const auto pairs = [&](int64_t first) {  // pairs of a row by the offsets from the first-th on
     const int64_t both_sides = 2 * (offsets - first);
     return both_sides - (first == 0 && offsets > 0 && fixed_.offsets[0] == 0 ? 1 : 0);
   };
@@ -73,14 +73,14 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
   return {0, full_rows, columns, reach, false, heads};
 }
 
-// Heads whose `keys` per block are few enough to be computed one after the other for each block, which then
-// goes through its rows' memory once.
+// How many heads are computed one after the other for each block, so that its rows' memory is read once: as
+// many as have few enough keys, `keys` a block in each head.
 int64_t AxisPlan::HeadsTogether(int64_t keys) const {
   const int64_t floats = 2 * (shape_.query_block + keys) * shape_.head_size;
   return std::clamp<int64_t>(kTogether / floats, 1, shape_.num_heads);
 }
 
-// As many as their rows fill a block.
+// As many heads as fill a block with their rows.
 int64_t AxisPlan::HeadsOfFullRows(int64_t rows) const {
   return std::clamp<int64_t>(shape_.query_block / rows, 1, shape_.num_heads);
 }
@@ -126,8 +126,8 @@ AxisPattern AxisPlan::Pattern(bool sparsegen) const {
   return pattern;
 }
 
-std::vector<Stretch> AxisPlan::Stretches() const {
-  std::vector<Stretch> stretches;
+std::vector<CostedRange> AxisPlan::CostedRanges() const {
+  std::vector<CostedRange> ranges;
   for (size_t b = 0; b < sequences_.size(); ++b) {
     const int64_t begin = borders_[b];
     const int64_t length = borders_[b + 1] - begin;
@@ -136,17 +136,17 @@ std::vector<Stretch> AxisPlan::Stretches() const {
       if (count == 0) return;
       const int64_t heads = full ? HeadsOfFullRows(count) : sequence.heads;
       const QueryRange range{static_cast<int64_t>(b), begin, length, begin, length, first, count, 0, heads};
-      stretches.push_back({range, BlockWork(b, full)});
+      ranges.push_back({range, BlockWork(b, full)});
     };
     add(0, sequence.full_rows, true);
     add(sequence.full_rows, length - sequence.full_rows, false);
   }
-  return stretches;
+  return ranges;
 }
 
 int64_t AxisPlan::BlockWork(size_t sequence, bool full) const {
   const int64_t keys = full ? borders_[sequence + 1] - borders_[sequence] : slots_[sequence];
-  // Reading a query and writing its output costs about a few keys.
+  // Reading a query and writing its output costs about as much as a few keys.
   return shape_.query_block * (keys + 8) * shape_.head_size;
 }
 
@@ -178,7 +178,7 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
     if (token >= begin && token < begin + length) {
       inside.push_back({places[token - begin], query});
     } else {
-      // Of an empty sequence all keys are none.
+      // In an empty sequence every query is full: all keys are none.
       (length == 0 || tokens.is_row[token] != 0 ? full_outside : other_outside).push_back(query);
     }
   }
@@ -192,7 +192,7 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
 
   sequences_.push_back(tokens.sequences[sequence]);
   sequences_.back().order = static_cast<int64_t>(order_.size());
-  // Where all rows of tokens are full there is a plan for no other row.
+  // Where the rows of all tokens are full, the plan has nothing for a row that is not.
   if (sequences_.back().full_rows == length) sequences_.back().masked = true;
   AddBlocks(sequence, tokens, inside.data(), full_inside);
   AddOutside(sequence, full_outside, true);
@@ -201,8 +201,8 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   AddOutside(sequence, other_outside, false);
 }
 
-// The blocks that hold some queries, full rows all of them or none. One that would hold two queries of a
-// token is added twice.
+// Adds the blocks that hold `queries`, all of which are full rows or none. A block that would hold two
+// queries of one token is added twice.
 void AxisCrossPlan::AddBlocks(size_t sequence, const AxisPattern& tokens, const PlacedQuery* queries,
                               size_t count) {
   const AxisSequence& planned = tokens.sequences[sequence];
@@ -220,26 +220,26 @@ void AxisCrossPlan::AddBlocks(size_t sequence, const AxisPattern& tokens, const 
       const auto first = static_cast<int64_t>(order_.size());
       order_.insert(order_.end(), rows + block, rows + std::min(block + query_block_, kind_end));
       queries_.resize(order_.size(), -1);
-      AddStretch(sequence, first, full);
+      AddRange(sequence, first, full);
     }
-    const int64_t lane = stretches_.back().range.first + sequences_.back().order + place - block;
+    const int64_t lane = ranges_.back().range.first + sequences_.back().order + place - block;
     queries_[static_cast<size_t>(lane)] = queries[i].query;
   }
 }
 
-// Queries that are no keys of the sequence, each in a block of its own.
+// Adds queries that are not keys of the sequence, each in a block of its own.
 void AxisCrossPlan::AddOutside(size_t sequence, const std::vector<int32_t>& queries, bool full) {
   any_outside_ = any_outside_ || !queries.empty();
   for (const int32_t query : queries) {
     const auto first = static_cast<int64_t>(order_.size());
     order_.push_back(-1);
     queries_.push_back(query);
-    AddStretch(sequence, first, full);
+    AddRange(sequence, first, full);
   }
 }
 
-// The block from the first-th row in order to the last.
-void AxisCrossPlan::AddStretch(size_t sequence, int64_t first, bool full) {
+// Adds the block of the rows from the first-th in order to the last.
+void AxisCrossPlan::AddRange(size_t sequence, int64_t first, bool full) {
   const AxisSequence& own = sequences_.back();
   const int64_t count = static_cast<int64_t>(order_.size()) - first;
   const QueryRange range{static_cast<int64_t>(sequence),
@@ -251,7 +251,7 @@ void AxisCrossPlan::AddStretch(size_t sequence, int64_t first, bool full) {
                          count,
                          0,
                          full ? plan_.HeadsOfFullRows(count) : own.heads};
-  stretches_.push_back({range, plan_.BlockWork(sequence, full)});
+  ranges_.push_back({range, plan_.BlockWork(sequence, full)});
 }
 
 AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {
@@ -260,7 +260,7 @@ AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {
   pattern.order = order_.data();
   pattern.queries = queries_.data();
   if (any_outside_) {
-    // They may be full where no token is, and have a diagonal that none has.
+    // Queries outside may be full where no token is, and may be on a diagonal that no token is on.
     pattern.extent.pairs += 2;
     pattern.extent.slots = std::max(pattern.extent.slots + 2, pattern.extent.keys);
   }

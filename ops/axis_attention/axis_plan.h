@@ -1,4 +1,4 @@
-// How axis attention goes about the sequences of one call.
+// How the sequences of one call of axis attention are scheduled on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct AttentionShape {
   int64_t query_block;  // queries that are computed together
 };
 
-// How the rows and keys of every sequence are gone about, each row a query.
+// How the rows and keys of every sequence are scheduled where every token is a query.
 class AxisPlan {
  public:
   // is_row and is_column (tokens) must outlive the plan.
@@ -25,10 +25,10 @@ class AxisPlan {
   AxisPlan& operator=(const AxisPlan&) = delete;
 
   AxisPattern Pattern(bool sparsegen) const;
-  std::vector<Stretch> Stretches() const;
-  // Heads of so many full rows that are computed together.
+  std::vector<CostedRange> CostedRanges() const;
+  // How many heads are computed together for `rows` full rows.
   int64_t HeadsOfFullRows(int64_t rows) const;
-  // Multiply-adds of QK^T for one block and head of a sequence.
+  // Multiply-adds of QK^T for one block of queries and one head.
   int64_t BlockWork(size_t sequence, bool full) const;
 
  private:
@@ -49,17 +49,18 @@ class AxisPlan {
   AxisExtent extent_{};
 };
 
-// The same for queries of their own, each of which is one of the tokens. A query stands in the block that its
-// token stands in where every token is a query, laid as there, so that its result is the same to the bit.
+// The same for cross-attention, whose queries are each one of the tokens. A query is computed in the block
+// that its token is in where every token is a query, with the same keys in the same order, so that its result
+// is the same to the bit.
 class AxisCrossPlan {
  public:
-  // What the plan of the tokens takes, the borders of the queries, and the token of each.
+  // The arguments of AxisPlan, the borders of the queries, and the token of each query.
   AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders, const uint8_t* is_row,
                 const uint8_t* is_column, const AttentionShape& shape,
                 const std::vector<int64_t>& query_borders, const int64_t* query_tokens);
 
   AxisPattern Pattern(bool sparsegen) const;
-  const std::vector<Stretch>& Stretches() const { return stretches_; }
+  const std::vector<CostedRange>& CostedRanges() const { return ranges_; }
 
  private:
   // A query of a sequence, and its place in the order of the sequence's rows.
@@ -71,17 +72,17 @@ class AxisCrossPlan {
   void AddSequence(size_t sequence, const AxisPattern& tokens);
   void AddBlocks(size_t sequence, const AxisPattern& tokens, const PlacedQuery* queries, size_t count);
   void AddOutside(size_t sequence, const std::vector<int32_t>& queries, bool full);
-  void AddStretch(size_t sequence, int64_t first, bool full);
+  void AddRange(size_t sequence, int64_t first, bool full);
 
   const AxisPlan plan_;
   const std::vector<int64_t>& borders_;
   const std::vector<int64_t>& query_borders_;
   const int64_t* query_tokens_;
   const int64_t query_block_;
-  std::vector<int32_t> places_;  // of every token in the order of its sequence
+  std::vector<int32_t> places_;  // each token's place in the order of its sequence
   std::vector<AxisSequence> sequences_;
   std::vector<int32_t> order_, queries_;
-  std::vector<Stretch> stretches_;
+  std::vector<CostedRange> ranges_;
   bool any_outside_ = false;
 };
 

@@ -1,7 +1,7 @@
-// How axis attention goes about the sequences of one call where rows, columns and borders lie in device
-// memory: what AxisPlan is to the CPU. The host knows sizes alone, so that the plan is made by two small
-// kernels, of a warp that goes over the borders and of a warp for each sequence, into indices of about 2 *
-// tokens.
+// How the sequences of one call of axis attention are scheduled where rows, columns and borders lie in device
+// memory, as AxisPlan does on the CPU. The host knows only sizes, so two small kernels make the plan: one
+// warp goes over the borders, then a warp for each sequence over its tokens. The plan has about 2 * tokens
+// indices.
 #pragma once
 
 #include "cuda/execution.h"
@@ -10,42 +10,42 @@ namespace sparse_ops {
 namespace cuda {
 
 constexpr int kBlockWarps = 4;
-constexpr int32_t kGroupRows =
-    kBlockWarps * kWarpQueries;  // queries that a block of ordinary rows goes about
+constexpr int32_t kGroupRows = kBlockWarps * kWarpQueries;  // queries that a block of ordinary rows computes
 
-// Where a sequence has up to so many rows that are on, full rows are gone about 16 by 16, a block's warps
-// sharing the keys. Where there are more each warp has 16 of its own.
+// Where at most this many rows of a sequence are on, a block computes 16 full rows, its warps sharing the
+// keys. Where more are, each warp has 16 full rows of its own.
 constexpr int32_t kSharedRows = 64;
 
-// Offsets come from the host as an argument of a kernel, so many at a time.
+// Offsets come from the host as an argument of a kernel, this many at a time.
 constexpr int32_t kOffsetsAtOnce = 256;
 struct Offsets {
   int32_t first, count;
   int32_t at[kOffsetsAtOnce];
 };
 
-// Full rows that a block goes about together: from the first-th of their sequence on.
+// Full rows that a block computes together: those of a sequence from its first-th full row on.
 struct FullRows {
   int32_t sequence;
   int32_t first;
 };
 
-// What the host knows of a call.
+// The sizes of a call, which the host knows.
 struct AxisSizes {
   int32_t sequences, queries, tokens;
-  int32_t offsets;      // of them, those below the number of tokens
+  int32_t offsets;      // only those below the number of tokens
   int32_t last_offset;  // the largest of those; -1: there is none
 
   SPARSE_OPS_BOTH int32_t OffsetWords() const { return last_offset / 32 + 1; }
-  // At most: the borders decide.
+  // Upper bounds: the actual numbers depend on the borders.
   SPARSE_OPS_BOTH int64_t Groups() const { return queries / kGroupRows + (sequences > 0 ? sequences : 1); }
   SPARSE_OPS_BOTH int64_t FullBlocks() const { return queries / kWarpQueries + int64_t{sequences}; }
 };
 
-// The plan, in scratch memory. Where a sequence has n queries and keys of which some are on, the lists of it
-// begin at its first query and key.
+// The plan, in scratch memory. The lists of a sequence begin at its first key (columns) and its first query
+// (full).
 struct AxisPlanMemory {
-  int32_t* bad_borders;        // (1): nothing may be read by them, and all outputs are NaN
+  int32_t*
+      bad_borders;  // (1): whether borders are invalid; then they must not be used, and all outputs are NaN
   int32_t* full_blocks_count;  // (1)
   uint32_t* offset_bits;       // (last_offset / 32 + 1): whether a distance is one of the offsets
   int32_t* offsets;            // (offsets)
@@ -60,8 +60,8 @@ struct AxisPlanMemory {
   int32_t* full;               // (queries): queries that attend to every key, likewise
   FullRows* full_blocks;       // (full blocks)
 
-  // Takes the pieces from `base` on, and returns how many words they are.
-  inline int64_t Lay(int32_t* base, const AxisSizes& sizes) {
+  // Allocates the arrays from `base` on, and returns how many words they take; null: only counts.
+  inline int64_t Allocate(int32_t* base, const AxisSizes& sizes) {
     int64_t used = 0;
     const auto take = [&](int64_t words) {
       int32_t* piece = base == nullptr ? nullptr : base + used;
@@ -86,20 +86,21 @@ struct AxisPlanMemory {
   }
 };
 
-// One call, apart from the tensors that are multiplied.
+// One call: which pairs of queries and keys are computed.
 struct AxisPairs {
   AxisSizes sizes;
-  const int32_t *cu_seqlens_q, *cu_seqlens_k;  // (sequences + 1), as they came
+  const int32_t *cu_seqlens_q, *cu_seqlens_k;  // (sequences + 1), not yet checked
   const int64_t* query_tokens;                 // (queries); null: query q is token q
   const uint8_t *is_row, *is_column;           // (tokens)
   int32_t reach;         // offsets up to this one lie in a band of masked keys; -1: none do
-  int32_t near_offsets;  // as many as that are; pairs of the others are scored by themselves
+  int32_t near_offsets;  // how many offsets that is; pairs at the others are scored by themselves
   int32_t random_keys;   // draws for each row
   uint64_t seed_hash;
   AxisPlanMemory plan;
 };
 
-// Whether borders do not begin with 0, fall, or do not end with the number of rows; a copy of them.
+// Copies borders. Returns whether they are bad: do not begin with 0, decrease, or do not end with the number
+// of rows.
 SPARSE_OPS_BOTH bool CopyBorders(const Warp& warp, const int32_t* borders, int32_t sequences, int32_t rows,
                                  int32_t* copy) {
   PerLane<bool> bad;
@@ -126,7 +127,7 @@ SPARSE_OPS_BOTH void AddOffsets(const Warp& warp, const AxisPairs& pairs, const 
   }
 }
 
-// One warp: borders, groups, and the first offsets.
+// What one warp plans: borders, groups, and the first offsets.
 SPARSE_OPS_BOTH void PlanBorders(const Warp& warp, const AxisPairs& pairs, const Offsets& offsets) {
   const AxisSizes& sizes = pairs.sizes;
   const AxisPlanMemory& plan = pairs.plan;
@@ -163,8 +164,8 @@ SPARSE_OPS_BOTH void PlanBorders(const Warp& warp, const AxisPairs& pairs, const
   });
 }
 
-// Writes to `list` which of `count` numbers is_on(i) says, rising, and returns how many. Flags are read some
-// at a time: each reading waits for memory.
+// Writes the numbers i below `count` for which is_on(i) to `list`, rising, and returns how many there are.
+// Several flags are read at a time, as each reading waits for memory.
 template <class IsOn>
 SPARSE_OPS_BOTH int32_t Compact(const Warp& warp, int32_t count, int32_t* list, const IsOn& is_on) {
   constexpr int kAtOnce = 8;
@@ -192,14 +193,14 @@ SPARSE_OPS_BOTH int32_t Compact(const Warp& warp, int32_t count, int32_t* list, 
   return found;
 }
 
-// Whether a query attends to every key. A token that is none of the call's has no row.
+// Whether a query attends to every key. A query whose token is not one of the call does not.
 SPARSE_OPS_BOTH bool IsFull(const AxisPairs& pairs, int32_t query) {
   if (pairs.query_tokens == nullptr) return pairs.is_row[query] != 0;
   const int64_t token = pairs.query_tokens[query];
   return token >= 0 && token < pairs.sizes.tokens && pairs.is_row[token] != 0;
 }
 
-// How many of a sequence's tokens have their row on.
+// How many of a sequence's rows are on.
 SPARSE_OPS_BOTH int32_t CountRows(const Warp& warp, const AxisPairs& pairs, int32_t begin, int32_t count) {
   PerLane<int32_t> own;
   warp.Each([&](int lane) {
@@ -209,8 +210,8 @@ SPARSE_OPS_BOTH int32_t CountRows(const Warp& warp, const AxisPairs& pairs, int3
   return warp.Sum(own);
 }
 
-// One warp for each sequence: its columns, full rows, and the blocks of both kinds of rows. Where every
-// column is on, every row is full.
+// What a warp plans for each sequence: its columns, its full rows, and the blocks of both kinds of rows.
+// Where every column is on, every row is full.
 SPARSE_OPS_BOTH void PlanSequence(const Warp& warp, const AxisPairs& pairs, int32_t sequence) {
   if (*pairs.plan.bad_borders != 0) return;
   const AxisPlanMemory& plan = pairs.plan;
@@ -222,7 +223,7 @@ SPARSE_OPS_BOTH void PlanSequence(const Warp& warp, const AxisPairs& pairs, int3
   const bool all_columns = columns == keys;
   const int32_t full = Compact(warp, queries, plan.full + query_begin,
                                [&](int32_t q) { return all_columns || IsFull(pairs, query_begin + q); });
-  // The same whatever queries are asked for.
+  // By the tokens, so that it is the same whichever queries are asked for.
   const int32_t rows = pairs.query_tokens == nullptr ? full
                        : all_columns                 ? keys
                                                      : CountRows(warp, pairs, key_begin, keys);

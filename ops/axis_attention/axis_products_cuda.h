@@ -1,12 +1,13 @@
 // The products of 16 queries of one head with keys and of weights with values, 16 slots at a time, straight
 // from the tensors: a warp's reads are whole lines of them, the few columns stay in the first cache, and no
-// shared memory is needed. Of keys that all queries share tensor cores multiply elements of 16 bits. Keys of
-// each query's own, and float32, are gone about one by one, a quad of lanes for each of its two queries.
+// shared memory is needed. Keys that all queries share are multiplied by tensor cores where elements have 16
+// bits. Keys of each query's own, and float32, are multiplied one by one, by a quad of lanes for each of its
+// two queries.
 //
-// Tensor cores sum in any order, so that lanes read what lies together: of each 32 columns of queries and
-// keys lane 4g + t has those from 8t to 8t + 7; of values lane 4g + t reads columns kGroups * g to kGroups *
-// (g + 1) - 1, of which the u-th is column g of the u-th product. Of the outputs it then has kColumns from
-// kColumns * t on.
+// As the order of columns does not matter to tensor cores, lanes read what lies together: of each 32 columns
+// of queries and keys lane 4g + t has those from 8t to 8t + 7; of values lane 4g + t reads columns kGroups *
+// g to kGroups * (g + 1) - 1, of which the u-th is column g of the u-th product. Of the outputs it then has
+// kColumns from kColumns * t on.
 #pragma once
 
 #include "attention/packed_tensors.h"
@@ -19,14 +20,14 @@ namespace cuda {
 
 using ChunkScores = Array<float, kLaneScores>;
 
-// kPadded: the head size or more, 32, 64 or 128. kVector: see Read.
+// kPadded: the head size rounded up to 32, 64 or 128. kVector: see Read.
 template <class Element, int kPadded, bool kVector>
 class AxisProducts {
  public:
   static constexpr bool kTensorCores = sizeof(Element) == 2;
-  static constexpr int kPieces = kPadded / 32;  // of a row, 8 columns of a lane
-  static constexpr int kGroups = kPadded / 8;   // of columns that are one product
-  static constexpr int kColumns = kPadded / 4;  // of the output, of a lane
+  static constexpr int kPieces = kPadded / 32;  // of a row, 8 columns each, that a lane has
+  static constexpr int kGroups = kPadded / 8;   // of 8 columns, each one product
+  static constexpr int kColumns = kPadded / 4;  // of the output that a lane has
 
   SPARSE_OPS_BOTH void Begin(const Warp& warp, const PackedAttention<Element>& tensors, int32_t head,
                              const TileKeys& keys) {
@@ -44,7 +45,7 @@ class AxisProducts {
     });
   }
 
-  // Before any values are added.
+  // Sets all sums to 0.
   SPARSE_OPS_BOTH void ClearSums(const Warp& warp) {
     warp.Each([&](int lane) {
       SPARSE_OPS_LANES
@@ -52,7 +53,7 @@ class AxisProducts {
     });
   }
 
-  // Scores, scaled; -inf where a query does not attend to a key: bit i of `allowed` is score i.
+  // Scaled scores; -inf where a query does not attend to a key, which bit i of `allowed` says of score i.
   template <KeyKind kKind>
   SPARSE_OPS_BOTH void Score(const Warp& warp, const TileKeys& keys, const KeyChunk<kKind>& chunk,
                              const PerLane<uint32_t>& allowed, PerLane<ChunkScores>* scores) const {
@@ -70,7 +71,7 @@ class AxisProducts {
     });
   }
 
-  // Adds the values of a chunk. A pair that is not allowed weighs 0.
+  // Adds the weighted values of a chunk. The weight of a pair that is not allowed must be 0.
   template <KeyKind kKind>
   SPARSE_OPS_BOTH void AddValues(const Warp& warp, const TileKeys& keys, const KeyChunk<kKind>& chunk,
                                  const PerLane<ChunkScores>& weights) {
@@ -81,7 +82,7 @@ class AxisProducts {
     }
   }
 
-  // One of a lane's sums, of either half: column j * kGroups + u is number j of the u-th product.
+  // One of a lane's sums in either half: column j * kGroups + u is number j of the u-th product.
   SPARSE_OPS_BOTH float& Sum(int lane, int half, int column) {
     return sums_[column % kGroups][lane].of[2 * half + column / kGroups];
   }
@@ -91,7 +92,7 @@ class AxisProducts {
     for (int i = 0; i < kColumns; ++i) Sum(lane, half, i) *= factor;
   }
 
-  // The sums, multiplied by a factor, to the output of a query.
+  // Writes the sums, multiplied by a factor, to the output of a query.
   SPARSE_OPS_BOTH void WriteOutput(int lane, int half, float factor, int32_t query) {
     Array<float, kColumns> numbers;
     SPARSE_OPS_LANES
@@ -103,19 +104,21 @@ class AxisProducts {
   }
 
  private:
-  // Whether each query may have another key in a slot, or tensor cores do not have the element type.
+  // Whether keys are multiplied one by one: where each query may have another key in a slot, or tensor cores
+  // do not support the element type.
   template <KeyKind kKind>
   static constexpr bool kOneByOne = !kTensorCores || kKind == KeyKind::kPairs;
 
-  // In registers. Wide heads have too few for them where a piece takes twice as many, or as much to read it:
-  // such queries are read again for each key.
+  // Whether queries stay in registers. For wide heads there are too few registers where a piece takes twice
+  // as many, or its reading does: such queries are read again for each key.
   static constexpr bool kHoldsQueries = kPadded <= 64 || (kTensorCores && kVector);
 
   SPARSE_OPS_BOTH void ReadQuery(const TileKeys& keys, int lane, int half, int c,
                                  Piece<Element, 8>* piece) const {
     int32_t query = keys.queries[lane].query[half];
 #if defined(__CUDA_ARCH__)
-    if (!kHoldsQueries) asm volatile("" : "+r"(query));  // or it is read once, into registers there are not
+    // Else the query would be read once, into more registers than there are.
+    if (!kHoldsQueries) asm volatile("" : "+r"(query));
 #endif
     ReadPiece(query < 0 ? nullptr : Row(tensors_->query, query), 32 * c + 8 * (lane % 4), piece);
   }
@@ -132,7 +135,7 @@ class AxisProducts {
   SPARSE_OPS_BOTH Tensor* Row(Tensor* tensor, int64_t row) const {
     return tensor + row * Stride() + head_ * tensors_->head_size;
   }
-  // Of the sequence's keys or values; null for -1.
+  // A row of the sequence's keys or values; null for -1.
   SPARSE_OPS_BOTH const Element* KeyRow(const Element* first, int32_t key) const {
     return key < 0 ? nullptr : first + key * Stride();
   }
@@ -283,7 +286,7 @@ class AxisProducts {
 
   const PackedAttention<Element>* tensors_;
   int32_t head_;
-  const Element *key_, *value_;  // of the sequence's first key
+  const Element *key_, *value_;  // rows of the sequence's first key
   PerLane<Piece<Element, 8>> queries_[kPieces][2];
   PerLane<Four> sums_[kGroups];
 };

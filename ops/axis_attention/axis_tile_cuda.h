@@ -1,5 +1,5 @@
-// Softmax or sparsegen-lin of a tile: 16 queries of one sequence and head, whose keys a warp goes over 16 at
-// a time, alone or each of a block's warps a part of them.
+// Softmax or sparsegen-lin attention of a tile: 16 queries of one sequence and head. A warp goes over their
+// keys 16 at a time, either over all of them, or each warp of a block over a part.
 #pragma once
 
 #include "axis_attention/axis_products_cuda.h"
@@ -8,12 +8,12 @@
 namespace sparse_ops {
 namespace cuda {
 
-// Chunks whose scores a warp holds while it looks for the threshold. Those of others are computed anew at
-// each step, so that no row needs memory by its number of keys.
+// Number of chunks whose scores a warp holds while it looks for the threshold. Those of further chunks are
+// computed anew at each step, so that memory does not grow with the number of keys.
 constexpr int32_t kHeldChunks = 12;
 constexpr int32_t kHeldWords = kHeldChunks * kLaneScores * kWarpLanes;
 
-// What warps that share a tile tell each other: two numbers of each lane's two queries.
+// Words by which warps that share a tile exchange numbers: two for each of a lane's two queries.
 constexpr int32_t kExchangeWords = 4 * kWarpLanes;
 
 // A number for each of a lane's two queries.
@@ -25,9 +25,10 @@ class AxisTile {
   using Products = AxisProducts<Element, kPadded, kVector>;
 
  public:
-  TileKeys keys;  // laid before anything else
+  TileKeys keys;  // to be set before anything else
 
-  // Of the keys this warp goes over every step-th chunk, from `first` on. held: kHeldWords for sparsegen-lin.
+  // The warp will go over every step-th chunk of the keys, from `first` on. held: kHeldWords for
+  // sparsegen-lin.
   SPARSE_OPS_BOTH void Begin(const Warp& warp, const PackedAttention<Element>& tensors, int32_t head,
                              int32_t first, int32_t step, float* held) {
     products_.Begin(warp, tensors, head, keys);
@@ -43,7 +44,7 @@ class AxisTile {
     ClearSums(warp);
   }
 
-  // Softmax: sums of weights and values, relative to the maximum of this warp's keys.
+  // Softmax: computes the sums of weights and values, relative to the maximum of this warp's keys.
   SPARSE_OPS_BOTH void Exponentiate(const Warp& warp) {
     products_.ClearSums(warp);
     keys.ForEachChunk(first_, step_, [&](const auto& chunk, int32_t) {
@@ -64,7 +65,7 @@ class AxisTile {
     QuadSums(warp);
   }
 
-  // Sparsegen-lin, first: the largest score of each row, and whether one is NaN or +inf.
+  // First step of sparsegen-lin: finds the largest score of each row, and whether one is NaN or +inf.
   SPARSE_OPS_BOTH void FindMaximum(const Warp& warp) {
     ForEachChunk<true>(warp, [&](const auto&, const PerLane<ChunkScores>& scores) {
       warp.Each([&](int lane) {
@@ -86,7 +87,7 @@ class AxisTile {
     QuadCounts(warp, &not_finite_);
   }
 
-  // Then, for each step of Newton's method, the sum and the number of the scores above tau.
+  // Second, for each step of Newton's method: computes the sum and the number of the scores above tau.
   SPARSE_OPS_BOTH void SumAbove(const Warp& warp) {
     ClearSums(warp);
     ForEachChunk<false>(warp, [&](const auto&, const PerLane<ChunkScores>& scores) {
@@ -101,7 +102,7 @@ class AxisTile {
     QuadSums(warp);
   }
 
-  // Moves tau where it rises; whether any did.
+  // Moves tau where it rises; returns whether any did.
   SPARSE_OPS_BOTH bool RaiseThreshold(const Warp& warp) {
     PerLane<bool> rises;
     warp.Each([&](int lane) {
@@ -114,7 +115,7 @@ class AxisTile {
     return warp.Any(rises);
   }
 
-  // Last: the sums of values, and the number of weights.
+  // Last: computes the sums of values, and the number of weights.
   SPARSE_OPS_BOTH void AddWeighted(const Warp& warp) {
     products_.ClearSums(warp);
     ClearSums(warp);
@@ -137,7 +138,7 @@ class AxisTile {
     QuadSums(warp);
   }
 
-  // Outputs and support, of sums over the whole row.
+  // Writes outputs and support, by sums over the whole row.
   SPARSE_OPS_BOTH void Finish(const Warp& warp) {
     QuadCounts(warp, &allowed_);
     warp.Each([&](int lane) {
@@ -157,8 +158,8 @@ class AxisTile {
     });
   }
 
-  // Between the warps that share a tile: each tells, then all hear what was told, `exchange` being the
-  // first's.
+  // Exchange between the warps that share a tile: each writes by Tell…, then all read by Hear…, where
+  // `exchange` is that of the first warp.
   SPARSE_OPS_BOTH void TellMaximum(const Warp& warp, uint32_t* exchange) {
     warp.Each([&](int lane) {
       SPARSE_OPS_LANES
@@ -168,7 +169,7 @@ class AxisTile {
       }
     });
   }
-  // Softmax's sums are relative to the maximum of all from here on.
+  // From here on softmax's sums are relative to the maximum over all warps.
   SPARSE_OPS_BOTH void HearMaximum(const Warp& warp, const uint32_t* exchange) {
     warp.Each([&](int lane) {
       SPARSE_OPS_LANES
@@ -220,7 +221,7 @@ class AxisTile {
         *sum += partial[each * warp_words + i * kWarpLanes + lane];
     });
   }
-  // Full rows have the keys of all warps.
+  // Sets the number of pairs to that of all warps together: full rows have all keys.
   SPARSE_OPS_BOTH void TakeAllKeys(const Warp& warp) {
     warp.Each([&](int lane) {
       const int own = lane % 4 == 0 ? keys.length : 0;  // Finish sums over quads
@@ -229,8 +230,8 @@ class AxisTile {
   }
 
  private:
-  // Calls visit(chunk, scores) for those of this warp's chunks that have a pair. The first time pairs are
-  // counted and scores held.
+  // Calls visit(chunk, scores) for those of this warp's chunks that have a pair. The first time, it counts
+  // pairs and holds scores.
   template <bool kFirst, class Visit>
   SPARSE_OPS_BOTH void ForEachChunk(const Warp& warp, const Visit& visit) {
     keys.ForEachChunk(first_, step_, [&](const auto& chunk, int32_t place) {
@@ -258,7 +259,8 @@ class AxisTile {
     });
   }
 
-  // The scores of a chunk, or that it has no pair; the number of pairs where they are counted.
+  // Computes the scores of a chunk; returns false where it has no pair. Adds to the number of pairs where
+  // they are counted.
   template <bool kCounted, class Chunk>
   SPARSE_OPS_BOTH bool Score(const Warp& warp, const Chunk& chunk, PerLane<ChunkScores>* scores) {
     keys.Prepare(warp, chunk);
@@ -275,7 +277,7 @@ class AxisTile {
     return true;
   }
 
-  // Raises the maxima to those of some more scores, and what has been summed along.
+  // Raises the maxima to those of some more scores, and rescales the sums accordingly.
   SPARSE_OPS_BOTH void RaiseMaximum(const Warp& warp, const PerLane<ChunkScores>& scores) {
     SPARSE_OPS_LANES
     for (int half = 0; half < 2; ++half) {
@@ -297,7 +299,7 @@ class AxisTile {
     }
   }
 
-  // In units of weights, counted from the largest.
+  // A score in units of weights, counted from the largest.
   SPARSE_OPS_BOTH float Scaled(float score, int lane, int half) const {
     return (score - ShiftOf(maximum_[lane][half])) * inverse_;
   }

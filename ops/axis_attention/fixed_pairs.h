@@ -10,7 +10,7 @@ namespace sparse_ops {
 constexpr uint64_t kHashModulus = 2147483647;
 constexpr uint64_t kHashShift = 1580030168;
 
-// Which pairs the attributes of a node allow in every sequence.
+// The pairs that a node's attributes allow in every sequence.
 struct FixedPairs {
   std::vector<int32_t> offsets;  // rising, each once
   int64_t random_keys;

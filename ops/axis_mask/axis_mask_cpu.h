@@ -8,7 +8,7 @@ namespace SPARSE_OPS_TARGET {
 // Whether bias + <weight, hidden> is above 0; NaN is not.
 template <class Element>
 inline uint8_t IsOn(const Element* hidden, const Element* weight, const Element* bias, int64_t width) {
-  constexpr int64_t kSums = 4;  // hide the latency of the additions
+  constexpr int64_t kSums = 4;  // so many hide the latency of the additions
   Floats sums[kSums] = {};
   int64_t d = 0;
   for (; d + kSums * kLanes <= width; d += kSums * kLanes) {

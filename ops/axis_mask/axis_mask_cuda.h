@@ -8,7 +8,7 @@ namespace cuda {
 
 constexpr int kAxisMaskWarps = 4;
 
-// A warp's token: whether bias + <weight, hidden> is above 0; NaN is not.
+// Whether bias + <weight, hidden> is above 0 for a warp's token; NaN is not.
 template <class Element>
 SPARSE_OPS_BOTH void AxisMaskOfToken(const Warp& warp, const AxisMaskProblem<Element>& problem,
                                      int64_t token) {

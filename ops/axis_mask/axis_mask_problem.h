@@ -4,7 +4,7 @@
 
 namespace sparse_ops {
 
-// hidden (tokens, width), weight (2, width), bias (2); rows, columns (tokens).
+// Shapes: hidden (tokens, width), weight (2, width), bias (2); rows and columns (tokens).
 template <class Element>
 struct AxisMaskProblem {
   const Element* hidden;

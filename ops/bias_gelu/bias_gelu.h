@@ -1,4 +1,4 @@
-// What stands between the two products of a transformer's feed-forward layer.
+// Bias and GELU, between the two matrix products of a transformer's feed-forward layer.
 #pragma once
 
 #include "runtime/cpu_context.h"

@@ -26,7 +26,7 @@ inline Floats ToFloats(HalfWords bits, BFloat16) {
 inline HalfWords ToElements(Floats a, BFloat16) {
   const Words bits = reinterpret_cast<Words>(a);
   const Words rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-  const Words quiet = bits | 0x00400000u;  // rounding could carry a NaN into infinity or beyond
+  const Words quiet = bits | 0x00400000u;  // rounded, a NaN could become infinity or wrap around
   return __builtin_convertvector(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16, HalfWords);
 }
 
@@ -97,18 +97,19 @@ struct FloatRows {
   ptrdiff_t stride;
 };
 
-// The number of floats that ReadRows may need to convert so many rows and columns.
-constexpr int64_t RowsRoom(int64_t rows, int64_t columns) { return rows * RoundUp(columns, kLanes); }
+// The number of floats that ReadRows needs in `buffer` to convert that many rows and columns.
+constexpr int64_t RowsBufferFloats(int64_t rows, int64_t columns) { return rows * RoundUp(columns, kLanes); }
 
-// float32 rows are read where they lie, others are converted into `room`.
+// float32 rows are read where they lie, others are converted into `buffer`.
 inline FloatRows ReadRows(const float* from, ptrdiff_t stride, int64_t, int64_t, float*) {
   return {from, stride};
 }
 template <class Element>
-inline FloatRows ReadRows(const Element* from, ptrdiff_t stride, int64_t rows, int64_t columns, float* room) {
-  const ptrdiff_t room_stride = RoundUp(columns, kLanes);
-  for (int64_t r = 0; r < rows; ++r) CopyRow(from + r * stride, columns, room + r * room_stride);
-  return {room, room_stride};
+inline FloatRows ReadRows(const Element* from, ptrdiff_t stride, int64_t rows, int64_t columns,
+                          float* buffer) {
+  const ptrdiff_t buffer_stride = RoundUp(columns, kLanes);
+  for (int64_t r = 0; r < rows; ++r) CopyRow(from + r * stride, columns, buffer + r * buffer_stride);
+  return {buffer, buffer_stride};
 }
 
 // to[0..columns) = from[0..columns) * factor; `from` is readable up to the next multiple of kLanes.

@@ -7,9 +7,9 @@ namespace SPARSE_OPS_TARGET {
 
 inline Words MagnitudeBits(Floats a) { return reinterpret_cast<Words>(a) & 0x7fffffffu; }
 
-// GELU, x times the share of a normal distribution below x, within 3e-7 * |x|. That is x where it is above 0,
-// less |x| times the share beyond |x|: 1/2 - |x| P(x^2) / Q(x^2), fitted by least squares, reweighted until
-// all errors are alike, up to 5.6, where it ends in 0.
+// GELU, x times the share of a normal distribution below x, within 3e-7 * |x|. It is computed as max(x, 0) -
+// |x| times the share beyond |x|. That share is 1/2 - |x| P(x^2) / Q(x^2) up to 5.6, where it reaches 0; the
+// polynomials were fitted by least squares, reweighted until all errors were alike.
 inline Floats Gelu(Floats x) {
   const Floats negative = -reinterpret_cast<Floats>(MagnitudeBits(x));
   const Floats u = Max(Broadcast(-5.6f), negative);

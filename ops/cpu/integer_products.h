@@ -1,21 +1,21 @@
-// Products of bytes, four to a lane, with VNNI or AVX2. AVX-512 alone has none that are faster than
-// float32's, as additions take the ports of products there. Words of 16 bits are no faster either where one
-// of two ports that multiply floats multiplies integers, as in AMD's processors up to Zen 2.
+// Products of bytes, four to a lane, with VNNI or AVX2. With AVX-512 alone they are no faster than products
+// of float32, as additions take the ports of products there. Nor are words of 16 bits, where only one of the
+// two ports that multiply floats also multiplies integers, as in AMD's processors up to Zen 2.
 //
-//   kLargestQuery         the largest number of a query, -kLargestQuery the smallest
-//   kLargestKey           likewise
-//   kQueryOffset          bytes of a query are unsigned: they lie so much higher than what they stand for
-//   kPacksTogether        rows are of a multiple of so many packed numbers
-//   kAddsHalves           whether the sums of so many are two of 16 bits to a lane
-//   kScreenRows           rows of a tile: its sums and factors fill the registers
-//   ToWholes, ToFloats    to the nearest and back
-//   StoreWholes(p, n, a)  p[0..n) = a[0..n), n a multiple of kPacked
+//   kLargestQuery         a query's numbers are from -kLargestQuery to kLargestQuery
+//   kLargestKey           likewise for keys
+//   kQueryOffset          is added to a query's numbers, as its bytes are unsigned
+//   kPacksTogether        a row is padded to a multiple of this many packs (kPacked numbers)
+//   kAddsHalves           whether products are summed in two halves of 16 bits a lane, kPacksTogether at a
+//   time kScreenRows           rows of a tile: its sums and factors fill the registers ToInts, ToFloats to
+//   the nearest integer, and back StoreBytes(p, n, a)   p[0..n) = a[0..n), n a multiple of kPacked
 //   ShiftPacked           adds kQueryOffset to each number of packed ones
-//   AddProducts           adds packed numbers' products, of which the first are shifted, to sums
-//   AddHalves             adds both halves to a lane
-//   HalfSums              the largest sum of a key's numbers of one sign in a half, kLargestHalf at most
-//   LargestLane           of numbers that are not NaN
-//   LargestEach           lane i is the largest of the lanes of rows[i], not NaN either
+//   AddProducts           adds products of packed numbers to sums; those of the query are shifted
+//   AddHalves             adds both halves of a lane to its sum
+//   HalfSums              finds the largest sum of a key's numbers of one sign in a half. Scaled to
+//                         kLargestHalf at most, no half can overflow
+//   LargestLane           the largest of the lanes; none may be NaN
+//   LargestEach           lane i is the largest of the lanes of rows[i]; none may be NaN
 #pragma once
 
 #include "cpu/simd.h"
@@ -26,7 +26,7 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// So many numbers fill a lane.
+// How many numbers fill a lane.
 constexpr int64_t kPacked = 4;
 
 #if defined(SPARSE_OPS_USE_VNNI)
@@ -39,8 +39,8 @@ constexpr int64_t kPacksTogether = 1;
 constexpr int64_t kScreenRows = kKeyRows;
 
 inline __m512i Native(Ints a) { return reinterpret_cast<__m512i>(a); }
-inline Ints ToWholes(Floats a) { return reinterpret_cast<Ints>(_mm512_cvtps_epi32(a)); }
-inline void StoreWholes(int8_t* to, int64_t count, Ints a) {
+inline Ints ToInts(Floats a) { return reinterpret_cast<Ints>(_mm512_cvtps_epi32(a)); }
+inline void StoreBytes(int8_t* to, int64_t count, Ints a) {
   _mm512_mask_cvtsepi32_storeu_epi8(to, static_cast<Mask>((1u << count) - 1), Native(a));
 }
 inline Ints ShiftPacked(Ints packed) {
@@ -70,8 +70,8 @@ constexpr int64_t kPacksTogether = 8;
 constexpr int64_t kScreenRows = 3;
 
 inline __m256i Native(Ints a) { return reinterpret_cast<__m256i>(a); }
-inline Ints ToWholes(Floats a) { return reinterpret_cast<Ints>(_mm256_cvtps_epi32(a)); }
-inline void StoreWholes(int8_t* to, int64_t count, Ints a) {
+inline Ints ToInts(Floats a) { return reinterpret_cast<Ints>(_mm256_cvtps_epi32(a)); }
+inline void StoreBytes(int8_t* to, int64_t count, Ints a) {
   const __m256i all = Native(a);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
   const __m128i bytes = _mm_packs_epi16(words, words);
@@ -84,7 +84,9 @@ inline Ints ShiftPacked(Ints packed) {
 inline Ints AddProducts(Ints halves, Ints shifted, Ints packed) {
   Ints sums = reinterpret_cast<Ints>(
       _mm256_add_epi16(Native(halves), _mm256_maddubs_epi16(Native(shifted), Native(packed))));
-  asm("" : "+x"(sums));  // in this order: GCC would add up products first, and have no registers for them
+  asm(""
+      : "+x"(
+          sums));  // keeps the order: GCC would first add up products, for which there are too few registers
   return sums;
 }
 inline Ints AddHalves(Ints sum, Ints halves) {
@@ -97,19 +99,20 @@ inline float LargestLane(Floats a) {
 }
 inline Floats Sqrt(Floats a) { return _mm256_sqrt_ps(a); }
 
-// What has room in 15 bits by the largest shifted number, less what rounding adds and a bit for the division.
+// The largest sum of numbers of a half such that its products with the largest shifted number fit 15 bits,
+// less what rounding adds and 1 for the division.
 constexpr int kLargestHalf = 32767 / (kLargestQuery + kQueryOffset) - static_cast<int>(kPacksTogether) - 1;
 struct HalfSums {
   Floats above{}, below{};  // of the numbers on either side of 0
   Floats largest{};
 
-  // A row's numbers from the column d on: lanes 0 and 1 of a pack are one half, 2 and 3 the other.
+  // Adds a row's numbers from column d on. Lanes 0 and 1 of a pack are one half, 2 and 3 the other.
   void Add(Floats x, int64_t d) {
     above = above + Max(x, Floats{});
     below = below + Max(Floats{} - x, Floats{});
     if ((d + kLanes) % (kPacksTogether * kPacked) == 0) Close();
   }
-  // At the end of a row.
+  // Ends a sum; to be called at the end of a row.
   void Close() {
     const Floats pairs = _mm256_hadd_ps(above, below);
     largest = Max(pairs + _mm256_permute2f128_ps(pairs, pairs, 1), largest);
@@ -119,7 +122,7 @@ struct HalfSums {
 
 #endif
 
-inline Floats ToFloats(Ints wholes) { return __builtin_convertvector(wholes, Floats); }
+inline Floats ToFloats(Ints values) { return __builtin_convertvector(values, Floats); }
 inline Floats LargestEach(const Floats (&rows)[kLanes]) {
   return CombineEach(rows, [](Floats a, Floats b) { return Max(a, b); });
 }

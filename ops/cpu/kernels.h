@@ -12,7 +12,7 @@ namespace sparse_ops {
 
 // Some consecutive queries of one sequence, in one head or a few consecutive ones.
 struct QueryRange {
-  int64_t sequence;         // which of them
+  int64_t sequence;         // its index
   int64_t sequence_begin;   // first key of the sequence
   int64_t sequence_length;  // its keys
   int64_t query_begin;      // its first query
@@ -29,7 +29,7 @@ struct OffsetRun {
   int32_t last;
 };
 
-// What axis attention allows in one sequence, and how its kernel goes about it.
+// What axis attention allows in one sequence, and how its kernel computes it.
 struct AxisSequence {
   int64_t order;      // where its rows begin in the pattern's order
   int64_t full_rows;  // rows that attend to every key
@@ -41,11 +41,11 @@ struct AxisSequence {
 
 constexpr int64_t kColumnPadding = 8;
 
-// Keys and values are copied head by head for so many keys and queries of a sequence and more.
+// Keys and values are copied head by head where a sequence has at least this many keys and queries.
 constexpr int64_t kHeldKeys = 512;
 constexpr int64_t kHeldQueries = 256;
 
-// The most that a block of one call holds: what its scratch memory is laid out for.
+// The most that any block of one call has: the size of its scratch memory follows from these.
 struct AxisExtent {
   int64_t head_size;
   int64_t keys;       // of the longest sequence
@@ -53,19 +53,19 @@ struct AxisExtent {
   int64_t slots;      // scores of a row
   int64_t columns;    // gathered, over the heads of a range, with kColumnPadding more for each
   int64_t pairs;      // scores of a row that are products of their own
-  bool sparsegen;     // normalizes, instead of softmax
+  bool sparsegen;     // whether sparsegen-lin normalizes, not softmax
 };
 
-// The pairs of axis attention. Positions are counted within their sequence; a query that is no key of it has
-// position -1.
+// The pairs that axis attention computes. Positions are counted within their sequence; a query that is not a
+// key of it has position -1.
 struct AxisPattern {
   const AxisSequence* sequences;
-  const int32_t* order;    // the full rows of each sequence, then its others, in each block rising
-  const int32_t* queries;  // as order: which query of the sequence the row is; -1: one that is not asked for
-  const int32_t* columns;  // (tokens): from a sequence's first token on, its gathered columns, rising
-  const uint8_t* is_row;   // (tokens)
+  const int32_t* order;      // each sequence's full rows, then its others; rising within each block
+  const int32_t* queries;    // of each row in order: its query of the sequence; -1: not asked for
+  const int32_t* columns;    // (tokens): from a sequence's first token on, its gathered columns, rising
+  const uint8_t* is_row;     // (tokens)
   const uint8_t* is_column;  // (tokens)
-  const OffsetRun* runs;     // of diagonals: rising, apart from each other
+  const OffsetRun* runs;     // of diagonals: rising, with gaps between them
   int64_t run_count;
   const uint8_t* is_offset;  // (longest sequence + 1)
   int64_t random_keys;       // draws for each row
@@ -73,7 +73,7 @@ struct AxisPattern {
   AxisExtent extent;
 };
 
-// Rows of a product of 8-bit integers, (rows, columns), from one of them on.
+// Some consecutive rows of a product of 8-bit integers, (rows, columns).
 struct ProductRows {
   const int32_t* products;
   const float* scale;         // (rows)
@@ -82,7 +82,7 @@ struct ProductRows {
   int64_t columns;
 };
 
-// Rows of a sum that are normalized, (rows, columns), from one of them on.
+// Some consecutive rows of a sum, (rows, columns), which are normalized.
 struct SumRows {
   const float* input;
   const float* skip;
@@ -99,13 +99,13 @@ struct ElementKernels {
   // Up to row_block rows from `first_row`; row r is the r-th of all (outer, inner) pairs.
   void (*sparsegen_lin)(const AxisRows<Element>& rows, float divisor, int64_t first_row, int64_t count,
                         float* scratch);
-  // next: the range that comes after; null behind the last.
+  // next: the range that comes after; null after the last.
   void (*sparsegen_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                               const QueryRange* next, float* scratch);
   void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                             const QueryRange* next, float* scratch);
-  // The range counts places in the sequence's `order`: either full rows or others, in blocks of query_block
-  // from its first on.
+  // The range counts places in the sequence's `order`. It has either full rows or others, in blocks of
+  // query_block from its first place on.
   void (*axis_attention)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                          const QueryRange& range, float* scratch);
   // Whether weight (2, width) times each of `count` rows of hidden, plus bias, is above 0.
@@ -118,7 +118,7 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   int64_t query_block;  // queries that are computed together
   int64_t row_block;    // rows that are computed together by sparsegen_lin
 
-  // Each row of (count, columns) by a scale of its own.
+  // Quantizes each row of (count, columns) by a scale of its own.
   void (*quantize_rows)(const float* values, int64_t count, int64_t columns, uint8_t* quantized,
                         float* scale);
   void (*dequantize_rows)(const ProductRows& product, int64_t count, float* values);
@@ -128,7 +128,7 @@ struct Kernels : ElementKernels<float>, ElementKernels<Half>, ElementKernels<BFl
   void (*bias_gelu)(const float* input, int64_t count, int64_t columns, const float* bias, float* output);
   void (*skip_layer_normalization)(const SumRows& rows, int64_t count, float* output);
 
-  // Scratch of one call in floats.
+  // How many floats of scratch memory one call needs.
   size_t (*sparsegen_lin_scratch)(int64_t length);
   size_t (*sparsegen_attention_scratch)(int64_t longest_sequence, int64_t head_size);
   size_t (*softmax_attention_scratch)(int64_t longest_sequence, int64_t head_size);

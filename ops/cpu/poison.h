@@ -1,5 +1,6 @@
-// Memory that nothing may touch, in a build with AddressSanitizer (SPARSE_OPS_SANITIZE); in any other these
-// do nothing. Functions of internal linkage, as kernel sources include them: see cpu/simd.h.
+// Marks memory that nothing may touch, in a build with AddressSanitizer (SPARSE_OPS_SANITIZE); in any other
+// build these do nothing. The functions have internal linkage, as kernel sources include them: see
+// cpu/simd.h.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 namespace sparse_ops {
 
 #if defined(SPARSE_OPS_SANITIZE)
-// Further than a row of a panel reaches.
+// Floats of a red zone: more than a row of a panel has.
 constexpr int64_t kRedZoneFloats = 256;
 
 static inline void Poison(const float* from, int64_t floats) {

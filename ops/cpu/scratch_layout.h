@@ -6,8 +6,9 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Hands out consecutive, vector-aligned pieces of one allocation. With AddressSanitizer a red zone lies
-// behind each, and what overruns its piece is reported instead of writing into the next.
+// Hands out consecutive, vector-aligned pieces of one allocation, or with a null base only counts them. With
+// AddressSanitizer each piece is followed by a red zone, so that an overrun is reported instead of writing
+// into the next piece.
 class ScratchLayout {
  public:
   explicit ScratchLayout(float* base) : base_(base) {}

@@ -62,7 +62,7 @@ inline Ints LoadInts(const int32_t* from) {
 }
 inline void StoreInts(int32_t* to, Ints a) { __builtin_memcpy(to, &a, sizeof(a)); }
 
-// The first bits.
+// Bits 0 to count - 1.
 inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }

@@ -39,7 +39,7 @@ inline Mask MaskOf(unsigned bits) {
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, lane));
 }
 
-// Lanes of four rows combined, each lane of 128 bits apart: its element i is of row i.
+// Combines the lanes of four rows within each 128 bits: element i there is that of row i.
 template <class Combine>
 inline Floats CombineFour(const Floats* rows, const Combine& combine) {
   const Floats ab = combine(_mm256_unpacklo_ps(rows[0], rows[1]), _mm256_unpackhi_ps(rows[0], rows[1]));

@@ -40,7 +40,7 @@ inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 inline unsigned Bits(Mask mask) { return mask; }
 inline Mask MaskOf(unsigned bits) { return static_cast<Mask>(bits); }
 
-// Lanes of four rows combined, each lane of 128 bits apart: its element i is of row i.
+// Combines the lanes of four rows within each 128 bits: element i there is that of row i.
 template <class Combine>
 inline Floats CombineFour(const Floats* rows, const Combine& combine) {
   const Floats ab = combine(_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));

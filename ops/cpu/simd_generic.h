@@ -67,7 +67,7 @@ inline Floats FromHalf(HalfWords bits) {
                                   (word & 0x8000u) << 16);
 }
 
-// The same the other way. Adding 0.5, whose last bit is 2^-24, rounds to a multiple of the smallest half.
+// The inverse of FromHalf. Adding 0.5, whose last bit is 2^-24, rounds to a multiple of the smallest half.
 inline HalfWords ToHalf(Floats a) {
   const Words word = reinterpret_cast<Words>(a);
   const Words magnitude = word & 0x7fffffffu;

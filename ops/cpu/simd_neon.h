@@ -7,7 +7,7 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// The compiler's own vectors, as float32x4_t is another type to templates and references than Quad.
+// The compiler's own vectors (Quad), as float32x4_t is a different type to templates and references.
 typedef float Floats __attribute__((vector_size(16)));
 typedef int Ints __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));

@@ -1,5 +1,5 @@
-// Elements of tensors to float32, exact, and back, to the nearest and to even between two; infinities stay
-// and NaN stays NaN.
+// Converts elements of tensors to float32, which is exact, and back, rounded to the nearest and to even
+// between two. Infinities stay infinite, and NaN stays NaN.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ SPARSE_OPS_BOTH float ToFloat(Half element) {
   const uint32_t sign = static_cast<uint32_t>(element.bits & 0x8000u) << 16;
   const uint32_t magnitude = element.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return FloatOf(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // As a float32 the exponent is 112 too small, which a product mends, of subnormal numbers too.
+  // Taken as a float32, the exponent is 112 too small. A product corrects that, of subnormal numbers too.
   return FloatOf(sign | BitsOf(FloatOf(magnitude << 13) * 0x1p112f));
 #endif
 }
@@ -76,7 +76,7 @@ constexpr bool kIsHalf = false;
 template <>
 inline constexpr bool kIsHalf<Half> = true;
 
-// Two neighbours as they lie in memory.
+// Converts two neighbouring elements, as they lie in memory.
 template <class Element>
 SPARSE_OPS_BOTH uint32_t PackPair(float first, float second) {
 #if defined(__CUDA_ARCH__)

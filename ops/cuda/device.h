@@ -36,19 +36,20 @@ inline int64_t DeviceAttribute(const char* op, cudaDeviceAttr attribute) {
   return number;
 }
 
-// Bytes of shared memory that one block may have.
+// Bytes of shared memory that one block may have at most.
 inline int64_t LargestSharedMemory(const char* op) {
   return DeviceAttribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
-// What a launch may ask for unless the kernel is allowed more.
+// Bytes of shared memory that a launch may ask for unless its kernel is allowed more.
 constexpr int64_t kOrdinarySharedMemory = 48 * 1024;
 
-// Lets launches of a kernel ask for as much shared memory as a block may have. It is an attribute of the
-// function, which other threads launch at the same time: set once for each device, and never lowered.
+// Lets launches of a kernel ask for as much shared memory as a block may have. As it is an attribute of the
+// function, and other threads launch that at the same time, it is set once for each device and never lowered.
 inline void AllowLargestSharedMemory(const char* op, const void* kernel) {
   static std::mutex mutex;
-  static auto& allowed = *new std::set<std::pair<const void*, int>>;  // as long as any thread runs
+  // Never destroyed: threads may use it until the process ends.
+  static auto& allowed = *new std::set<std::pair<const void*, int>>;
   const std::pair<const void*, int> wanted(kernel, CurrentDevice(op));
   const std::lock_guard<std::mutex> lock(mutex);
   if (allowed.count(wanted) != 0) return;

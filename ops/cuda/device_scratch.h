@@ -1,6 +1,6 @@
-// Device memory for one call of a kernel. It comes and goes in the order of ONNX Runtime's stream, from a
-// pool of CUDA: what ONNX Runtime's arena lends to a custom op returns to it once Compute does, while the
-// kernels are still to run, and another stream may have it then.
+// Device memory for one call of a kernel, allocated and freed in the order of ONNX Runtime's stream, from a
+// pool of CUDA. ONNX Runtime's arena would not do: it takes back what it lends to a custom op when Compute
+// returns, while the kernels are still to run, and may give it to another stream.
 #pragma once
 
 #include <map>
@@ -10,9 +10,9 @@
 namespace sparse_ops {
 namespace cuda {
 
-// One for each device, which keeps what it has had: CUDA's own pool gives all of it back whenever somebody
-// waits for the device, and each call would have it mapped anew. Kernels use it as long as any thread runs,
-// so it is never destroyed.
+// One pool for each device, which keeps the memory it has had: CUDA's default pool gives all of it back
+// whenever somebody waits for the device, so that each call would map it anew. Kernels may use it until the
+// process ends, so it is never destroyed.
 class ScratchPools {
  public:
   static ScratchPools& Get() {
@@ -35,7 +35,7 @@ class ScratchPools {
     return pools_[device] = pool;
   }
 
-  // The most bytes that calls have had at once, over all devices, since this was last asked.
+  // The most bytes that calls have had at once, over all devices, since the last call of this function.
   uint64_t TakePeak() {
     const std::lock_guard<std::mutex> lock(mutex_);
     uint64_t peak = 0;

@@ -1,11 +1,11 @@
-// How a kernel is written once and run in two ways: by a GPU, and by a loop on the CPU that tests hold
-// against the reference where there is no GPU.
+// How a kernel is written once and run in two ways: by a GPU, or by a loop on the CPU, which tests compare
+// with the reference where there is no GPU.
 //
-// A kernel's body is a function of a Block. What a thread does stands in a function that Block::Threads,
-// Block::Warps or Warp::Each call: on a GPU each thread calls it once, for itself; on the CPU one thread
-// calls it for one after the other. What a lane keeps from one such call to the next is a PerLane, what a
-// warp keeps a PerWarp. Nothing else may differ between threads. Between what one warp writes to shared
-// memory and another reads stands a Block::Sync; within a warp a Warp::Sync.
+// A kernel's body is a function of a Block. What each thread does is a function that is passed to
+// Block::Threads, Block::Warps or Warp::Each: on a GPU each thread calls it once, for itself; on the CPU one
+// thread calls it for all of them in turn. Values that a lane keeps from one such call to the next are a
+// PerLane, those of a warp a PerWarp. Nothing else may differ between threads. After one warp writes to
+// shared memory, a Block::Sync must come before another warp reads it; within a warp a Warp::Sync.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ namespace sparse_ops {
 namespace cuda {
 
 constexpr int kWarpLanes = 32;
-constexpr int kWarpQueries = 16;  // of attention: as many as a product of tensor cores has rows
+constexpr int kWarpQueries = 16;  // of attention: a product of tensor cores has as many rows
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLargest = 3.4028234663852886e38f;
 
@@ -45,7 +45,7 @@ SPARSE_OPS_BOTH float Max(float a, float b) { return a > b ? a : b; }
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Of memory that other threads write to as well.
+// Sets bits of a word that other threads write to as well.
 SPARSE_OPS_BOTH void AtomicOr(uint32_t* word, uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   atomicOr(word, bits);
@@ -53,7 +53,7 @@ SPARSE_OPS_BOTH void AtomicOr(uint32_t* word, uint32_t bits) {
   *word |= bits;
 #endif
 }
-// What there was before.
+// Returns the number before the addition.
 SPARSE_OPS_BOTH int AtomicAdd(int* number, int more) {
 #if defined(__CUDA_ARCH__)
   return atomicAdd(number, more);
@@ -110,7 +110,7 @@ class Warp {
   }
   __device__ __forceinline__ void Sync() const { __syncwarp(); }
 
-  // Of all lanes, to all lanes.
+  // Reductions over all lanes; every lane gets the result.
   __device__ __forceinline__ bool Any(const PerLane<bool>& truth) const {
     return __any_sync(0xffffffffu, truth.own) != 0;
   }
@@ -121,7 +121,7 @@ class Warp {
   }
   __device__ __forceinline__ int Max(const PerLane<int>& each) const { return Reduce<Larger>(each.own, 16); }
 
-  // Of the four lanes 4i to 4i + 3, to each of them.
+  // Reductions over the four lanes 4i to 4i + 3; each of them gets the result.
   __device__ __forceinline__ void QuadSum(PerLane<float>* each) const {
     each->own = Reduce<Add>(each->own, 2);
   }
@@ -132,18 +132,19 @@ class Warp {
   __device__ __forceinline__ void QuadAny(PerLane<bool>* each) const {
     each->own = Reduce<Add>(each->own ? 1 : 0, 2) != 0;
   }
-  // What lane 4i + from has.
+  // The value of lane 4i + from, for each of the four lanes.
   template <class T>
   __device__ __forceinline__ PerLane<T> QuadGet(const PerLane<T>& each, int from) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
     return {__shfl_sync(0xffffffffu, each.own, lane / 4 * 4 + from)};
   }
 
-  // Bit i: lane i.
+  // Bit i is that of lane i.
   __device__ __forceinline__ uint32_t Ballot(const PerLane<bool>& truth) const {
     return __ballot_sync(0xffffffffu, truth.own);
   }
-  // Each lane's own combined with all before it and, before these, `carry`, which becomes the last.
+  // A running total: each lane's value becomes that of `carry`, all lanes before it and its own. `carry`
+  // becomes the last lane's.
   template <class Combine>
   __device__ __forceinline__ void Scan(PerLane<int>* each, int* carry, const Combine& combine) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
@@ -198,7 +199,7 @@ class Block {
     function(Warp(static_cast<int>(threadIdx.x) / kWarpLanes));
   }
   __device__ __forceinline__ void Sync() const { __syncthreads(); }
-  // Whether it is true of any warp, to all of them; a Sync.
+  // Whether it is true for any warp; every warp gets the result. It is a Sync too.
   __device__ __forceinline__ bool Any(PerWarp<bool, kBlockWarps>& truth) const {
     return __syncthreads_or(truth.own) != 0;
   }
@@ -265,7 +266,7 @@ class Warp {
     return a > b ? a : b;
   }
   static SPARSE_OPS_BOTH bool Either(bool a, bool b) { return a || b; }
-  // As shuffles do it: the sums of a GPU have the same order.
+  // In the order of a GPU's shuffles, so that sums are the same.
   template <class T>
   static SPARSE_OPS_BOTH PerLane<T>& Reduce(PerLane<T>* each, int distance, T (*operation)(T, T)) {
     for (; distance > 0; distance /= 2) {
@@ -282,7 +283,7 @@ class Warp {
 
 #if defined(SPARSE_OPS_WARP_THREADS)
 
-// What the threads of one block have in common, and which warp a thread is.
+// What the threads of one block share, and which warp a thread belongs to.
 struct BlockThreads {
   pthread_barrier_t barrier;
   bool votes[kWarpLanes];

@@ -15,8 +15,8 @@ struct Grid {
 
 constexpr int64_t kMostBlocks = 0x7fffffff;
 
-// Of more blocks than a grid has, a kernel goes through the rest in a loop: from its own index on in steps of
-// gridDim.x.
+// Launches at most kMostBlocks blocks. Where `grid` asks for more, the kernel must loop over them, each block
+// from its own index on in steps of gridDim.x.
 template <class... Parameters, class... Arguments>
 void LaunchKernel(const char* op, const CudaContext& context, void (*kernel)(Parameters...), const Grid& grid,
                   const Arguments&... arguments) {

@@ -1,5 +1,5 @@
-// A warp's matrix products, by tensor cores on a GPU. On the CPU the same fragments are taken apart as the
-// PTX manual lays them out, so that every index a kernel computes is held against the reference there.
+// A warp's matrix products, by tensor cores on a GPU. On the CPU the same fragments are read as the PTX
+// manual lays them out, so that tests there check every index that a kernel computes.
 //
 // Lane l holds rows g = l / 4 and g + 8 of a result of 16 rows and 8 columns, columns 2t and 2t + 1, t = l
 // % 4.
@@ -17,7 +17,7 @@ namespace sparse_ops {
 namespace cuda {
 
 #if defined(SPARSE_OPS_WARP_THREADS)
-// The copies of one warp that are not made yet, and where each group of each of its lanes ends.
+// One warp's copies that are not made yet, and where each group of each of its lanes ends.
 struct LateCopies {
   struct Copy {
     const void* from;
@@ -52,8 +52,9 @@ struct Matrices {
   uint32_t of[4];
 };
 
-// Of the i-th matrix, address(8i + r) is where row r of eight 16-bit numbers lies, aligned to 16 bytes. Lane
-// l gets row l / 4, columns 2t and 2t + 1, of each; with kTransposed row and column change places.
+// Reads matrices of 8x8 16-bit numbers: address(8i + r) is where row r of the i-th matrix lies, aligned to 16
+// bytes. Lane l gets row l / 4, columns 2t and 2t + 1, of each matrix; with kTransposed rows and columns are
+// exchanged.
 template <bool kTransposed, class Address>
 SPARSE_OPS_BOTH PerLane<Matrices> LoadMatrices(const Warp& warp, const Address& address) {
   PerLane<Matrices> loaded;
@@ -147,8 +148,8 @@ SPARSE_OPS_BOTH void MultiplyAdd(const Warp& warp, const PerLane<LeftFragment>& 
 #endif
 }
 
-// Sixteen bytes of a tensor to shared memory, aligned on both sides; on a GPU in the background, see
-// CommitCopies. Where warps are threads of a CPU a copy is made as late as it may be.
+// Copies 16 bytes of a tensor, aligned, to shared memory, also aligned; on a GPU in the background, see
+// CommitCopies. Where warps are threads of a CPU, a copy is made as late as is allowed, so that races show.
 SPARSE_OPS_BOTH void CopyInBackground(const void* from, void* to) {
 #if defined(__CUDA_ARCH__)
   asm volatile(
@@ -161,7 +162,7 @@ SPARSE_OPS_BOTH void CopyInBackground(const void* from, void* to) {
   __builtin_memcpy(to, from, 16);
 #endif
 }
-// The copies that a thread has begun since the last such call are one group.
+// Makes a group of the copies that a thread has begun since the last such call.
 SPARSE_OPS_BOTH void CommitCopies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");

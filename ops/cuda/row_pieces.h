@@ -13,7 +13,7 @@ struct Array {
   SPARSE_OPS_BOTH const T& operator[](int i) const { return at[i]; }
 };
 
-// Lower halves of two words as one word, and upper halves.
+// One word of the lower halves of two words, and one of the upper halves.
 SPARSE_OPS_BOTH uint32_t LowHalves(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __byte_perm(a, b, 0x5410);
@@ -47,7 +47,7 @@ struct Piece {
   }
 };
 
-// Columns of one row from `first` on; zeros where there is no row (null) and beyond the head. kVector: rows
+// Reads columns of one row from `first` on; zeros where the row is null and beyond the head. kVector: rows
 // lie at multiples of 16 bytes and are a whole number of these, 8 elements of 16 bits or 4 of float32.
 template <bool kVector, class Element, int kColumns>
 SPARSE_OPS_BOTH void Read(const Element* row, int first, int head_size, Piece<Element, kColumns>* piece) {
@@ -78,7 +78,7 @@ SPARSE_OPS_BOTH void Read(const Element* row, int first, int head_size, Piece<El
   } else {
     int columns = row == nullptr ? 0 : head_size - first;
 #if defined(__CUDA_ARCH__)
-    asm volatile("" : "+r"(columns));  // or the truth of each comparison is kept from one row to the next
+    asm volatile("" : "+r"(columns));  // else the result of each comparison is kept from one row to the next
 #endif
     const auto bits = [&](int i) -> uint32_t {
       if (i >= columns) return 0;
@@ -95,7 +95,7 @@ SPARSE_OPS_BOTH void Read(const Element* row, int first, int head_size, Piece<El
   }
 }
 
-// Columns of one row from `first` on, those of the head alone; numbers by column.
+// Writes numbers, one a column, to a row's columns from `first` on, as far as the head has them.
 template <bool kVector, class Element, int kColumns>
 SPARSE_OPS_BOTH void Write(const Array<float, kColumns>& numbers, int first, int head_size, Element* row) {
   Piece<Element, kColumns> piece;

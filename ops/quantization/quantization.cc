@@ -12,7 +12,7 @@ Shape OneForEachRow(Shape shape) {
   return shape;
 }
 
-// The inputs of a call that reads a product, checked.
+// The inputs of a call that reads a product; their shapes are checked.
 struct Product {
   Product(const char* op, const KernelContext& context)
       : products(context.GetInput(ProductSignature::products)),

@@ -1,4 +1,4 @@
-// The ops around a matrix product of 8-bit integers whose left side has a scale of its own for each row.
+// The ops around a matrix product of 8-bit integers. Each row of its left side has a scale of its own.
 #pragma once
 
 #include "runtime/cpu_context.h"
@@ -24,7 +24,7 @@ class QuantizeRows {
   void Compute(CpuContext& context) const;
 };
 
-// What is read of a product.
+// The inputs that describe a product.
 struct ProductSignature {
   static constexpr Operand<int32_t> products{0, "products"};
   static constexpr Operand<float> scale{1, "scale"}, column_scale{2, "column_scale"}, bias{3, "bias"};

@@ -11,11 +11,12 @@ namespace SPARSE_OPS_TARGET {
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
 constexpr float kLargestInt8 = 127.0f;
-// Rows of smaller numbers count as zeros: 127 over their largest would not be finite.
+// Rows whose largest magnitude is smaller count as zeros: 127 / it would not be finite.
 constexpr float kSmallestMagnitude = 0x1p-100f;
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// The largest magnitude of some numbers as bits, which are ordered as the numbers are, NaN above all.
+// The largest magnitude of some numbers, by its bits, which are ordered as the numbers are, with NaN above
+// all.
 class LargestMagnitude {
  public:
   void Add(Floats a) {
@@ -32,8 +33,8 @@ class LargestMagnitude {
   Words bits_{};
 };
 
-// a * factor, of -127 to 127, as 1 to 255, to the nearest and to even between two. Adding 1.5 * 2^23 leaves
-// an integer in the low bits.
+// Rounds a * factor, which is from -127 to 127, to the nearest and to even between two, and returns it as 1
+// to 255. Adding 1.5 * 2^23 leaves an integer in the low bits.
 inline Bytes Quantized(Floats a, Floats factor) {
   const Floats shifted = MulAdd(a, factor, Broadcast(12582912.0f + 128.0f));
   return __builtin_convertvector(reinterpret_cast<Words>(shifted) & 0xffu, Bytes);
@@ -61,7 +62,7 @@ inline void QuantizeRow(const float* values, int64_t columns, uint32_t largest_b
 inline void QuantizeRows(const float* values, int64_t count, int64_t columns, uint8_t* quantized,
                          float* scale) {
   for (int64_t row = 0; row < count; ++row, values += columns, quantized += columns) {
-    LargestMagnitude largest[2];  // two chains
+    LargestMagnitude largest[2];  // two chains, which hide latency
     int64_t j = 0;
     for (; j + 2 * kLanes <= columns; j += 2 * kLanes) {
       largest[0].Add(Load(values + j));
@@ -81,7 +82,7 @@ inline Floats FromInts(const int32_t* from, int64_t count) {
   return __builtin_convertvector(ints, Floats);
 }
 
-// Passes the dequantized row on, one vector after another: each(j, values, count).
+// Calls each(j, values, count) for every vector of the dequantized row.
 template <class Each>
 inline void DequantizeRow(const ProductRows& product, int64_t row, const Each& each) {
   const int32_t* products = product.products + row * product.columns;

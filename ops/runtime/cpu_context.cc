@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Scratch buffers of one ParallelFor: one for each task that runs at the same time.
+// Scratch buffers of one ParallelFor, one for each task that runs at the same time.
 class ScratchPool {
  public:
   ScratchPool(const OrtApi& api, const OrtKernelContext* context, size_t floats)
@@ -82,7 +82,7 @@ struct ParallelTasks {
   std::atomic<bool> failed{false};
   std::exception_ptr error;
 
-  // Called by ONNX Runtime on its threads: no exception may leave.
+  // ONNX Runtime calls this on its threads, so no exception may leave it.
   static void Run(void* self, size_t index) noexcept {
     auto& tasks = *static_cast<ParallelTasks*>(self);
     if (tasks.failed.load(std::memory_order_relaxed)) return;

@@ -1,4 +1,4 @@
-// What a kernel on the CPU has besides: the thread pool, and scratch memory on the host.
+// What a kernel on the CPU has beyond KernelContext: the thread pool, and scratch memory on the host.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ class CpuContext : public KernelContext {
   using KernelContext::KernelContext;
 
   // Runs task(i, scratch) for i in [0, tasks) on the session's intra-op threads and rethrows the first error.
-  // scratch: scratch_floats floats, aligned to 64 bytes. Its first 64 bytes are 0 when a task is the first to
-  // get it, the rest is not cleared; what a task leaves there is found by the next that gets it.
+  // scratch: scratch_floats floats, aligned to 64 bytes. The first 64 bytes are 0 for the first task that
+  // gets a buffer; the rest is not cleared. The next task that gets it finds what the one before left there.
   //
   // There are as many scratch buffers as tasks running at once. They come from the session's CPU allocator,
-  // so the session's memory settings hold for them, and all are given back before this returns.
+  // so the session's memory settings apply to them, and all are given back before this returns.
   void ParallelFor(size_t tasks, size_t scratch_floats, const std::function<void(size_t, float*)>& task);
 };
 

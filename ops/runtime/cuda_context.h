@@ -1,4 +1,5 @@
-// What a kernel on a GPU has besides. Memory of its own is a DeviceScratch (cuda/device_scratch.h).
+// What a kernel on a GPU has beyond KernelContext. Its scratch memory is a DeviceScratch
+// (cuda/device_scratch.h).
 #pragma once
 
 #include "runtime/kernel_context.h"

@@ -8,8 +8,8 @@
 //     void Compute(Provider::Context& context) const;   // const: one kernel serves concurrent runs
 //   };
 //
-// An op with kernels for several providers says what they share in one class, and Compute is check, problem,
-// launch (ProviderKernel):
+// An op with kernels for several providers has one class of what they share. Its Compute checks a call, which
+// gives a problem, and launches that (ProviderKernel):
 //
 //   struct Op {
 //     using Signature, InferShapes, Op(const KernelInfo&);   // as above

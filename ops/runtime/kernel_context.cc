@@ -40,7 +40,7 @@ Strings::Strings(const OrtApi& api, const OrtValue* value) : shape_(ShapeOf(api,
   if (count == 0) return;
   size_t bytes = 0;
   Check(api, api.GetStringTensorDataLength(value, &bytes));
-  bytes_.reset(new char[bytes]);  // not cleared, as make_unique would
+  bytes_.reset(new char[bytes]);  // make_unique would clear it
   Check(api, api.GetStringTensorContent(value, bytes_.get(), bytes, offsets_.data(), count));
   offsets_[count] = bytes;
 }

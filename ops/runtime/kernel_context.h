@@ -1,4 +1,5 @@
-// What an op sees of ONNX Runtime wherever its kernel runs: attributes, constants, tensors, shape inference.
+// What an op sees of ONNX Runtime, whichever provider runs its kernel: attributes, constants, tensors, shape
+// inference.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,8 @@ struct Input {
   Shape shape;
 };
 
-// The elements of a string tensor, copied at once: ONNX Runtime holds them as strings of its own C++ library,
-// which may be another than ours.
+// The elements of a string tensor, all copied at once: ONNX Runtime holds them as strings of its C++ library,
+// which may differ from ours.
 class Strings {
  public:
   Strings() = default;
@@ -60,7 +61,7 @@ class KernelInfo {
   std::string Get(const Attribute<std::string_view>& attribute, const char* accepted) const;
   std::vector<int64_t> Get(const Attribute<IntList>& attribute, const char* accepted) const;
 
-  // Throws that an attribute has a value which is not accepted.
+  // Throws an InvalidArgument that an attribute's value is not accepted.
   template <class T, class Value>
   [[noreturn]] void Refuse(const Attribute<T>& attribute, const Value& value, const char* accepted) const {
     throw InvalidArgument(
@@ -104,7 +105,8 @@ class KernelInfo {
   const char* op_;
 };
 
-// One call of a kernel, on any provider. Of a tensor in device memory only the shape may be read on the host.
+// One call of a kernel, on any provider. Where a tensor is in device memory, the host may read its shape
+// only.
 class KernelContext {
  public:
   KernelContext(const OrtApi& api, OrtKernelContext* context) : api_(api), context_(context) {}

@@ -12,7 +12,7 @@ MatrixShape AsMatrix(const char* op, const char* name, const Shape& shape) {
     throw InvalidArgument(
         Message(op, ": ", name, " has shape ", ToString(shape), "; accepted: rows of 1 or more numbers"));
   }
-  // Of an empty tensor the other sizes may have a product beyond int64.
+  // In an empty tensor the product of the other sizes may exceed int64.
   if (std::count(shape.begin(), shape.end(), 0) > 0) return {0, shape.back()};
   int64_t rows = 1;
   for (size_t axis = 0; axis + 1 < shape.size(); ++axis) rows *= shape[axis];

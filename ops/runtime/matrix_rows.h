@@ -1,4 +1,4 @@
-// A tensor as the rows along its last axis, each of which is computed by itself.
+// A tensor seen as rows along its last axis, each of which is computed by itself.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,16 @@
 
 namespace sparse_ops {
 
-// Its last axis, and all others as one.
+// The size of the last axis, and the product of all others.
 struct MatrixShape {
   int64_t rows;
   int64_t columns;
 };
 
-// Throws where the rows have no number.
+// Throws where the rows are empty.
 MatrixShape AsMatrix(const char* op, const char* name, const Shape& shape);
 
-// Throws where an input has another shape than follows from that of `other`.
+// Throws where an input's shape is not the one that follows from the shape of `other`.
 template <class Element, class Other>
 void RequireShape(const char* op, const Input<Element>& input, const Shape& accepted,
                   const Input<Other>& other) {
@@ -26,7 +26,7 @@ void RequireShape(const char* op, const Input<Element>& input, const Shape& acce
                                 ToString(other.shape)));
 }
 
-// Runs `rows(first, count, scratch)` over all rows, several rows a task.
+// Calls `rows(first, count, scratch)` for all rows, in tasks of several rows.
 template <class Rows>
 void ForRows(CpuContext& context, const MatrixShape& matrix, size_t scratch, const Rows& rows) {
   constexpr int64_t kTaskElements = int64_t{1} << 16;

@@ -1,9 +1,9 @@
-// Own declarations of the part of the ONNX Runtime C ABI that a custom-op library needs, and a program
-// that opens sessions.
+// Own declarations of the part of the ONNX Runtime C ABI that is needed by a custom-op library and by a
+// program that opens sessions.
 //
 // OrtApi is a table of function pointers that only ever grows at its end; a member's position is its
-// contract. The members used here stand at their slot (checked below), the rest are counted as unused. All of
-// them exist since API version 17, so one binary serves ONNX Runtime 1.17 and everything newer.
+// contract. The members that are used stand at their slots (checked below); between them are arrays of unused
+// ones. All of them exist since API version 17, so one binary serves ONNX Runtime 1.17 and everything newer.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What the nodes of an op have. An op says it once, in one struct, in the words of ops/README.md:
-// registration, reading, shape inference and messages are made of that.
+// The signature of an op: its name, inputs, outputs and attributes. An op declares it once, in one struct, in
+// the words of ops/README.md; registration, reading, shape inference and messages use that.
 //
 //   struct Signature {
 //     static constexpr const char* kName = "Scale";
@@ -41,7 +41,7 @@ inline constexpr auto kElementType<bool> = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
 template <>
 inline constexpr auto kElementType<std::string_view> = ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
 
-// As what an element lies in memory: a flag is a byte, which a file may have set to any value.
+// The type by which an element is stored: a bool is a byte, which may have any value in a file.
 template <class Element>
 struct StoredAs {
   using Type = Element;
@@ -55,7 +55,7 @@ using Stored = typename StoredAs<Element>::Type;
 
 enum Presence { kRequired, kOptional };
 
-// An input or an output: its place among the others, and the type of its elements.
+// An input or an output: its index, its name and the type of its elements.
 template <class Element>
 struct Operand {
   size_t index;
@@ -63,13 +63,13 @@ struct Operand {
   Presence presence = kRequired;
 };
 
-// What ONNX Runtime is told of an operand.
+// An operand as ONNX Runtime is told of it.
 struct OperandType {
   ONNXTensorElementDataType type;
   Presence presence;
 };
 
-// The inputs, or the outputs, of an op. Does not compile where one is not at its place.
+// The inputs, or the outputs, of an op. Does not compile where one is not at its index.
 template <class... Elements>
 constexpr std::array<OperandType, sizeof...(Elements)> Operands(const Operand<Elements>&... operands) {
   size_t place = 0;

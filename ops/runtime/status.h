@@ -12,7 +12,7 @@
 
 namespace sparse_ops {
 
-// What a caller did wrong: an attribute, a shape, a value.
+// An error of the caller: in an attribute, a shape or a value.
 class InvalidArgument : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,17 +20,17 @@ class InvalidArgument : public std::runtime_error {
 
 using OwnedStatus = std::unique_ptr<OrtStatus, decltype(OrtApi::ReleaseStatus)>;
 
-// A status that ONNX Runtime answered. One that is not handed back is released with the error.
+// An error status that ONNX Runtime returned. It is released with this object unless it is handed back.
 class OrtError : public std::exception {
  public:
   explicit OrtError(OwnedStatus status) : status_(std::move(status)) {}
-  // What is thrown must be copyable: the copy takes the status over. (A std::shared_ptr would count its
-  // owners, by what glibc has since 2.32.)
+  // An exception must be copyable: the copy takes the status over. (A std::shared_ptr would need a symbol
+  // that glibc has only since 2.32.)
   OrtError(const OrtError& other) noexcept : std::exception(other), status_(std::move(other.status_)) {}
   OrtError& operator=(const OrtError&) = delete;
   const char* what() const noexcept override { return "ONNX Runtime answered an error status"; }
 
-  // Hands the status over as it came; the error holds none afterwards.
+  // Hands the status over; the error holds none afterwards.
   OrtStatus* release() const noexcept { return status_.release(); }
 
  private:

@@ -1,4 +1,4 @@
-// What ends each half of a transformer's layer: a residual sum, normalized.
+// The end of each half of a transformer's layer: a residual sum, normalized.
 #pragma once
 
 #include "runtime/cpu_context.h"

@@ -7,8 +7,8 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// The sum of term(j, count) over a row, a vector each, in the order of its columns for any row. What a term
-// has beyond its count is to be 0.
+// The sum of term(j, count) over a row. A term is a vector of `count` columns from the j-th on, its other
+// lanes 0. The order of additions is the same for every row.
 template <class Term>
 inline float SumOfTerms(int64_t columns, const Term& term) {
   constexpr int64_t kChains = 4;
@@ -26,7 +26,7 @@ inline float SumOfTerms(int64_t columns, const Term& term) {
   return total;
 }
 
-// The sum of a row lies in its output until it is normalized.
+// The sum of a row is stored in its output until it is normalized.
 inline void NormalizeRow(const SumRows& rows, const float* input, const float* skip, float* output) {
   const float columns = static_cast<float>(rows.columns);
   const Floats mean = Broadcast(SumOfTerms(rows.columns,

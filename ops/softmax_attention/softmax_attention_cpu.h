@@ -7,13 +7,13 @@ namespace SPARSE_OPS_TARGET {
 
 struct SoftmaxAttentionScratch {
   HeldHead held;
-  float *query_panel, *room, *scores, *maxima, *sums;
+  float *query_panel, *buffer, *scores, *maxima, *sums;
 
-  int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
+  int64_t Allocate(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
-    held.Lay(&layout, longest_sequence, head_size);
+    held.Allocate(&layout, longest_sequence, head_size);
     query_panel = layout.Take(head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kRoomRows, head_size));
+    buffer = layout.Take(RowsBufferFloats(kBufferRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
     sums = layout.Take(RoundUp(head_size, kLanes) * kPanelQueries);
@@ -22,7 +22,7 @@ struct SoftmaxAttentionScratch {
 };
 
 inline size_t SoftmaxAttentionScratchFloats(int64_t longest_sequence, int64_t head_size) {
-  return static_cast<size_t>(SoftmaxAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
+  return static_cast<size_t>(SoftmaxAttentionScratch{}.Allocate(nullptr, longest_sequence, head_size));
 }
 
 // Replaces the scores of a panel, whose first column is given, by exp(score - maximum); normalizer: 1 / their
@@ -50,7 +50,7 @@ inline void ExponentiatePanel(const ScoreColumn& first, Floats* normalizer) {
   }
 }
 
-// The queries of a range, of whose head keys and values are given.
+// Attends to `head`, the keys and values of the range's head.
 template <class Element, class Held>
 inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRange& range,
                           RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
@@ -63,10 +63,10 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
 
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     const int64_t queries = Min(kPanelQueries, range.first + range.count - begin);
-    PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.room, at.query_panel);
+    PackQueries(tensors.query + own + begin * stride, stride, queries, head_size, at.buffer, at.query_panel);
     const auto score = queries > kLanes ? ScorePanel<2, Held, Ahead> : ScorePanel<1, Held, Ahead>;
     const int64_t classes = score(at.query_panel, head.key, head.stride, range.sequence_length, head_size,
-                                  tensors.scale, at.room, at.scores, at.maxima, ahead);
+                                  tensors.scale, at.buffer, at.scores, at.maxima, ahead);
 
     Floats normalizer[kPanelVectors];
     const auto exponentiate = queries > kLanes ? ExponentiatePanel<2> : ExponentiatePanel<1>;
@@ -78,7 +78,7 @@ inline void AttendDensely(const PackedAttention<Element>& tensors, const QueryRa
     for (int64_t r = 0; r < queries; ++r) {
       WriteRow(at.sums + r * sums_stride, head_size, Broadcast(normalizer[r / kLanes][r % kLanes]),
                tensors.output + own + (begin + r) * stride);
-      ahead.Summed();
+      ahead.AfterSumming();
     }
   }
 }
@@ -87,7 +87,7 @@ template <class Element>
 inline void SoftmaxAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
                              const QueryRange* next, float* scratch) {
   SoftmaxAttentionScratch at;
-  at.Lay(scratch, range.sequence_length, tensors.head_size);
+  at.Allocate(scratch, range.sequence_length, tensors.head_size);
   RowsAhead<Element> ahead = AheadOf(tensors, range, next);
   VisitHead(tensors, range, at.held,
             [&](const auto& head) { AttendDensely(tensors, range, ahead, head, at); });

@@ -1,5 +1,5 @@
-// Softmax attention of 64 queries and one head by a block of four warps, in one pass: weights are counted
-// from the maximum so far, and what was summed up is scaled where that rises.
+// Softmax attention of 64 queries and one head by a block of four warps, in one pass: weights are relative to
+// the maximum so far, and the sums are rescaled where it rises.
 #pragma once
 
 #include "attention/attention_tile_cuda.h"
@@ -7,7 +7,7 @@
 namespace sparse_ops {
 namespace cuda {
 
-// Shared memory: the search, stages of tiles, queries that are not in registers.
+// Layout of shared memory: the search, stages of tiles, then queries that are not in registers.
 template <class Element, int kWidth>
 struct SoftmaxMemory {
   using Stages = TileStages<Element, kWidth, kStagesOf<Element, kWidth>>;
@@ -17,7 +17,7 @@ struct SoftmaxMemory {
   static constexpr int64_t kBytes = kSearchBytes + Stages::kBytes + kQueryBytes;
 };
 
-// Of one block, on compute capability 8.6 and others that have the least.
+// Shared memory of one block on compute capability 8.6 and others that have the least.
 static_assert(SoftmaxMemory<float, 128>::kBytes <= 99 * 1024, "a block's shared memory is enough everywhere");
 
 template <class Element, int kWidth>
@@ -43,14 +43,14 @@ class SoftmaxTile {
       AttendTiles();
       Write();
     }
-    block_.Sync();  // the next tile may be laid over what is still read
+    block_.Sync();  // the next tile uses the same shared memory
   }
 
  private:
-  // Of a lane's two queries.
+  // The state of a lane's two queries.
   struct Rows {
     float maximum[2];
-    float sum[2];  // of the weights that this lane has
+    float sum[2];  // of this lane's weights
   };
   template <class T>
   using Each = PerWarp<T, AttentionBlock::kWarps>;
@@ -141,7 +141,7 @@ class SoftmaxTile {
         PerLane<float> sum;
         warp.Each([&](int lane) { sum[lane] = rows_[warp.index()][lane].sum[h]; });
         warp.QuadSum(&sum);
-        // A row of which every score is -inf has no weights.
+        // A row whose scores are all -inf has no weights.
         warp.Each([&](int lane) { factor[h][lane] = sum[lane] == 0.0f ? 0.0f : 1.0f / sum[lane]; });
       }
       WriteRows<Element, kWidth>(warp, sums_[warp.index()], factor, tile_, stride, launch_.tensors.head_size,

@@ -5,7 +5,7 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Some queries of a range's sequence and head, and what is brought while they are computed.
+// Some queries of a range's sequence and head, and the rows to prefetch while they are computed.
 template <class Element>
 struct QueryRows {
   const PackedAttention<Element>& tensors;
@@ -30,30 +30,30 @@ struct QueryRows {
   }
 };
 
-// Packs up to kPanelQueries queries of a range, from its query `first` on, whose numbers `rows` takes.
+// Packs up to kPanelQueries queries of a range, from query `first` on, and writes their numbers to `rows`.
 template <class Element>
 inline QueryRows<Element> PackFrom(const PackedAttention<Element>& tensors, const QueryRange& range,
-                                   RowsAhead<Element>& ahead, int64_t first, int32_t* rows, float* room,
+                                   RowsAhead<Element>& ahead, int64_t first, int32_t* rows, float* buffer,
                                    float* panel) {
   for (int64_t i = 0; i < kPanelQueries; ++i) rows[i] = static_cast<int32_t>(first + i);
   const QueryRows<Element> queries{tensors, range, ahead, rows,
                                    Min(kPanelQueries, range.first + range.count - first)};
-  PackQueries(queries.query(0), queries.stride(), queries.count, tensors.head_size, room, panel);
+  PackQueries(queries.query(0), queries.stride(), queries.count, tensors.head_size, buffer, panel);
   return queries;
 }
 
-// As PackQueries, of queries that are not consecutive.
+// PackQueries for queries that are not consecutive.
 template <class Element>
-inline void PackGathered(const QueryRows<Element>& queries, float* room, float* panel) {
+inline void PackGathered(const QueryRows<Element>& queries, float* buffer, float* panel) {
   const int64_t head_size = queries.tensors.head_size;
   for (int64_t d = 0; d < head_size * kPanelQueries; d += kLanes) Store(panel + d, Floats{});
-  const ptrdiff_t room_stride = RoundUp(head_size, kLanes);
+  const ptrdiff_t buffer_stride = RoundUp(head_size, kLanes);
   for (int64_t first = 0; first < queries.count; first += kQueryRows) {
     const int64_t rows = Min(kQueryRows, queries.count - first);
     for (int64_t r = 0; r < rows; ++r) {
-      CopyRow(queries.query(first + r), head_size, room + r * room_stride);
+      CopyRow(queries.query(first + r), head_size, buffer + r * buffer_stride);
     }
-    Transpose(room, room_stride, rows, head_size, panel + first, kPanelQueries);
+    Transpose(buffer, buffer_stride, rows, head_size, panel + first, kPanelQueries);
   }
 }
 

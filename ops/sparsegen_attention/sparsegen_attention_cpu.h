@@ -8,20 +8,20 @@ namespace SPARSE_OPS_TARGET {
 
 struct SparsegenAttentionScratch {
   HeldHead held;
-  float *query_panel, *room, *scores, *maxima, *weights, *sums;
+  float *query_panel, *buffer, *scores, *maxima, *weights, *sums;
   int32_t *keys, *positive;
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
   Screen screen;
 #endif
 
-  int64_t Lay(float* base, int64_t longest_sequence, int64_t head_size) {
+  int64_t Allocate(float* base, int64_t longest_sequence, int64_t head_size) {
     ScratchLayout layout(base);
-    held.Lay(&layout, longest_sequence, head_size);
+    held.Allocate(&layout, longest_sequence, head_size);
     query_panel = layout.Take(head_size * kPanelQueries);
-    room = layout.Take(RowsRoom(kRoomRows, head_size));
+    buffer = layout.Take(RowsBufferFloats(kBufferRows, head_size));
     scores = layout.Take(longest_sequence * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
-    // Vectors of what is solved at once: one column of a panel, or all of few keys.
+    // Weights that are solved at once: those of one column of a panel, or of all columns where keys are few.
     const int64_t words = RoundUp(longest_sequence, 32) / 32;
     weights = layout.Take(Max(longest_sequence, kPanelVectors * Min(longest_sequence, kWholeKeys)) * kLanes);
     sums = layout.Take(RoundUp(head_size, kLanes) * kLanes);
@@ -29,18 +29,18 @@ struct SparsegenAttentionScratch {
     positive = reinterpret_cast<int32_t*>(
         layout.Take(Max(words, kPanelVectors * Min(words, kWholeKeys / 32)) * kLanes));
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
-    if (longest_sequence >= kScreenedKeys) screen.Lay(&layout, longest_sequence, head_size);
+    if (longest_sequence >= kScreenedKeys) screen.Allocate(&layout, longest_sequence, head_size);
 #endif
     return layout.used();
   }
 };
 
 inline size_t SparsegenAttentionScratchFloats(int64_t longest_sequence, int64_t head_size) {
-  return static_cast<size_t>(SparsegenAttentionScratch{}.Lay(nullptr, longest_sequence, head_size));
+  return static_cast<size_t>(SparsegenAttentionScratch{}.Allocate(nullptr, longest_sequence, head_size));
 }
 
-// A weight above 0 costs SumSparse about this many times what any weight, zero or not, costs AddDense:
-// measured 5, 3 and 2 on 16, 8 and 4 lanes.
+// SumSparse takes about this many times as long for a weight above 0 as AddDense for any weight: measured 5,
+// 3 and 2 with 16, 8 and 4 lanes.
 constexpr int64_t kSparseCost = kLanes / 4 + 1;
 
 // Weighted sums of the values for up to kLanes queries.
@@ -53,7 +53,7 @@ inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& he
   if (pairs * kSparseCost <= survivors.count * kLanes) {
     for (int64_t r = 0; r < queries.count; ++r) {
       SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
-      queries.ahead.Summed();
+      queries.ahead.AfterSumming();
     }
     return;
   }
@@ -63,12 +63,12 @@ inline void SumValues(const Survivors& survivors, const KeysAndValues<Value>& he
                  head_size, queries.count, sums, sums_stride);
   for (int64_t r = 0; r < queries.count; ++r) {
     WriteRow(sums + r * sums_stride, head_size, Broadcast(1.0f), queries.output(r));
-    queries.ahead.Summed();
+    queries.ahead.AfterSumming();
   }
 }
 
-// Up to kLanes queries whose weights are known. Not inlined, as AddDense then keeps its sums in registers
-// wherever this is called.
+// Writes the answers of up to kLanes queries whose weights are known. Not inlined, so that AddDense keeps its
+// sums in registers wherever this is called.
 template <class Element, class Held>
 [[gnu::noinline]] void WriteSolved(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
                                    const Survivors& survivors, const SparsegenAttentionScratch& at) {
@@ -82,7 +82,7 @@ template <class Element, class Held>
   }
 }
 
-// A panel of queries of few keys, whose scores are computed.
+// Answers a panel of queries with few keys, whose scores are computed.
 template <int64_t Columns, class Element, class Held>
 inline void AttendToWhole(const QueryRows<Element>& panel, const KeysAndValues<Held>& head,
                           const ScoreColumn& first, const SparsegenAttentionScratch& at) {
@@ -94,7 +94,7 @@ inline void AttendToWhole(const QueryRows<Element>& panel, const KeysAndValues<H
   }
 }
 
-// A panel of queries whose scores are computed.
+// Answers a panel of queries whose scores are computed.
 template <class Element, class Held>
 inline void AttendToScored(const QueryRows<Element>& panel, const KeysAndValues<Held>& head, int64_t classes,
                            const SparsegenAttentionScratch& at) {
@@ -113,20 +113,22 @@ inline void AttendToScored(const QueryRows<Element>& panel, const KeysAndValues<
   }
 }
 
-// A panel of queries that is packed.
+// Answers a panel of queries that is packed.
 template <class Element, class Held>
 inline void AttendToPacked(const QueryRows<Element>& panel, const KeysAndValues<Held>& head,
                            const SparsegenAttentionScratch& at) {
   using Ahead = RowsAhead<Element>;
   const auto score = panel.count > kLanes ? ScorePanel<2, Held, Ahead> : ScorePanel<1, Held, Ahead>;
   const PackedAttention<Element>& tensors = panel.tensors;
-  const int64_t classes = score(at.query_panel, head.key, head.stride, panel.range.sequence_length,
-                                tensors.head_size, tensors.scale, at.room, at.scores, at.maxima, panel.ahead);
+  const int64_t classes =
+      score(at.query_panel, head.key, head.stride, panel.range.sequence_length, tensors.head_size,
+            tensors.scale, at.buffer, at.scores, at.maxima, panel.ahead);
   AttendToScored(panel, head, classes, at);
 }
 
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
-// Some of up to kLanes queries, a bit each, whose candidates are marked from the lane `lane` of a panel on.
+// Answers the `wanted` ones, a bit each, of up to kLanes queries, whose candidates are marked from lane
+// `lane` of a panel on.
 template <class Element, class Held>
 [[gnu::noinline]] void AttendToCandidates(const QueryRows<Element>& queries, const KeysAndValues<Held>& head,
                                           int64_t lane, unsigned wanted,
@@ -137,47 +139,47 @@ template <class Element, class Held>
   int64_t slots = 0;
   for (unsigned left = wanted; left != 0; left &= left - 1) {
     const int64_t r = __builtin_ctz(left);
-    int32_t* list = screen.candidate_keys + r * screen.room;
+    int32_t* list = screen.candidate_keys + r * screen.capacity;
     counts[r] = ListCandidates(screen, lane + r, queries.range.sequence_length, list);
     ScoreCandidatesOf(queries.query(r), head, head_size, queries.tensors.scale, list, counts[r],
-                      screen.candidate_scores + r * screen.room);
+                      screen.candidate_scores + r * screen.capacity);
     slots = counts[r] > slots ? counts[r] : slots;
   }
   slots = RoundUp(slots, kLanes);
   for (int64_t r = 0; r < kLanes; ++r) {
     for (int64_t t = RoundUp(counts[r], kLanes); t < slots; t += kLanes) {
-      Store(screen.candidate_scores + r * screen.room + t, Broadcast(-kInfinity));
+      Store(screen.candidate_scores + r * screen.capacity + t, Broadcast(-kInfinity));
     }
   }
-  Transpose(screen.candidate_scores, screen.room, kLanes, slots, screen.slots, kLanes);
+  Transpose(screen.candidate_scores, screen.capacity, kLanes, slots, screen.slots, kLanes);
   Survivors survivors{screen.slots, nullptr, at.positive, slots, Ints{}, Mask{}};
   SolveSlots(queries.tensors.divisor, wanted, &survivors);
   for (unsigned left = wanted; left != 0; left &= left - 1) {
     const int64_t r = __builtin_ctz(left);
-    survivors.keys = screen.candidate_keys + r * screen.room;
+    survivors.keys = screen.candidate_keys + r * screen.capacity;
     SumSparse(survivors, r, head.value, head.stride, head_size, queries.output(r));
-    queries.ahead.Summed();
+    queries.ahead.AfterSumming();
     *queries.support(r) = survivors.support[r];
   }
 }
 
-// Queries that wait for others of their kind, until they are a panel.
+// Queries that wait until enough of their kind for a panel have come.
 struct WaitingRows {
   int32_t rows[2 * kPanelQueries];
   int64_t count = 0;
 
-  // Those of a panel whose bit is set.
+  // Adds those rows of a panel whose bit is set.
   void Add(const int32_t* panel, unsigned wanted) {
     for (unsigned left = wanted; left != 0; left &= left - 1) rows[count++] = panel[__builtin_ctz(left)];
   }
-  // Forgets the first.
+  // Removes the first ones.
   void Drop(int64_t first) {
     count -= first;
     for (int64_t i = 0; i < count; ++i) rows[i] = rows[first + i];
   }
 };
 
-// Those of a panel with few candidates; `many` takes the others.
+// Answers those queries of a panel that have few candidates; adds the others to `many`.
 template <class Element, class Held>
 inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Held>& head, WaitingRows* many,
                         const SparsegenAttentionScratch& at) {
@@ -199,18 +201,20 @@ inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Hel
   many->Add(panel.rows, ~few & OfFirst(panel.count));
 }
 
-// As AttendSparsely. Queries of which few keys are left and others are gathered in panels of their own.
+// AttendSparsely with the screen. Queries with few keys left, and those with many, are gathered in panels of
+// their own.
 template <class Element, class Held>
 inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryRange& range,
                            RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
                            const SparsegenAttentionScratch& at) {
   WaitingRows few, many;
-  // Full panels of those that wait first: a panel of either may add one to `many`, which has room for two.
+  // Answers what waits, until at most `left` queries of either kind do. Full panels of `many` come first:
+  // every other panel may add one to it, and it has room for two.
   const auto attend = [&](int64_t left) {
     while (few.count > left || many.count > left) {
       if (many.count >= kPanelQueries || few.count <= left) {
         const QueryRows<Element> panel{tensors, range, ahead, many.rows, Min(many.count, kPanelQueries)};
-        PackGathered(panel, at.room, at.query_panel);
+        PackGathered(panel, at.buffer, at.query_panel);
         AttendToPacked(panel, head, at);
         many.Drop(panel.count);
       } else {
@@ -222,16 +226,16 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
   };
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.buffer, at.query_panel);
     const auto probe = panel.count > kLanes ? ProbePanel<2, Held> : ProbePanel<1, Held>;
     const unsigned seem_many = probe(at.query_panel, head, range.sequence_length, tensors.head_size,
-                                     tensors.scale, tensors.divisor, at.room, at.scores, at.maxima);
+                                     tensors.scale, tensors.divisor, at.buffer, at.scores, at.maxima);
     const unsigned all = OfFirst(panel.count);
     if ((seem_many & all) == all) {
       using Ahead = RowsAhead<Element>;
       const auto score = panel.count > kLanes ? ScoreRest<2, Held, Ahead> : ScoreRest<1, Held, Ahead>;
       const int64_t classes = score(at.query_panel, head, range.sequence_length, tensors.head_size,
-                                    tensors.scale, at.room, at.scores, at.maxima, ahead);
+                                    tensors.scale, at.buffer, at.scores, at.maxima, ahead);
       AttendToScored(panel, head, classes, at);
     } else if ((seem_many & all) == 0) {
       AttendToFew(panel, head, &many, at);
@@ -245,7 +249,7 @@ inline void AttendScreened(const PackedAttention<Element>& tensors, const QueryR
 }
 #endif
 
-// The queries of a range, of whose head keys and values are given.
+// Answers the queries of a range; `head` has the keys and values of its head.
 template <class Element, class Held>
 inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryRange& range,
                            RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
@@ -254,11 +258,11 @@ inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryR
   if (IsScreened(range.sequence_length, tensors.divisor)) {
     return AttendScreened(tensors, range, ahead, head, at);
   }
-  *at.held.rounded = 0;  // shorter sequences are laid out over what lies there
+  *at.held.rounded = 0;  // scratch of shorter sequences is laid out over the rounded keys
 #endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
-    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.room, at.query_panel);
+    const QueryRows<Element> panel = PackFrom(tensors, range, ahead, begin, rows, at.buffer, at.query_panel);
     AttendToPacked(panel, head, at);
   }
 }
@@ -267,7 +271,7 @@ template <class Element>
 inline void SparsegenAttention(const PackedAttention<Element>& tensors, const QueryRange& range,
                                const QueryRange* next, float* scratch) {
   SparsegenAttentionScratch at;
-  at.Lay(scratch, range.sequence_length, tensors.head_size);
+  at.Allocate(scratch, range.sequence_length, tensors.head_size);
   RowsAhead<Element> ahead = AheadOf(tensors, range, next);
   VisitHead(tensors, range, at.held,
             [&](const auto& head) { AttendSparsely(tensors, range, ahead, head, at); });

@@ -20,10 +20,10 @@
 namespace sparse_ops {
 namespace cuda {
 
-// Tiles of keys that give the bound: further ones would cost more than what they keep from the lists.
+// Number of tiles of keys that give the bound: further ones would cost more than they save in lists.
 constexpr int kBoundTiles = 512 / kTileKeys;
 
-// kResident is limits.resident: a kernel of its own each, which is smaller.
+// kResident is limits.resident. It is a template parameter so that each kernel is smaller.
 template <class Element, int kWidth, bool kResident>
 class SparsegenTile {
   using Kind = SparsegenKind<Element, kResident>;
@@ -66,7 +66,7 @@ class SparsegenTile {
         AttendDense();
       }
     }
-    block_.Sync();  // the next tile may be laid over what is still read
+    block_.Sync();  // the next tile uses the same shared memory
   }
 
  private:
@@ -110,7 +110,7 @@ class SparsegenTile {
     block_.Sync();
   }
 
-  // Of a tile of keys; -inf where there is no key.
+  // The scores of a tile of keys; -inf where there is no key.
   SPARSE_OPS_BOTH void Score(const Warp& warp, int key_tile, const Element* keys, Scores* scores) {
     Product::Multiply(warp, fragments_[warp.index()], queries_, keys, scores);
     ScaleScores(warp, launch_.tensors.scale, work_->tile.keys - key_tile * kTileKeys, scores);
@@ -127,7 +127,7 @@ class SparsegenTile {
     }
   }
 
-  // A lane's own scores, which no other lane reads.
+  // Where a lane's own scores are kept, which no other lane reads.
   SPARSE_OPS_BOTH Four& Resident(const Warp& warp, int lane, int key_tile, int j) const {
     const int tile_slice = key_tile * kSlices + j;
     return static_cast<Four*>(dynamic_)[tile_slice * AnyBlock::kThreads + warp.index() * kWarpLanes + lane];
@@ -139,7 +139,7 @@ class SparsegenTile {
     }
   }
 
-  // Of the keys or values.
+  // The rows of the keys or values.
   SPARSE_OPS_BOTH HeadRows<Element> KeyRows(const Element* tensor) const {
     return RowsOf(launch_, tensor, work_->head, work_->tile.key, work_->tile.keys);
   }
@@ -152,8 +152,8 @@ class SparsegenTile {
         compute);
   }
 
-  // Classes of the first `tiles`. What they were before is forgotten: no registers hold it while keys are
-  // listed.
+  // Finds the maxima of classes of the keys in the first `tiles` tiles. They are computed anew, so that no
+  // registers hold them while keys are listed.
   SPARSE_OPS_BOTH void ScoreClasses(int tiles) {
     block_.Warps([&](const Warp& warp) {
       SPARSE_OPS_LANES
@@ -178,7 +178,7 @@ class SparsegenTile {
     });
   }
 
-  // tau of every query, from scores that are resident or computed anew.
+  // Finds tau of every query, by scores that are resident or computed anew.
   SPARSE_OPS_BOTH void Solve() {
     block_.Warps([&](const Warp& warp) {
       SolveClasses(warp, classes_[warp.index()], reciprocal_, &rows_[warp.index()]);
@@ -213,7 +213,7 @@ class SparsegenTile {
     }
   }
 
-  // Scores become weights; counts those above 0, and tells NaN.
+  // Turns scores into weights; counts those above 0, and notes NaN.
   SPARSE_OPS_BOTH void Weigh(const Warp& warp, Scores* scores) {
     warp.Each([&](int lane) {
       SparsegenRows& rows = rows_[warp.index()][lane];
@@ -268,8 +268,8 @@ class SparsegenTile {
     });
     const HeadRows<Element> keys = KeyRows(launch_.tensors.key);
     const HeadRows<Element> values = KeyRows(launch_.tensors.value);
-    // Keys and values of a tile at once, where there are stages for both, so that no registers hold weights
-    // while values come.
+    // Loads the keys and values of a tile at once where there are stages for both, so that no registers hold
+    // weights while values are loaded.
     constexpr int kLast = Stages::kCount - 1;
     for (int i = 0; i < key_tiles_; ++i) {
       LoadTile<kWidth>(block_, keys, i * kTileKeys, stages_.stage(0));
@@ -295,7 +295,7 @@ class SparsegenTile {
     Write();
   }
 
-  // Sums, and the support of each query.
+  // Writes the sums, and the support of each query.
   SPARSE_OPS_BOTH void Write() {
     const int64_t stride = launch_.tensors.num_heads * launch_.tensors.head_size;
     block_.Warps([&](const Warp& warp) {
@@ -311,7 +311,8 @@ class SparsegenTile {
     });
   }
 
-  // Over a query's four lanes; writes the support. NaN weights are not zero: all of them count.
+  // Joins the counts of a query's four lanes, and writes the support. NaN weights are not zero: all of them
+  // count.
   SPARSE_OPS_BOTH void JoinCounts(const Warp& warp) {
     SPARSE_OPS_LANES
     for (int h = 0; h < 2; ++h) {
@@ -333,7 +334,7 @@ class SparsegenTile {
     }
   }
 
-  // A cut before any key is listed, from the first keys.
+  // Finds a cut by the first keys, before any key is listed.
   SPARSE_OPS_BOTH void BoundFirst() {
     ScoreClasses(key_tiles_ < kBoundTiles ? key_tiles_ : kBoundTiles);
     block_.Warps([&](const Warp& warp) {
@@ -348,15 +349,14 @@ class SparsegenTile {
     });
   }
 
-  // Before which tiles of keys all warps solve for a new cut: whenever there are twice as many keys as
-  // before. So hardly a list fills up. A warp whose own does solves alone, while the others of its block
-  // wait.
+  // Before which tiles of keys all warps solve for a new cut: whenever the number of keys has doubled. So
+  // hardly any list fills up. A warp whose list does solves alone, while the others of its block wait.
   static SPARSE_OPS_BOTH bool RaisesCut(int key_tile) {
     constexpr int kFirst = Kind::kBoundFirst ? 2 * kBoundTiles : 1;
     return key_tile >= kFirst && (key_tile & (key_tile - 1)) == 0;
   }
 
-  // Whether all candidates fit their lists, and the block is done.
+  // Returns whether all candidates fitted into their lists, so that the block is done.
   SPARSE_OPS_BOTH bool AttendListed() {
     if constexpr (Kind::kBoundFirst) BoundFirst();
     const CandidateLists<AnyBlock> lists(dynamic_, limits_.slots);
@@ -403,7 +403,7 @@ class SparsegenTile {
   const Stages stages_;
   Element* const queries_;
   void* const dynamic_;     // scores or lists
-  const float reciprocal_;  // of a divisor beyond 2^126 it is subnormal, which a GPU keeps
+  const float reciprocal_;  // subnormal for a divisor beyond 2^126, which a GPU keeps
 
   const AnyBlock block_{};
   int key_tiles_ = 0;

@@ -1,4 +1,5 @@
-// Lists of candidates in shared memory, one for each lane and query: the keys that may be above tau.
+// Lists of candidates, the keys that may be above tau, in shared memory. Each lane has one for each of its
+// queries.
 #pragma once
 
 #include "attention/attention_tile_cuda.h"
@@ -9,7 +10,7 @@ namespace sparse_ops {
 namespace cuda {
 
 struct alignas(8) Candidate {
-  float score;  // at last the weight
+  float score;  // replaced by the weight at the end
   int32_t key;
 };
 
@@ -17,7 +18,7 @@ template <class AnyBlock>
 class CandidateLists {
  public:
   static constexpr int64_t kCountBytes = 2 * AnyBlock::kThreads * static_cast<int64_t>(sizeof(int));
-  // Of one slot of all lists.
+  // Bytes of one slot in all lists.
   static constexpr int64_t kSlotBytes = 2 * AnyBlock::kThreads * static_cast<int64_t>(sizeof(Candidate));
 
   SPARSE_OPS_BOTH CandidateLists(void* memory, int slots)
@@ -25,8 +26,8 @@ class CandidateLists {
         candidates_(reinterpret_cast<Candidate*>(counts_ + 2 * AnyBlock::kThreads)),
         slots_(slots) {}
 
-  // Keys above the cut, appended; false where a list is full, and then none are. A full list takes what comes
-  // in its last slot, so that no score needs a branch.
+  // Appends the keys above the cut. Where a list would be full it appends none and returns false. The last
+  // slot takes whatever no longer fits, so that no score needs a branch.
   SPARSE_OPS_BOTH bool Add(const Warp& warp, int key_tile, const Scores& scores,
                            PerLane<SparsegenRows>* rows) const {
     PerLane<int> counts[2];
@@ -43,13 +44,13 @@ class CandidateLists {
           SPARSE_OPS_LANES
           for (int i = 0; i < 2; ++i) {
             const float score = scores.of[j][lane].of[2 * h + i];
-            if (!(score <= cut)) {  // NaN is not
+            if (!(score <= cut)) {  // also true for NaN
               AtOffset(end) = {score, first + 8 * j + i};
               end = Lesser(end + static_cast<int>(kSlotBytes), last);
             }
           }
         }
-        // NaN is above any cut, and asked for no more.
+        // With an infinite cut nothing counts but NaN, which is known by then.
         counts[h][lane] = cut < kInfinity ? (end - OffsetOf(warp, lane, h, 0)) / static_cast<int>(kSlotBytes)
                                           : (*rows)[lane].count[h];
       }
@@ -63,7 +64,8 @@ class CandidateLists {
     return true;
   }
 
-  // tau of the candidates so far, and the cut it gives. Drops the candidates at `slack` below it and less.
+  // Finds tau of the candidates so far, and the cut that follows from it. Drops the candidates at tau - slack
+  // and below.
   SPARSE_OPS_BOTH void Solve(const Warp& warp, float slack, float divisor, float reciprocal,
                              PerLane<SparsegenRows>* rows) const {
     JoinCandidates(warp, reciprocal, rows);
@@ -98,7 +100,7 @@ class CandidateLists {
     });
   }
 
-  // Scores become weights, all of which are above 0; has the warp know how many there are.
+  // Turns scores into weights, all of which are above 0, and tells the warp how many there are.
   SPARSE_OPS_BOTH void Weigh(const Warp& warp, float reciprocal, const PerLane<SparsegenRows>& rows) const {
     warp.Each([&](int lane) {
       const SparsegenRows& own = rows[lane];
@@ -113,13 +115,13 @@ class CandidateLists {
     });
   }
 
-  // Four of a warp's queries at once, each by eight lanes, which have eight columns each: weighted sums of
-  // the values of a query's candidates, several of which are on their way at a time.
+  // Weighted sums of the candidates' values for four of a warp's queries at once, each by eight lanes of
+  // eight columns each. Several values are loaded at a time.
   template <bool kVector, int kWidth, class Element>
   SPARSE_OPS_BOTH void AddValues(const Warp& warp, int four, const HeadRows<Element>& values,
                                  const QueryTile& tile, Element* output) const {
     constexpr int kColumns = 8;
-    constexpr int kSpan = 8 * kColumns;  // of eight lanes
+    constexpr int kSpan = 8 * kColumns;  // columns of eight lanes
     constexpr int kSpans = (kWidth + kSpan - 1) / kSpan;
     constexpr int kAtOnce = sizeof(Element) == sizeof(float) ? 2 : 4;
     warp.Each([&](int lane) {
@@ -171,7 +173,7 @@ class CandidateLists {
   }
 
  private:
-  // The lists of a query's four lanes as one.
+  // The lists of a query's four lanes, seen as one.
   struct RowList {
     SPARSE_OPS_BOTH explicit RowList(const int* counts) {
       SPARSE_OPS_LANES
@@ -193,7 +195,7 @@ class CandidateLists {
 
   static SPARSE_OPS_BOTH int Thread(const Warp& warp, int lane) { return warp.index() * kWarpLanes + lane; }
 
-  // In bytes, so that an address is one addition.
+  // An offset in bytes, so that an address takes one addition.
   static SPARSE_OPS_BOTH int OffsetOf(const Warp& warp, int lane, int h, int i) {
     return ((i * 2 + h) * AnyBlock::kThreads + Thread(warp, lane)) * static_cast<int>(sizeof(Candidate));
   }
@@ -204,8 +206,8 @@ class CandidateLists {
     return AtOffset(OffsetOf(warp, lane, h, i));
   }
 
-  // The largest score known, from which values are counted, and a tau to begin with: what the one before has
-  // become, as no key above that has been dropped.
+  // Finds the largest score so far, to which values are relative, and a tau to begin with: the last one,
+  // converted to the new maximum, as no key above it has been dropped.
   SPARSE_OPS_BOTH void JoinCandidates(const Warp& warp, float reciprocal,
                                       PerLane<SparsegenRows>* rows) const {
     PerLane<float> former[2];

@@ -1,4 +1,4 @@
-// Which kernels answer the sequences of one call, and what a block of each has in shared memory.
+// Which kernels compute the sequences of one call, and what their blocks have in shared memory.
 #pragma once
 
 #include "attention/attention_tile_cuda.h"
@@ -7,38 +7,41 @@
 namespace sparse_ops {
 namespace cuda {
 
-// What a launch says of every block: which numbers of keys are its own, and the shared memory it has.
+// The limits of a launch: the numbers of keys of the sequences that it computes, and its use of shared
+// memory.
 struct SparsegenLimits {
   int64_t more_than;  // keys
   int64_t at_most;    // keys
-  bool resident;      // with shared memory for the scores of at_most keys
+  bool resident;      // whether shared memory holds the scores of at_most keys
   int slots;          // of a list, where not resident; 0: there are no lists, all is dense
 };
 
-// Of a kernel for sequences of few keys (kResident) or many. Where tensor cores compute the scores these cost
-// little more than to read them from shared memory, so that few are kept, and blocks have 128 queries, for
-// which keys are read half as often from L2.
+// Constants of a kernel, for sequences of few keys (kResident) or of many. Where tensor cores compute the
+// scores, that takes little longer than reading them from shared memory. So few are kept there, and blocks
+// have 128 queries, for which keys are read half as often from L2.
 template <class Element, bool kResident>
 struct SparsegenKind {
   static constexpr bool kIsFloat = sizeof(Element) == sizeof(float);
   using AnyBlock = Block<kResident || kIsFloat ? 4 : 8>;
   static constexpr int64_t kMostResidentKeys = kIsFloat ? 512 : 256;
-  // Of a list, which keeps two less: with those of 16 bits and heads up to 64, two blocks have room beside
-  // each other on 9.0. In float32 a tile of keys must fit, as the first has no cut.
+  // Slots of a list, which holds two candidates less. For elements of 16 bits and heads up to 64 the most are
+  // such that two blocks fit beside each other on 9.0. In float32 a whole tile of keys must fit, as the first
+  // tile has no cut.
   static constexpr int kMostSlots = kIsFloat ? 32 : 22;
   static constexpr int kFewestSlots = kIsFloat ? kTileKeys / 4 + 2 : 12;
-  // Whether a cut is found before keys are listed: float32 would compute their scores twice at a high price.
+  // Whether a cut is found before keys are listed. Not in float32, where computing their scores twice costs
+  // too much.
   static constexpr bool kBoundFirst = !kResident && !kIsFloat;
 };
 
-// What a block answers: in shared memory, as registers are few.
+// What a block computes. It is kept in shared memory, as registers are few.
 struct SparsegenWork {
   QueryTile tile;
   int64_t head;
 };
 
-// Shared memory: the search, what it found, stages of tiles, queries that are not in registers, then scores
-// or lists.
+// Layout of shared memory: the search, what it found, stages of tiles, queries that are not in registers,
+// then scores or lists.
 template <class Element, int kWidth, bool kResident>
 struct SparsegenMemory {
   using Kind = SparsegenKind<Element, kResident>;
@@ -61,7 +64,7 @@ struct SparsegenMemory {
     const int64_t keys = (shared_bytes - kFixedBytes) / kKeyBytes / kTileKeys * kTileKeys;
     return keys < 0 ? 0 : keys < Kind::kMostResidentKeys ? keys : Kind::kMostResidentKeys;
   }
-  // Slots of a list; none where these would be too few.
+  // Slots of a list; 0 where there would be too few.
   static constexpr int Slots(int64_t shared_bytes) {
     const int64_t slots = (shared_bytes - kFixedBytes - kCountBytes) / kSlotBytes;
     return slots < Kind::kFewestSlots ? 0
@@ -74,8 +77,8 @@ struct SparsegenMemory {
   }
 };
 
-// Of one block: on compute capability 8.0, on 8.6, which has the least, and on 9.0 of two beside each other,
-// for each of which a KiB is kept back.
+// Shared memory of one block: on compute capability 8.0; on 8.6, which has the least; and on 9.0 where two
+// blocks run beside each other, each of which takes one more KiB.
 constexpr int64_t kSharedBytesOfA100 = 163 * 1024;
 constexpr int64_t kFewestSharedBytes = 99 * 1024;
 constexpr int64_t kHalfOfSharedBytes = 113 * 1024;
@@ -92,8 +95,8 @@ static_assert(kListBytes<float, 128> <= kSharedBytesOfA100, "lists are whole");
 static_assert(SparsegenMemory<Half, 64, false>::Slots(kFewestSharedBytes) > 0, "there are lists everywhere");
 static_assert(SparsegenMemory<Half, 128, false>::Slots(kFewestSharedBytes) > 0, "there are lists everywhere");
 
-// Blocks for which a multiprocessor is to have registers: as many as leave a kernel without spills, and as
-// have room for their lists, which is one on compute capability 8.
+// Blocks for which a multiprocessor is to have registers: as many as can run without spills and have room for
+// their lists. The latter is one on compute capability 8.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kBlocksWithLists = 1;
 #else
@@ -105,8 +108,8 @@ constexpr int kSparsegenBlocks = sizeof(Element) == 4 ? 1
                                  : kWidth > 64        ? 1
                                                       : kBlocksWithLists;
 
-// Launches of one call: for the keys that are resident in little shared memory, so that several blocks run
-// beside each other, for those that are in more of it, and for more keys.
+// The launches of one call: one for sequences whose scores fit in little shared memory, so that several
+// blocks run beside each other, one for those that take more of it, and one for longer sequences.
 struct SparsegenPlan {
   SparsegenLimits limits[3];
   int64_t shared_bytes[3];

@@ -1,4 +1,4 @@
-// What a lane knows of its two queries, and Newton's method for all queries of a warp.
+// The state of a lane's two queries, and Newton's method for all queries of a warp.
 #pragma once
 
 #include "attention/attention_tile_cuda.h"
@@ -9,11 +9,11 @@ namespace cuda {
 
 struct SparsegenRows {
   float maximum[2];
-  float tau[2];  // in units of the weights, counted from Shift
+  float tau[2];  // in units of the weights, relative to Shift
   float cut[2];  // in units of the scores: no key at it or below can be above tau
-  float sum[2];  // of values in a step
+  float sum[2];  // of values above tau, in a step
   int above[2];
-  int count[2];  // of a list, or the support
+  int count[2];  // length of the list, or the support
   bool nan[2];
 
   SPARSE_OPS_BOTH float Value(int h, float score, float reciprocal) const {
@@ -21,22 +21,22 @@ struct SparsegenRows {
   }
   SPARSE_OPS_BOTH float Shift(int h) const { return ShiftOf(maximum[h]); }
 
-  // A lower bound of tau gives a cut. It stays infinite of what is no query, and once an infinite score is
-  // known, as nothing but NaN comes of it.
+  // Sets the cut by a lower bound of tau. It stays infinite where there is no query, and once a score of +inf
+  // is known, as the result is NaN then.
   SPARSE_OPS_BOTH void CutAt(int h, float bound, float divisor) {
     if (cut[h] == kInfinity) return;
     if (maximum[h] > kLargest) {
       nan[h] = true;
       cut[h] = kInfinity;
     } else if (maximum[h] > -kInfinity) {
-      // As scores round, and a little more.
+      // The rounding of scores, and a little more.
       const float rounding = 4e-7f * (maximum[h] < 0.0f ? -maximum[h] : maximum[h]);
       cut[h] = maximum[h] + bound * divisor - rounding;
     }
   }
 };
 
-// The maximum of each query over its four lanes, from which values are counted.
+// Takes the maximum of each query over its four lanes; values are relative to it.
 SPARSE_OPS_BOTH void JoinMaxima(const Warp& warp, PerLane<SparsegenRows>* rows) {
   SPARSE_OPS_LANES
   for (int h = 0; h < 2; ++h) {
@@ -57,7 +57,7 @@ SPARSE_OPS_BOTH void ClearSums(const Warp& warp, PerLane<SparsegenRows>* rows) {
   });
 }
 
-// Adds what a tile has above tau.
+// Adds the scores of a tile that are above tau.
 SPARSE_OPS_BOTH void AddAbove(const Warp& warp, const Scores& scores, float reciprocal,
                               PerLane<SparsegenRows>* rows) {
   warp.Each([&](int lane) {
@@ -77,7 +77,7 @@ SPARSE_OPS_BOTH void AddAbove(const Warp& warp, const Scores& scores, float reci
   });
 }
 
-// A step of Newton's method; whether any tau rose.
+// Takes a step of Newton's method; returns whether any tau rose.
 SPARSE_OPS_BOTH bool RiseAll(const Warp& warp, PerLane<SparsegenRows>* rows) {
   PerLane<bool> rises;
   warp.Each([&](int lane) { rises[lane] = false; });
@@ -98,8 +98,8 @@ SPARSE_OPS_BOTH bool RiseAll(const Warp& warp, PerLane<SparsegenRows>* rows) {
   return warp.Any(rises);
 }
 
-// Maxima and, as tau, a lower bound of it, from the maxima of 64 classes of keys: the root over these, less
-// kBoundSlack.
+// Sets the maxima and, as tau, a lower bound of it, by the maxima of 64 classes of keys: the root over those,
+// less kBoundSlack.
 SPARSE_OPS_BOTH void SolveClasses(const Warp& warp, const Scores& classes, float reciprocal,
                                   PerLane<SparsegenRows>* rows) {
   warp.Each([&](int lane) {

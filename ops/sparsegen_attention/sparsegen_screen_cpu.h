@@ -1,16 +1,18 @@
-// Which keys a query can attend to at all, by products of bytes, which take a quarter to two thirds of the
-// time that products in float32 do. The products of the few keys that are left are then computed in float32.
+// Finds the keys that a query can attend to at all by products of bytes, which take a quarter to two thirds
+// of the time of products in float32. The products of the few keys that are left are then computed in
+// float32.
 //
 // The screen is exact. Keys k and queries q are rounded to k' and q', each by a scale of its own, so that by
 // Cauchy and Schwarz no score is further from that of k' and q' than
 //
 //   error(q) = scale (|q| max |k - k'| + |q - q'| max |k'|)
 //
-// The root over any scores is moved by no more than they are. With the root over the scores of k' and q', or
-// over the maxima of classes of those, no key weighs anything whose score is below root - 2 error(q).
+// Moving scores moves the root over them by no more than the scores themselves. With the root over the scores
+// of k' and q', or over the maxima of classes of those, a key whose score is below root - 2 error(q) weighs
+// nothing.
 //
-// All of it is by a query's own numbers and those of its keys. A query that leaves many keys, or has a number
-// that is not finite, is computed as if there were no screen.
+// All of it depends on a query's own numbers and those of its keys alone. A query with many keys left, or
+// with a number that is not finite, is computed as if there were no screen.
 #pragma once
 
 #include "cpu/integer_products.h"
@@ -21,61 +23,61 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// So many keys and more of a sequence are screened.
+// Sequences of this many keys and more are screened.
 constexpr int64_t kScreenedKeys = 256;
-// Longer rows could have scores that are not finite.
+// Largest length of a row, and largest product: beyond them scores may not be finite.
 constexpr float kLongest = 0x1p60f;
 constexpr float kLargestProduct = 0x1p120f;
-// The length that a row may have though its squares are too small for float32.
+// The largest length of a row whose squares are all too small for float32.
 constexpr float kVanished = 0x1p-57f;
 
-// The first keys of so many parts of a sequence tell whether the screen is worth it.
+// A sequence is divided into this many parts. The first keys of each tell whether the screen is worth it.
 constexpr int64_t kProbes = 4;
-// Of scores that are spread as normal numbers are a fifteenth weighs something where their standard deviation
-// is this times the divisor over the number of keys.
+// Of normally distributed scores a fifteenth weighs something where their standard deviation is this times
+// the divisor over the number of keys.
 constexpr float kDenseSpread = 32.0f;
 
-// How many keys of a query are computed one by one.
+// The most keys of a query that are computed one by one.
 constexpr int64_t MostCandidates(int64_t keys) { return keys / 4; }
 
-// Rows of integers with a scale each.
-struct WholeRows {
-  int8_t* wholes;  // (rows, stride)
+// Rows of 8-bit integers, each with a scale.
+struct Int8Rows {
+  int8_t* values;  // (rows, stride)
   int64_t stride;
-  float* scale;  // (rows), and further up to a multiple of kLanes
+  float* scale;  // (rows, rounded up to a multiple of kLanes)
 };
 
 struct Screen {
-  WholeRows keys;
-  int32_t* shift;  // (keys, likewise) where sums of products begin: kQueryOffset is in those of a query
+  Int8Rows keys;
+  int32_t* shift;  // (keys, rounded up likewise) where sums of products begin, to cancel kQueryOffset
   float* norms;    // max |k - k'| and max |k'|
-  WholeRows queries;
+  Int8Rows queries;
   int32_t* query_panel;     // (stride / kPacked, kPanelQueries) packed numbers, shifted
   float* errors;            // (kPanelQueries)
   int32_t* candidates;      // (ceil(keys / 32), kPanelQueries): bit i of word w is key 32 * w + i
-  int32_t* candidate_keys;  // (kLanes, room): those of each query, rising
-  float* candidate_scores;  // (kLanes, room)
-  float* slots;             // (room, kLanes)
-  int64_t room;
+  int32_t* candidate_keys;  // (kLanes, capacity): the candidates of each query, rising
+  float* candidate_scores;  // (kLanes, capacity)
+  float* slots;             // (capacity, kLanes)
+  int64_t capacity;
 
-  void Lay(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
+  void Allocate(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
     const int64_t stride = RoundUp(head_size, kPacked * kPacksTogether);
-    keys = LayRows(layout, longest_sequence, stride);
+    keys = AllocateRows(layout, longest_sequence, stride);
     shift = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, kLanes)));
     norms = layout->Take(2);
-    queries = LayRows(layout, kPanelQueries, stride);
+    queries = AllocateRows(layout, kPanelQueries, stride);
     query_panel = reinterpret_cast<int32_t*>(layout->Take(stride / kPacked * kPanelQueries));
     errors = layout->Take(kPanelQueries);
     candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, 32) / 32 * kPanelQueries));
-    room = RoundUp(MostCandidates(longest_sequence), kLanes);
-    candidate_keys = reinterpret_cast<int32_t*>(layout->Take(kLanes * room));
-    candidate_scores = layout->Take(kLanes * room);
-    slots = layout->Take(kLanes * room);
+    capacity = RoundUp(MostCandidates(longest_sequence), kLanes);
+    candidate_keys = reinterpret_cast<int32_t*>(layout->Take(kLanes * capacity));
+    candidate_scores = layout->Take(kLanes * capacity);
+    slots = layout->Take(kLanes * capacity);
   }
 
-  static WholeRows LayRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
-    auto* wholes = reinterpret_cast<int8_t*>(layout->Take(rows * stride / kPacked));
-    return {wholes, stride, layout->Take(RoundUp(rows, kLanes))};
+  static Int8Rows AllocateRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
+    auto* values = reinterpret_cast<int8_t*>(layout->Take(rows * stride / kPacked));
+    return {values, stride, layout->Take(RoundUp(rows, kLanes))};
   }
 };
 
@@ -83,13 +85,14 @@ inline bool IsScreened(int64_t keys, float divisor) {
   return keys >= kScreenedKeys && divisor <= kLargestDivisor;
 }
 
-// The group of keys that a part begins with.
+// The group of keys that a part of the sequence begins with.
 constexpr int64_t ProbedGroup(int64_t probe, int64_t groups) { return probe * groups / kProbes; }
 
-// Begins with ScorePanel. Returns the queries, a bit each, of which many keys seem to weigh something.
+// Scores the first group of each part, as ScorePanel would. Returns the queries, a bit each, of which many
+// keys seem to weigh something.
 template <int64_t Vectors, class Element>
 inline unsigned ProbePanel(const float* query_panel, const KeysAndValues<Element>& head, int64_t keys,
-                           int64_t head_size, float scale, float divisor, float* room, float* scores,
+                           int64_t head_size, float scale, float divisor, float* buffer, float* scores,
                            float* maxima) {
   const int64_t groups = keys / kKeyRows;
   for (int64_t i = 0; i < Min(groups, kMaxClasses) * kPanelQueries; i += kLanes) {
@@ -100,8 +103,8 @@ inline unsigned ProbePanel(const float* query_panel, const KeysAndValues<Element
     const int64_t group = ProbedGroup(probe, groups);
     const int64_t j = group * kKeyRows;
     float* own = scores + j * kPanelQueries;
-    ScoreKeys<kKeyRows, Vectors>(query_panel, head.key + j * head.stride, head.stride, head_size, scale, room,
-                                 own, maxima + group % kMaxClasses * kPanelQueries);
+    ScoreKeys<kKeyRows, Vectors>(query_panel, head.key + j * head.stride, head.stride, head_size, scale,
+                                 buffer, own, maxima + group % kMaxClasses * kPanelQueries);
     for (int64_t r = 0; r < kKeyRows; ++r) {
       for (int64_t v = 0; v < Vectors; ++v) {
         const Floats score = Load(own + r * kPanelQueries + v * kLanes);
@@ -121,16 +124,17 @@ inline unsigned ProbePanel(const float* query_panel, const KeysAndValues<Element
   return many;
 }
 
-// What ProbePanel has left; returns what ScorePanel does.
+// Scores what ProbePanel has left; returns what ScorePanel does.
 template <int64_t Vectors, class Held, class Ahead>
 inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Held>& head, int64_t keys,
-                         int64_t head_size, float scale, float* room, float* scores, float* maxima,
+                         int64_t head_size, float scale, float* buffer, float* scores, float* maxima,
                          Ahead& ahead) {
   const int64_t groups = keys / kKeyRows;
   const auto score = [&](int64_t j, int64_t group) {
-    ScoreKeys<kKeyRows, Vectors>(query_panel, head.key + j * head.stride, head.stride, head_size, scale, room,
-                                 scores + j * kPanelQueries, maxima + group % kMaxClasses * kPanelQueries);
-    ahead.Scored();
+    ScoreKeys<kKeyRows, Vectors>(query_panel, head.key + j * head.stride, head.stride, head_size, scale,
+                                 buffer, scores + j * kPanelQueries,
+                                 maxima + group % kMaxClasses * kPanelQueries);
+    ahead.AfterScoring();
   };
   for (int64_t probe = 0; probe < kProbes; ++probe) {
     for (int64_t group = ProbedGroup(probe, groups) + 1; group < ProbedGroup(probe + 1, groups); ++group) {
@@ -141,17 +145,18 @@ inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Held>& he
   return Min(groups, kMaxClasses);
 }
 
-// Of up to kLanes rows, one in each lane: how long the row is and what it loses by rounding, and the sum of
-// what it is rounded to.
+// Of up to kLanes rows, one in each lane: the length of the row, the length of what rounding takes away, and
+// the sum of the rounded numbers.
 struct Rounded {
   Floats length, lost, sum;
 };
 
 inline Floats Length(Floats squares) { return Sqrt(squares) + Broadcast(kVanished); }
 
-// Rounds rows `first` to first + count, zeros up to their stride; from(r) is where the r-th of them lies.
+// Rounds `count` rows into `rows` from row `first` on, with zeros up to the stride; from(r) is where the r-th
+// lies.
 template <bool kIsKey, class RowAt>
-inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, const WholeRows& rows,
+inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, const Int8Rows& rows,
                          int64_t first) {
   Floats largest[kLanes] = {}, norm[kLanes] = {}, half[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
@@ -180,17 +185,17 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
   Floats lost[kLanes] = {}, sum[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
     const auto* row = from(r);
-    int8_t* to = rows.wholes + (first + r) * rows.stride;
+    int8_t* to = rows.values + (first + r) * rows.stride;
     const Floats times = Broadcast(factor[r]), back = Broadcast(-width[r]);
-    Floats squares{}, total{};  // what is stored could be those that are read again
+    Floats squares{}, total{};  // in registers, as the stored bytes may alias memory
     for (int64_t d = 0; d < columns; d += kLanes) {
       const Floats x = LoadFirst(row + d, columns - d);
-      const Ints whole = ToWholes(x * times);
+      const Ints whole = ToInts(x * times);
       const Floats rounded = ToFloats(whole);
       const Floats y = MulAdd(rounded, back, x);
       squares = MulAdd(y, y, squares);
       total = total + rounded;
-      StoreWholes(to + d, Min(RoundUp(columns - d, kPacked), kLanes), whole);
+      StoreBytes(to + d, Min(RoundUp(columns - d, kPacked), kLanes), whole);
     }
     lost[r] = squares;
     sum[r] = total;
@@ -199,7 +204,7 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
   return {Length(SumEach(norm)), Length(SumEach(lost)), SumEach(sum)};
 }
 
-// The keys of a head. A row that is not finite makes the norms so.
+// Rounds the keys of a head. A row that is not finite makes the norms infinite.
 template <class Element>
 inline void RoundKeys(const KeysAndValues<Element>& head, int64_t keys, int64_t head_size,
                       const Screen& screen) {
@@ -211,14 +216,14 @@ inline void RoundKeys(const KeysAndValues<Element>& head, int64_t keys, int64_t 
     odd = Or(odd, NotAtMost(rounded.length, Broadcast(kLongest)));
     longest = Max(longest, rounded.length);
     lost_most = Max(lost_most, rounded.lost);
-    StoreInts(screen.shift + begin, ToWholes(rounded.sum * Broadcast(-static_cast<float>(kQueryOffset))));
+    StoreInts(screen.shift + begin, ToInts(rounded.sum * Broadcast(-static_cast<float>(kQueryOffset))));
   }
   const float lost = LargestLane(lost_most);
   screen.norms[0] = Any(odd) ? kInfinity : lost;
   screen.norms[1] = Any(odd) ? kInfinity : LargestLane(longest) + lost;
 }
 
-// Up to kPanelQueries queries. errors: infinite where the screen cannot be trusted.
+// Rounds up to kPanelQueries queries. Their errors are infinite where the screen cannot be trusted.
 template <class Element>
 inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) {
   const int64_t head_size = panel.tensors.head_size;
@@ -228,7 +233,7 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
     const auto row = [&](int64_t r) { return panel.query(begin + r); };
     const Rounded rounded = RoundRows<false>(row, rows, head_size, screen.queries, begin);
     const PackedAttention<Element>& tensors = panel.tensors;
-    // Beside what is lost, how far the products themselves are rounded.
+    // Besides what rounding to bytes takes away, the rounding of the products themselves.
     const float per_length = screen.norms[0] + screen.norms[1] * 6e-8f * static_cast<float>(head_size + 64);
     const Floats error = rounded.length * Broadcast(per_length) + rounded.lost * Broadcast(screen.norms[1]);
     const Floats padded =
@@ -237,7 +242,7 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
     const Mask trusted = Above(Broadcast(largest), rounded.length * Broadcast(screen.norms[1]));
     Store(screen.errors + begin, Select(trusted, padded, Broadcast(kInfinity)));
     const int64_t stride = screen.queries.stride;
-    Transpose(reinterpret_cast<const float*>(screen.queries.wholes + begin * stride), packs, rows, packs,
+    Transpose(reinterpret_cast<const float*>(screen.queries.values + begin * stride), packs, rows, packs,
               reinterpret_cast<float*>(screen.query_panel) + begin, kPanelQueries);
     for (int64_t d = 0; d < packs; ++d) {
       int32_t* pack = screen.query_panel + d * kPanelQueries + begin;
@@ -247,12 +252,12 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
   }
 }
 
-// As ScoreKeys, by integers.
+// ScoreKeys for integers.
 template <int64_t Rows, int64_t Vectors>
 inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&factor)[Vectors], float* scores,
                        float* maxima) {
   const int64_t packs = screen.keys.stride / kPacked;
-  const int8_t* key = screen.keys.wholes + first * screen.keys.stride;
+  const int8_t* key = screen.keys.values + first * screen.keys.stride;
   Ints sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
@@ -301,8 +306,8 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
   }
 }
 
-// Marks the candidates of kLanes queries from the lane `lane` of a panel on, of which `least` is the smallest
-// score; returns how many there are.
+// Marks the candidates of kLanes queries, from lane `lane` of a panel on: keys that score `least` or more.
+// Returns how many there are.
 inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, Floats least) {
   Ints count{};
   for (int64_t begin = 0; begin < column.keys; begin += 32) {
@@ -330,7 +335,7 @@ inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, fl
     const Floats error = Load(screen.errors + lane);
     const Floats least = shift[v] + root[v] * Broadcast(divisor) - (error + error);
     const Ints count = MarkCandidates(screen, lane, first.Beside(v), least);
-    // Where the screen cannot be trusted, what it counts says nothing: all scores may seem to be -inf.
+    // Where the screen cannot be trusted, its count means nothing: all scores may seem to be -inf.
     const Mask trusted = Above(Broadcast(kInfinity), error);
     const Floats counted = Select(trusted, ToFloats(count), Broadcast(kInfinity));
     const float most = static_cast<float>(MostCandidates(first.keys)) + 0.5f;
@@ -339,8 +344,7 @@ inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, fl
   return few;
 }
 
-// As ScorePanel, by integers. Returns the queries, a bit each, of which few keys are left, their candidates
-// marked.
+// ScorePanel for integers, which also marks candidates. Returns the queries, a bit each, that have few.
 template <int64_t Vectors, class Ahead>
 inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, float divisor, float* scores,
                             float* maxima, Ahead& ahead) {
@@ -358,7 +362,7 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
                                 divisor);
 }
 
-// The candidates of a query, from the lane `lane` of the panel.
+// Lists the candidates of the query in lane `lane` of the panel; returns how many there are.
 inline int64_t ListCandidates(const Screen& screen, int64_t lane, int64_t keys, int32_t* list) {
   int64_t count = 0;
   ForEachBit(screen.candidates + lane, kPanelQueries, keys,
@@ -366,11 +370,12 @@ inline int64_t ListCandidates(const Screen& screen, int64_t lane, int64_t keys, 
   return count;
 }
 
-// Scores of a query's candidates, at least one, -inf up to a multiple of kLanes. Vectors: of the head, or 0.
+// Scores a query's candidates, of which there is at least one, with -inf up to a multiple of kLanes. Vectors:
+// those of the head size, or 0 for any head size.
 template <int64_t Vectors, class Element, class Held>
 inline void ScoreCandidates(const Element* query, const KeysAndValues<Held>& head, int64_t head_size,
                             float scale, const int32_t* keys, int64_t count, float* scores) {
-  constexpr int64_t kTogether = 4;  // whose additions wait for each other less
+  constexpr int64_t kTogether = 4;  // keys whose sums are computed together, which hides latency
   for (int64_t begin = 0; begin < count; begin += kLanes) {
     Floats sum[kLanes] = {};
     SPARSE_OPS_UNROLL
@@ -401,7 +406,7 @@ inline void ScoreCandidates(const Element* query, const KeysAndValues<Held>& hea
   }
 }
 
-// From scores to weights, of the rows that are wanted.
+// Turns scores into weights, in the rows that are wanted.
 inline void SolveSlots(float divisor, unsigned wanted, Survivors* survivors) {
   Floats maximum = Broadcast(-kInfinity);
   for (int64_t t = 0; t < survivors->count; ++t)

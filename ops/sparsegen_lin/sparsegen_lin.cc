@@ -49,7 +49,7 @@ SparsegenLinProblem<Element> SparsegenLin<Element>::Check(KernelContext& context
                                   kMostKeys));
   }
   rows.output = context.GetOutput(Signature::weights, scores.shape);
-  // Of an empty tensor the other sizes may have a product beyond int64.
+  // In an empty tensor the product of the other sizes may exceed int64.
   if (std::count(scores.shape.begin(), scores.shape.end(), 0) > 0) return {rows, 0, divisor_};
   int64_t count = 1;
   for (size_t i = 0; i < scores.shape.size(); ++i) {

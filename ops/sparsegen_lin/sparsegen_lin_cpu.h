@@ -12,7 +12,7 @@ struct SparsegenLinScratch {
   float *scores, *maxima, *weights;
   int32_t *keys, *positive;
 
-  int64_t Lay(float* base, int64_t length) {
+  int64_t Allocate(float* base, int64_t length) {
     ScratchLayout layout(base);
     scores = layout.Take(length * kLanes);
     maxima = layout.Take(kMaxClasses * kLanes);
@@ -24,7 +24,7 @@ struct SparsegenLinScratch {
 };
 
 inline size_t SparsegenLinScratchFloats(int64_t length) {
-  return static_cast<size_t>(SparsegenLinScratch{}.Lay(nullptr, length));
+  return static_cast<size_t>(SparsegenLinScratch{}.Allocate(nullptr, length));
 }
 
 // Up to kLanes rows; element j of row i lies at offset[i] + j * inner.
@@ -43,19 +43,19 @@ inline RowBlock LocateRows(const AxisRows<Element>& rows, int64_t first_row, int
   return block;
 }
 
-// scores (length, kLanes): one row per lane, 0 where there is none.
+// Loads the scores, (length, kLanes): one row per lane, 0 where there is none.
 template <class Element>
 inline void GatherRows(const AxisRows<Element>& rows, const RowBlock& block, float* scores) {
   if (block.count < kLanes) {
     for (int64_t j = 0; j < rows.length; ++j) Store(scores + j * kLanes, Floats{});
   }
   if (rows.inner == 1) {
-    constexpr int64_t kColumns = 64;  // converted at a time
-    alignas(64) float room[RowsRoom(kLanes, kColumns)];
+    constexpr int64_t kColumns = 64;  // that are converted at a time
+    alignas(64) float buffer[RowsBufferFloats(kLanes, kColumns)];
     for (int64_t j = 0; j < rows.length; j += kColumns) {
       const int64_t columns = Min(kColumns, rows.length - j);
       const FloatRows from =
-          ReadRows(rows.input + block.offset[0] + j, rows.length, block.count, columns, room);
+          ReadRows(rows.input + block.offset[0] + j, rows.length, block.count, columns, buffer);
       Transpose(from.first, from.stride, block.count, columns, scores + j * kLanes, kLanes);
     }
     return;
@@ -94,7 +94,7 @@ template <class Element>
 inline void SparsegenLin(const AxisRows<Element>& rows, float divisor, int64_t first_row, int64_t count,
                          float* scratch) {
   SparsegenLinScratch at;
-  at.Lay(scratch, rows.length);
+  at.Allocate(scratch, rows.length);
   const RowBlock block = LocateRows(rows, first_row, count);
   GatherRows(rows, block, at.scores);
 

@@ -9,8 +9,8 @@ namespace cuda {
 
 constexpr int kSparsegenLinWarps = 4;
 
-// A warp's row; element j lies at j * inner. It is read again in each step, of which about ten are needed:
-// short rows from the first cache.
+// A warp's row, whose element j lies at j * inner. Each step reads it again; about ten are needed, for which
+// short rows stay in the first cache.
 template <class Element>
 class SparsegenLinRow {
  public:
@@ -31,7 +31,7 @@ class SparsegenLinRow {
     });
     shift_ = ShiftOf(warp.Max(maxima));
 
-    // The root over the maxima of 32 classes of keys is a lower bound, and close.
+    // The root over the maxima of 32 classes of keys is a lower bound of tau, and close to it.
     float tau = -1.0f;
     Newton(warp, &tau, [&](int lane, float root, NewtonSums* sums) { sums->Add(Value(maxima[lane]), root); });
     tau -= kBoundSlack;
@@ -80,11 +80,11 @@ class SparsegenLinRow {
   Element* output_;
   int64_t length_;
   int64_t inner_;
-  float reciprocal_;  // of a divisor beyond 2^126 it is subnormal, which a GPU keeps
+  float reciprocal_;  // subnormal for a divisor beyond 2^126, which a GPU keeps
   float shift_ = 0.0f;
 };
 
-// The rows of one block: a warp each.
+// The rows of one block, one for each warp.
 template <class Element>
 SPARSE_OPS_BOTH void SparsegenLinOfBlock(const AxisRows<Element>& rows, float divisor, int64_t count,
                                          int64_t block_index) {

@@ -7,8 +7,8 @@
 // slope, so float32 with 2^31 keys cannot need more than log4(2^24 * 2^31 * 2^31) = 43 steps; kMaxSteps
 // bounds the loop should rounding interfere.
 //
-// The root over any subset of the keys is a lower bound of tau. The caller hands in the maxima of classes of
-// keys, themselves such a subset; their root discards almost every key, and the exact root needs only the
+// The root over any subset of the keys is a lower bound of tau. The caller passes the maxima of classes of
+// keys, which are such a subset. Their root discards almost every key, and the exact root needs only the
 // rest.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
 constexpr int kMaxSteps = 64;
-// Far above the rounding of a root over kMaxClasses values in [-1, 0], far below what would cost extra
-// candidates.
+// Slack of the lower bound: far above the rounding of a root over kMaxClasses values in [-1, 0], and far
+// below what would let extra keys through.
 constexpr float kBoundSlack = 1e-5f;
 constexpr int64_t kMaxClasses = 64;
 
@@ -46,7 +46,7 @@ struct NewtonStep {
   }
 };
 
-// What Newton's method starts from in the rows whose bit is set; the others hold none.
+// Where Newton's method starts in the rows whose bit is set; +inf in the others, which hold no row.
 inline Floats Start(unsigned rows) { return Select(MaskOf(rows), Broadcast(-1.0f), Broadcast(kInfinity)); }
 
 // values: count vectors, the first `first` of which are one part; start: at most the root, or +inf in lanes
@@ -68,7 +68,7 @@ inline Floats RootFromLeft(const float* values, int64_t first, int64_t count, Fl
   return tau;
 }
 
-// As RootFromLeft for several columns of kLanes rows at once, which hides more of the latency: column c is at
+// RootFromLeft for several columns of kLanes rows at once, which hides more of the latency. Column c is at
 // values + c * column, and every second of its values is one part.
 template <int64_t Columns>
 inline void RootsFromLeft(const float* values, ptrdiff_t column, int64_t count, Floats (&tau)[Columns]) {
@@ -103,7 +103,7 @@ struct ScoreColumn {
   ptrdiff_t maxima_stride;
   int64_t classes;
 
-  // The c-th of columns that lie beside each other, of which this is the first.
+  // Column c of several that lie beside each other, of which this is the first.
   ScoreColumn Beside(int64_t c) const {
     return {scores + c * kLanes, stride, keys, maxima + c * kLanes, maxima_stride, classes};
   }
@@ -121,7 +121,7 @@ struct Survivors {
   Mask nan;      // rows with a NaN or +inf score: their result is NaN, whatever stands in their weights
 };
 
-// The reciprocal of a larger divisor is subnormal: 0 to a thread that treats subnormal numbers so.
+// The reciprocal of a larger divisor is subnormal, which some threads treat as 0.
 constexpr float kLargestDivisor = 0x1p126f;
 
 // Divides scores and maxima by 4.
@@ -137,7 +137,7 @@ inline void QuarterScores(const ScoreColumn& column) {
   }
 }
 
-// What v is counted from: the largest score, 0 where all are -inf.
+// The score that v is relative to: the largest one, or 0 where all are -inf.
 inline Floats Shift(const ScoreColumn& column) {
   Floats maximum = Broadcast(-kInfinity);
   for (int64_t c = 0; c < column.classes; ++c) {
@@ -146,7 +146,7 @@ inline Floats Shift(const ScoreColumn& column) {
   return Select(Above(maximum, Broadcast(-kInfinity)), maximum, Floats{});
 }
 
-// v of the class maxima.
+// Turns the class maxima into v.
 inline void ScaleMaxima(const ScoreColumn& column, Floats shift, Floats scale, float* values) {
   for (int64_t c = 0; c < column.classes; ++c) {
     Store(values + c * kLanes, (Load(column.maxima + c * column.maxima_stride) - shift) * scale);
@@ -160,7 +160,7 @@ inline Floats RootOfMaxima(const ScoreColumn& column, Floats shift, Floats scale
   return RootFromLeft(values, column.classes / 2, column.classes, start);
 }
 
-// From v to weights: max(0, v - tau).
+// Turns v into weights: max(0, v - tau).
 inline void WeighSurvivors(Floats tau, Survivors* survivors) {
   const int64_t count = survivors->count;
   float* const weights = survivors->weights;
@@ -201,7 +201,8 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   int64_t even = 0;
   int64_t odd = 0;
   NewtonStep step{bound};
-  // Pointers of their own: what is stored could be those that are read again for each key.
+  // Copies of the pointers: else the compiler would read them again for each key, as what is stored could be
+  // them.
   float* const weights = survivors->weights;
   int32_t* const kept_keys = survivors->keys;
   const ptrdiff_t stride = column.stride;
@@ -232,8 +233,8 @@ inline void SolveSparsegen(const ScoreColumn& column, float divisor, int64_t row
   WeighSurvivors(tau, survivors);
 }
 
-// As RootOfMaxima for several columns beside each other, of which `shift` takes what v is counted from; tau:
-// the start, then the root.
+// RootOfMaxima for several columns beside each other. `shift` takes what the v of each are relative to; tau
+// is the start, then the root.
 template <int64_t Columns>
 inline void RootsOfMaxima(const ScoreColumn& first, Floats scale, Floats (&shift)[Columns],
                           Floats (&tau)[Columns]) {
@@ -246,11 +247,12 @@ inline void RootsOfMaxima(const ScoreColumn& first, Floats scale, Floats (&shift
   RootsFromLeft(values, kMaxClasses * kLanes, first.classes, tau);
 }
 
-// So few keys of a row are solved as they are: most of them are kept for one of kLanes rows or another.
+// Up to this many keys of a row are solved without discarding any: one of kLanes rows or another would keep
+// most of them.
 constexpr int64_t kWholeKeys = 96;
 
-// As SolveSparsegen for several columns beside each other, `rows` rows in all, of at most kWholeKeys keys and
-// divisors up to kLargestDivisor: every key is a survivor, in rising order. Their weights lie column after
+// SolveSparsegen for several columns beside each other, `rows` rows in all, with at most kWholeKeys keys and
+// a divisor up to kLargestDivisor. Every key is a survivor, in rising order. The weights lie column after
 // column.
 template <int64_t Columns>
 inline void SolveWhole(const ScoreColumn& first, float divisor, int64_t rows,

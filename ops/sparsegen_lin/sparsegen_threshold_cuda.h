@@ -1,5 +1,5 @@
-// The threshold of sparsegen-lin on a GPU: Newton's method from the left, as sparsegen_threshold_cpu.h says,
-// its sums over the keys taken by several lanes each. v_j = (e_j - max e) / (1 - lambda) throughout.
+// The threshold of sparsegen-lin on a GPU: Newton's method from the left, as sparsegen_threshold_cpu.h
+// explains. Several lanes share the sums over a row's keys. v_j = (e_j - max e) / (1 - lambda) throughout.
 #pragma once
 
 #include "cuda/execution.h"
@@ -8,13 +8,14 @@ namespace sparse_ops {
 namespace cuda {
 
 constexpr int kMaxSteps = 64;
-// Far above the rounding of a root over some of the keys, far below what would cost extra candidates.
+// Slack of a lower bound: far above the rounding of a root over some of the keys, and far below what would
+// let extra keys through.
 constexpr float kBoundSlack = 1e-5f;
 
-// What the scores of a row are counted from: their maximum, or 0 where no key weighs anything.
+// What the scores of a row are relative to: their maximum, or 0 where no key weighs anything.
 SPARSE_OPS_BOTH float ShiftOf(float maximum) { return maximum > -kInfinity ? maximum : 0.0f; }
 
-// Keys above tau, and the sum of their values: the part of one lane, or of all.
+// The number of keys above tau and the sum of their values, in one lane or in all.
 struct NewtonSums {
   float sum;
   int above;
@@ -26,7 +27,8 @@ struct NewtonSums {
   }
 };
 
-// Moves tau where it rises: an empty set gives -inf, NaN never does.
+// Moves tau if it rises, and returns whether it did. It does not for an empty set, which gives -inf, nor for
+// NaN.
 SPARSE_OPS_BOTH bool Rise(const NewtonSums& sums, float* tau) {
   const float next = (sums.sum - 1.0f) / static_cast<float>(sums.above);
   const bool rises = next > *tau;

@@ -1,4 +1,5 @@
-// Tokens that are found in a text as it came, before anything else: special ones above all.
+// Added tokens, most of them special: they are found in the original text, before anything else is done to
+// it.
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@ class AddedTokens {
     bool strips_left, strips_right;  // the token takes the white space on that side with it
   };
 
-  // A match with the white space that it takes with it, and how many code points that is on either side.
+  // A match, with the white space that it strips, and how many code points of that there are on either side.
   struct Stripped {
     const char* begin;
     const char* end;
@@ -35,7 +36,7 @@ class AddedTokens {
   AddedTokens(const KernelInfo& info, const Operand<std::string_view>& added,
               const Operand<int32_t>& added_info);
 
-  // The leftmost match from p on, of several the longest.
+  // The leftmost match from p on; of several that begin there, the longest.
   bool Find(const char* p, const char* end, Match* match) const {
     for (; p < end; ++p) {
       if (one_start_ >= 0) {
@@ -55,7 +56,7 @@ class AddedTokens {
     return false;
   }
 
-  // `begin` and `end` bound what it may take.
+  // `begin` and `end` bound the white space that it may take.
   template <class IsSpace>
   static Stripped Strip(const Match& match, const char* begin, const char* end, IsSpace is_space) {
     Stripped stripped{match.begin, match.end, 0, 0};

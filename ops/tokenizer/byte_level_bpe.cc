@@ -9,11 +9,12 @@
 namespace sparse_ops {
 namespace {
 
-// The classes of code points that words are split by.
+// The classes of code points, by which words are split.
 enum Class : int32_t { kSpace, kLetter, kNumber, kOther };
 
-// The bytes that a token of the vocabulary stands for: it has a character for each, those of Latin-1 that
-// print for themselves and U+0100 to U+0143 for the others in turn. Empty where it has another character.
+// The bytes that a token of the vocabulary stands for. It has a character for each: printable bytes stand for
+// themselves, as in Latin-1, and U+0100 to U+0143 for the others in turn. Empty where it has any other
+// character.
 std::string BytesOf(std::string_view token) {
   std::string bytes;
   for (const char *p = token.data(), *const end = p + token.size(); p < end;) {
@@ -30,10 +31,10 @@ std::string BytesOf(std::string_view token) {
   return bytes;
 }
 
-// The bytes of the character that a token of the vocabulary has for a byte.
+// How many bytes the character for a byte has in a token of the vocabulary.
 size_t CharacterBytes(char byte) { return byte >= 0x21 && byte <= 0x7E ? 1 : 2; }
 
-// Of a token of these bytes.
+// The span of a token with these bytes.
 Span SpanOf(Extent extent, std::string_view bytes) {
   const size_t first = std::min(bytes.find_first_not_of(' '), bytes.size());
   const size_t behind = bytes.find_last_not_of(' ') + 1;  // 0 where all are spaces
@@ -111,7 +112,7 @@ void ByteLevelBpe::EncodeText(std::string_view text, Workspace* workspace, Token
 
 bool ByteLevelBpe::IsSpace(const char* p) const { return classes_[Decode(p)] == kSpace; }
 
-// What lies between two added tokens, which may be nothing. False once there are enough tokens.
+// Reads the text between two added tokens, which may be empty. Returns false once there are enough tokens.
 template <bool kSpans>
 bool ByteLevelBpe::EncodePiece(std::string_view text, const char* p, const char* end, Workspace* workspace,
                                Tokens* tokens) const {
@@ -146,8 +147,8 @@ bool ByteLevelBpe::EncodePiece(std::string_view text, const char* p, const char*
   return true;
 }
 
-// What the bytes from `first` to `last` came from, counted as the piece is read. A byte came from the whole
-// of its code point, a space that was put before the piece from the one behind it.
+// What the bytes from `first` to `last` of a piece came from; a space put before the piece counts too. A byte
+// came from its whole code point, and that space from the code point after it.
 Extent ByteLevelBpe::Piece::ExtentOf(size_t first, size_t last) const {
   const auto in_text = [this](size_t byte) {
     return begin + (byte < prefix_space ? 0 : byte - prefix_space);
@@ -158,7 +159,7 @@ Extent ByteLevelBpe::Piece::ExtentOf(size_t first, size_t last) const {
   return {static_cast<int32_t>(from), static_cast<int32_t>(to)};
 }
 
-// Adds those of the tokens that a word was merged to, which begins at byte `at` of its piece.
+// Adds the spans of the tokens of a merged word, which begins at byte `at` of its piece.
 void ByteLevelBpe::AddMergedSpans(const Piece& piece, size_t at, std::string_view word, Workspace* workspace,
                                   std::vector<Span>* spans) const {
   auto& [merging, spaced, begins, kept, sources] = *workspace;
@@ -169,7 +170,7 @@ void ByteLevelBpe::AddMergedSpans(const Piece& piece, size_t at, std::string_vie
     sources.insert(sources.end(), CharacterBytes(word[i]), i);
     if (merges_.HasToken(ByteAt(&word[i]))) kept.push_back(word[i]);
   }
-  // The library does not see which bytes it leaves out: it adds up the lengths of the others.
+  // The library does not track which bytes it leaves out: it adds up the lengths of the others.
   size_t length = 0;
   for (size_t token = 0; token + 1 < begins.size(); ++token) {
     const auto bytes = std::string_view(kept).substr(begins[token], begins[token + 1] - begins[token]);
@@ -188,7 +189,7 @@ const char* ByteLevelBpe::WordEnd(const char* p, const char* end) const {
   if (*begin == ' ' && p < end && !IsSpace(p)) kind = classes_[Decode(p)];
   const char* last = begin;
   for (const char* next = p; next < end && classes_[Decode(next)] == kind; p = next) last = p;
-  // Of several spaces the last is left to what follows, if something does.
+  // Of several spaces the last belongs to what follows, if anything does.
   return kind == kSpace && last > begin && p < end ? last : p;
 }
 

@@ -34,12 +34,12 @@ class ByteLevelBpe {
  public:
   using Signature = ByteLevelBpeSignature;
 
-  // Memory that is kept from text to text.
+  // Memory that is reused from text to text.
   struct Workspace {
     Merges::Workspace merging;
     std::string spaced;
 
-    // Where spans are asked for, of a word that was merged:
+    // Only where spans are asked for, of a word that was merged:
     std::vector<size_t> begins;   // of its tokens
     std::string kept;             // its bytes that have a token
     std::vector<size_t> sources;  // its bytes, each as often as the library's character for it has bytes
@@ -53,11 +53,11 @@ class ByteLevelBpe {
  private:
   ByteLevelBpe(const KernelInfo& info, const Strings& vocabulary);
 
-  // Where a part of a text is that lies between added tokens.
+  // The place of a part of a text, between added tokens.
   struct Piece {
     std::string_view text;
     size_t begin;
-    size_t prefix_space;  // 1 where it is read with a space before it
+    size_t prefix_space;  // 1 where it is read as if a space stood before it
 
     Extent ExtentOf(size_t first, size_t last) const;
   };
@@ -75,7 +75,7 @@ class ByteLevelBpe {
   CodePointMap classes_;
   bool add_prefix_space_;
   Merges merges_;
-  Trie whole_;  // the tokens that merging their bytes arrives at: their words need no merging
+  Trie whole_;  // the tokens that merging their own bytes yields: such words need no merging
   AddedTokens added_;
 };
 

@@ -59,7 +59,7 @@ CodePointMap::CodePointMap(const KernelInfo& info, const Attribute<IntList>& att
 }
 
 void CodePointMap::Fill(const Input<int32_t>& ranges) {
-  std::map<int32_t, uint16_t> page_of;  // by the one number that a page has
+  std::map<int32_t, uint16_t> page_of;  // by the number that all of a page has
   int64_t range = 0;
   for (uint32_t page = 0; page < pages_.size(); ++page) {
     std::array<int32_t, kPage> numbers;

@@ -1,4 +1,4 @@
-// A number for every code point.
+// A map from every code point to a number.
 #pragma once
 
 #include <array>
@@ -12,11 +12,11 @@ namespace sparse_ops {
 
 class CodePointMap {
  public:
-  // From a constant input (ranges, 2): the first code point of a range and its number, from `least` to
-  // `most`. A range ends where the next begins.
+  // Reads a constant input (ranges, 2): the first code point of each range, and its number, which must be
+  // from `least` to `most`. A range ends where the next begins.
   CodePointMap(const KernelInfo& info, const Operand<int32_t>& table, int32_t least, int32_t most);
 
-  // The same from an attribute, flat; every number is 0 where the node lacks it.
+  // The same from a flat attribute; every number is 0 where the node lacks it.
   CodePointMap(const KernelInfo& info, const Attribute<IntList>& attribute, int32_t least, int32_t most);
 
   int32_t operator[](uint32_t point) const {
@@ -28,7 +28,7 @@ class CodePointMap {
 
   static constexpr uint32_t kPage = 256;
 
-  std::array<uint16_t, kCodePoints / kPage> pages_{};  // those of one and the same number are there once
+  std::array<uint16_t, kCodePoints / kPage> pages_{};  // pages of one single number are stored once
   std::vector<int32_t> numbers_;
 };
 

@@ -17,7 +17,7 @@ void CombiningMarks::Place(Extent* word) const {
   for (const Mark& mark : ordered) {
     taken += !mark.is_part;
     if (!mark.is_left) continue;
-    // A part shares the place of what is before it.
+    // A part has no place of its own: it shares that of what is before it.
     const Extent place = taken == 0 ? mark.base : places_[taken - 1];
     if (begins && is_first) word->begin = place.begin;
     word->end = place.end;

@@ -1,4 +1,4 @@
-// Combining marks behind one base character, which normalizing (NFD) puts in another order.
+// Combining marks after one base character, which normalizing (NFD) reorders.
 #pragma once
 
 #include <vector>
@@ -8,17 +8,18 @@
 namespace sparse_ops {
 
 // Normalizing orders marks by their combining class, those of one class as they came (Unicode, D109), and
-// BERT's then removes most of them. Of what it leaves the `tokenizers` library says where it came from as if
-// nothing had moved: the first of the ordered marks it takes for the first of the text, and so on.
+// BERT's normalizer then removes most of them. The `tokenizers` library reports where those left came from as
+// if nothing had been reordered: it takes the first of the ordered marks for the first of the text, and so
+// on.
 class CombiningMarks {
  public:
-  // A mark of the text. `is_left` says whether it is one that normalizing leaves.
+  // Adds a mark of the text. `is_left`: whether normalizing leaves it.
   void Add(Extent where, int32_t combining_class, bool is_left) {
     places_.push_back(where);
     marks_.push_back({where, combining_class, is_left, false});
   }
 
-  // A mark that is left of the base character itself.
+  // Adds a mark that normalizing leaves of the base character itself: a part of it.
   void AddPart(Extent base, int32_t combining_class) {
     marks_.push_back({base, combining_class, true, true});
   }
@@ -30,18 +31,18 @@ class CombiningMarks {
 
   bool empty() const { return marks_.empty(); }
 
-  // Makes the end of a word that of the last mark that is left, where any is, and its begin that of the
-  // first if a mark is what it begins with.
+  // Sets the end of a word to that of the last mark that is left, if any is, and, where the word begins with
+  // a mark, its begin to that of the first.
   void Place(Extent* word) const;
 
  private:
   struct Mark {
-    Extent base;  // of a part
+    Extent base;  // of the base character, for a part; else of the mark
     int32_t combining_class;
     bool is_left, is_part;
   };
 
-  std::vector<Extent> places_;  // of the marks that are no parts
+  std::vector<Extent> places_;  // of the marks that are not parts
   std::vector<Mark> marks_;
 };
 

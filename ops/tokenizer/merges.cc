@@ -13,7 +13,7 @@ uint64_t PairOf(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
-// For a heap of candidates with the best on top.
+// The order of a heap of candidates with the best on top.
 constexpr auto kLater = [](const auto& a, const auto& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.symbol > b.symbol;
 };
@@ -40,7 +40,7 @@ Merges::Merges(const KernelInfo& info, const Operand<int32_t>& operand, int64_t 
   }
 }
 
-// Where the pair is, or would be.
+// The slot where the pair is, or would be.
 size_t Merges::SlotOf(uint64_t pair) const {
   const size_t mask = slots_.size() - 1;
   size_t slot = (pair * 0x9E3779B97F4A7C15u) >> 20 & mask;
@@ -53,7 +53,7 @@ const Merges::Merge* Merges::Find(int32_t left, int32_t right) const {
   return merge.pair == kNoPair ? nullptr : &merge;
 }
 
-// Makes the pair of a symbol and the next one the last candidate, if it can be merged.
+// Adds the pair of a symbol and the next one as the last candidate, if it can be merged.
 void Merges::Consider(int32_t symbol, Workspace* workspace) const {
   if (symbol == kNone) return;
   const Symbol& left = workspace->symbols[static_cast<size_t>(symbol)];

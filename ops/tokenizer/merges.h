@@ -12,7 +12,7 @@ namespace sparse_ops {
 
 class Merges {
   struct Symbol {
-    int32_t id;  // kMerged where it has become part of the one before
+    int32_t id;  // kMerged where it has become part of the symbol before
     int32_t previous, next;
   };
   struct Candidate {
@@ -25,17 +25,17 @@ class Merges {
     std::vector<Candidate> candidates;
   };
 
-  // From a constant input (merges, 3): ids of the left and the right token and of what they become, in the
-  // order of their ranks; `byte_ids` are the tokens of single bytes, kNone where a byte has none.
+  // Reads a constant input (merges, 3): the ids of the left token, the right token and the merged one, in the
+  // order of their ranks. `byte_ids` are the tokens of single bytes, kNone where a byte has none.
   Merges(const KernelInfo& info, const Operand<int32_t>& operand, int64_t vocabulary_size,
          const std::array<int32_t, 256>& byte_ids);
 
-  // Adds the tokens of a word: of its pairs, that of the lowest rank is merged first, of several the
-  // leftmost, until none is left. Bytes without a token are left out. Time: n log n of its bytes.
+  // Adds the tokens of a word. Its pair of the lowest rank is merged first, the leftmost of several, until no
+  // pair is left. Bytes without a token are left out. Time: n log n for n bytes.
   void Encode(std::string_view word, Workspace* workspace, std::vector<int32_t>* ids) const;
 
-  // Of the word that was encoded last: where each of its tokens begins, counted in bytes that have a token,
-  // and behind the last how many these are.
+  // Where each token of the word that was encoded last begins, counted in bytes that have a token, and at the
+  // end the number of these.
   static void Begins(const Workspace& workspace, std::vector<size_t>* begins);
 
   bool HasToken(uint8_t byte) const { return byte_ids_[byte] != kNone; }

@@ -7,8 +7,8 @@
 namespace sparse_ops {
 namespace {
 
-// `process_offsets` of the library's ByteLevel. White space is taken off by what the token has, not by what
-// the text has there.
+// `process_offsets` of the library's ByteLevel. It removes as much white space as the token has, not as the
+// text has there.
 Extent Trimmed(Extent characters, const Span& span, bool is_first, Trimming trimming) {
   auto [begin, end] = characters;
   const bool is_put_there = is_first && trimming == Trimming::kAllButFirst && span.leading == 1;
@@ -22,7 +22,7 @@ Extent Trimmed(Extent characters, const Span& span, bool is_first, Trimming trim
 void AddOffsets(const Tokens& tokens, size_t first, size_t count, Trimming trimming,
                 std::vector<int32_t>* offsets) {
   const char* const text = tokens.text.data();
-  int32_t byte = 0, character = 0;  // no span begins before that of the token before it
+  int32_t byte = 0, character = 0;  // no span begins before the previous token's
   for (size_t i = first; i < first + count; ++i) {
     const Span& span = tokens.spans[i];
     character += CodePoints(text + byte, text + span.bytes.begin);

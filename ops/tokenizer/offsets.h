@@ -1,4 +1,4 @@
-// Where the tokens of a text were in it, as `Encoding.offsets` of the `tokenizers` library says it.
+// Where the tokens of a text were in it, as in `Encoding.offsets` of the `tokenizers` library.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace sparse_ops {
 enum class Trimming : int64_t {
   kNone,
   kAll,
-  kAllButFirst,  // but one space before the first token, which was put there
+  kAllButFirst,  // but for one space before the first token, which was added
 };
 
-// Adds begin and end of `count` tokens from `first` on, in code points of their text.
+// Appends begin and end of `count` tokens from `first` on, in code points of their text.
 void AddOffsets(const Tokens& tokens, size_t first, size_t count, Trimming trimming,
                 std::vector<int32_t>* offsets);
 

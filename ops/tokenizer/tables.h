@@ -1,4 +1,4 @@
-// The constant inputs and attributes of a tokenizer node, checked as they are read.
+// Readers of a tokenizer node's constant inputs and attributes, which also check them.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace sparse_ops {
 
-// An attribute from `least` to `most`.
+// An attribute, which must be from `least` to `most`.
 int64_t IntWithin(const KernelInfo& info, const Attribute<int64_t>& attribute, int64_t least, int64_t most);
 
-// Strings (N,) of UTF-8, each there once; the empty one stands for an id without a token.
+// Strings (N,) of UTF-8, all different; the empty one stands for an id without a token.
 Strings TokenTable(const KernelInfo& info, const Operand<std::string_view>& operand);
 
 // Integers (N, columns).

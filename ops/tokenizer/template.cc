@@ -30,7 +30,7 @@ Lengths CutLongestFirst(Lengths lengths, size_t budget) {
   const bool text_is_longer = lengths.text > lengths.pair;
   size_t& shorter = text_is_longer ? lengths.pair : lengths.text;
   size_t& longer = text_is_longer ? lengths.text : lengths.pair;
-  // The shorter keeps half, and what is odd goes to the longer; what the shorter does not need, too.
+  // The shorter text keeps half; the longer gets the rest: an odd token, and what the shorter does not need.
   shorter = std::min(shorter, budget / 2);
   longer = budget - shorter;
   return lengths;

@@ -17,7 +17,7 @@ class Template {
     int64_t type_id;
   };
 
-  // From an attribute: id and type id of each piece, in order. `is_pair` says whether it has both texts.
+  // Reads an attribute: id and type id of each piece, in order. `is_pair`: whether it must have both texts.
   Template(const KernelInfo& info, const Attribute<IntList>& attribute, bool is_pair);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -28,13 +28,14 @@ class Template {
   size_t special_tokens_ = 0;
 };
 
-// Tokens of the two texts of a row; one text alone has an empty second.
+// Numbers of tokens of a row's two texts; the second is 0 where there is one text.
 struct Lengths {
   size_t text, pair;
 };
 
-// How many of them stay where both together may be `budget`: "longest_first" of the `tokenizers` library.
-// Beyond `budget` a length may be any that is, if not both are: then it matters which is longer.
+// How many tokens of each are kept where both together may be `budget`: "longest_first" of the `tokenizers`
+// library. A length beyond `budget` need not be exact, unless both are beyond it: then it matters which is
+// longer.
 Lengths CutLongestFirst(Lengths lengths, size_t budget);
 
 }  // namespace sparse_ops

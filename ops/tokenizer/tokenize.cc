@@ -13,7 +13,7 @@
 namespace sparse_ops {
 namespace {
 
-// Bytes that are worth a task of their own: about 0.1 ms.
+// Bytes of text that are worth a task of their own: about 0.1 ms.
 constexpr size_t kTaskBytes = size_t{1} << 14;
 
 void CheckTexts(const char* op, const char* name, const Shape& shape) {
@@ -59,7 +59,8 @@ struct Texts {
   // Whether the row has a second text that is read.
   bool HasPair(size_t row) const { return has_pairs && !(single.data != nullptr && single.data[row]); }
 
-  // Where the row stops being UTF-8, counted on from the first of its texts to the second; -1: nowhere.
+  // The byte at which the row stops being UTF-8, counted through its first text and on through the second;
+  // -1: it is UTF-8.
   int32_t InvalidAt(size_t row) const {
     size_t at = ValidBytes(text[row]), bytes = text[row].size();
     if (at == bytes && HasPair(row)) {
@@ -83,12 +84,12 @@ struct Texts {
     }
   }
 
-  Input<bool> single{};  // without data where the node leaves it out
+  Input<bool> single{};  // data is null where the node leaves it out
 };
 
 namespace {
 
-// The first row of each task, and the number of rows behind the last.
+// The first row of each task, and at the end the number of rows.
 std::vector<size_t> DivideRows(const Texts& texts) {
   std::vector<size_t> firsts{0};
   size_t bytes = 0;
@@ -200,7 +201,8 @@ void Tokenize<Tokenizer>::Read(std::string_view text, size_t enough, Workspace* 
   tokenizer_.Encode(text, &workspace->tokenizer, tokens);
 }
 
-// So many tokens of a text that more would not change the row: all, where the last ones stay.
+// How many tokens of a text are enough, so that more would not change the row: all, where the last ones are
+// kept.
 template <class Tokenizer>
 size_t Tokenize<Tokenizer>::Enough(size_t budget) const {
   return cuts_left_ ? std::numeric_limits<size_t>::max() : budget + 1;
@@ -215,17 +217,18 @@ void Tokenize<Tokenizer>::ReadText(std::string_view text, size_t budget, Workspa
 template <class Tokenizer>
 void Tokenize<Tokenizer>::ReadPair(std::string_view text, std::string_view pair, size_t budget,
                                    Workspace* workspace) const {
-  constexpr size_t kFurther = 8;  // so that reading again costs little beside reading
+  constexpr size_t kFurther = 8;  // large, so that the shorter readings before the last cost little
   for (size_t enough = stop_early_ ? max_length_ : Enough(budget);; enough *= kFurther) {
     Read(text, enough, workspace, &workspace->text);
     Read(pair, enough, workspace, &workspace->pair);
-    // Where both are cut, an odd token goes to the longer one: that is seen where the shorter one ends.
+    // Where both are cut, an odd token goes to the longer text. Which one that is, is known once the shorter
+    // one ends.
     const bool is_decided = !workspace->text.full() || !workspace->pair.full() || budget % 2 == 0;
     if (is_decided || stop_early_) return;
   }
 }
 
-// Writes what has been read as a row; answers whether it is cut.
+// Writes what has been read as a row; returns whether it is cut.
 template <class Tokenizer>
 bool Tokenize<Tokenizer>::AddRow(const Template& form, size_t budget, const Workspace& read,
                                  Rows* rows) const {

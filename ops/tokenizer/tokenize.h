@@ -14,7 +14,7 @@ namespace sparse_ops {
 
 struct Texts;
 
-// What the nodes of both have, behind what each has of its own.
+// The inputs, outputs and attributes that both ops have, after those of their own.
 template <class Tokenizer>
 struct TokenizeSignature : Tokenizer::Signature {
   static constexpr Operand<int64_t> input_ids{0, "input_ids"}, token_type_ids{1, "token_type_ids"};
@@ -41,7 +41,7 @@ class Tokenize {
   void Compute(CpuContext& context) const;
 
  private:
-  // The rows that one task has made.
+  // The rows of one task.
   struct Rows {
     std::vector<int64_t> ids, type_ids;
     std::vector<int32_t> offsets;  // two for each id, where the node has them
@@ -52,7 +52,7 @@ class Tokenize {
     uint8_t* truncated;
     int32_t* invalid_at;
   };
-  // What is kept from row to row. One text alone has an empty pair.
+  // Memory that is reused from row to row. `pair` is empty where there is one text.
   struct Workspace {
     typename Tokenizer::Workspace tokenizer;
     Tokens text, pair;

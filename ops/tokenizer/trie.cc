@@ -10,7 +10,7 @@ namespace {
 constexpr int32_t kBytes = 256;
 constexpr size_t kMostNodes = size_t{1} << 28;
 
-// Those of the sorted keys that begin as `node` says.
+// A range of the sorted keys: those with the prefix that leads to `node`.
 struct Subtree {
   int32_t node;
   size_t depth;
@@ -28,7 +28,7 @@ Trie::Trie(const KernelInfo& info, std::vector<Key> keys) : nodes_(kBytes + 1) {
   while (!pending.empty()) {  // keys may be too long to recurse on their bytes
     auto [node, depth, begin, end] = pending.back();
     pending.pop_back();
-    // The key that ends here is the first of them.
+    // A key that ends here is the first of the range.
     if (begin < end && keys[begin].first.size() == depth) At(node).number = keys[begin++].second;
     if (begin == end) continue;
     bytes.clear();
@@ -49,7 +49,7 @@ Trie::Trie(const KernelInfo& info, std::vector<Key> keys) : nodes_(kBytes + 1) {
   }
 }
 
-// A base by which all these bytes lead to free nodes.
+// Finds a base from which all these bytes lead to free nodes.
 int32_t Trie::FreeBase(const KernelInfo& info, const std::vector<uint8_t>& bytes) {
   constexpr int32_t kPatience = 64;
   const int32_t start = std::max(1, first_free_ - bytes[0]);

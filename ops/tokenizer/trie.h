@@ -1,4 +1,4 @@
-// Which keys a text begins with.
+// Finds the keys that a text begins with.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace sparse_ops {
 
-// Byte strings to numbers >= 0, as a double array (Aoe, 1989): the child of node n by byte c is node
-// base[n] + c, if the parent of that is n.
+// A map from byte strings to numbers >= 0, as a double array (Aoe, 1989): the child of node n by byte c is
+// node base[n] + c, if the parent of that node is n.
 class Trie {
  public:
   using Key = std::pair<std::string_view, int32_t>;
 
   static constexpr int32_t kNone = -1;
 
-  // Keys are not empty, and each is there once. `info` is for the message where they are too many.
+  // Keys must be different and not empty. `info` is for the message where there are too many.
   Trie(const KernelInfo& info, std::vector<Key> keys);
 
   // The number of the longest key that begins at p, and where it ends; kNone where none does.
@@ -48,7 +48,7 @@ class Trie {
 
  private:
   static constexpr int32_t kRoot = 0;
-  static constexpr int32_t kFree = -2;  // the parent of a node that is none
+  static constexpr int32_t kFree = -2;  // the parent of an unused node
 
   struct Node {
     int32_t base = 1;
@@ -65,7 +65,7 @@ class Trie {
   int32_t FreeBase(const KernelInfo& info, const std::vector<uint8_t>& bytes);
 
   std::vector<Node> nodes_;  // 256 more than the highest base
-  int32_t first_free_ = 1;   // hardly a node below is free
+  int32_t first_free_ = 1;   // hardly any node below it is free
 };
 
 }  // namespace sparse_ops

@@ -12,17 +12,17 @@ constexpr uint32_t kCodePoints = 0x110000;
 
 inline uint8_t ByteAt(const char* p) { return static_cast<uint8_t>(*p); }
 
-// Whether a byte goes on with a sequence.
+// Whether a byte continues a sequence.
 inline bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
 
-// The bytes of the sequence that begins at p, before end; 0 where none does.
+// The number of bytes of the sequence that begins at p and ends by `end`; 0 where there is none.
 inline size_t SequenceAt(const char* p, const char* end) {
   const uint8_t lead = ByteAt(p);
   if (lead < 0x80) return 1;
   if (lead < 0xC2 || lead > 0xF4) return 0;
   const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   if (static_cast<size_t>(end - p) < length) return 0;
-  // No longer than needed, no surrogate, nothing beyond U+10FFFF.
+  // Sequences must not be longer than needed, nor surrogates, nor beyond U+10FFFF.
   const uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (ByteAt(p + 1) < lowest || ByteAt(p + 1) > highest) return 0;
@@ -32,7 +32,7 @@ inline size_t SequenceAt(const char* p, const char* end) {
   return length;
 }
 
-// Where the text stops being UTF-8, as `UnicodeDecodeError.start` says; text.size() where it does not.
+// Where the text stops being UTF-8, as in `UnicodeDecodeError.start`; text.size() where it does not.
 inline size_t ValidBytes(std::string_view text) {
   const char* p = text.data();
   const char* const end = p + text.size();
@@ -49,7 +49,7 @@ inline size_t ValidBytes(std::string_view text) {
   return text.size();
 }
 
-// The code point at p, of valid UTF-8; moves p behind it.
+// The code point at p, of valid UTF-8; moves p to the next.
 inline uint32_t Decode(const char*& p) {
   const uint32_t lead = ByteAt(p++);
   if (lead < 0x80) return lead;
@@ -60,7 +60,7 @@ inline uint32_t Decode(const char*& p) {
   return point << 6 | six_bits();
 }
 
-// The code points from p on, of valid UTF-8.
+// The number of code points from p to the end, of valid UTF-8.
 inline int32_t CodePoints(const char* p, const char* end) {
   int32_t count = 0;
   for (; p < end; ++p) count += !IsContinuation(*p);

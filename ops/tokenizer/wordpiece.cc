@@ -10,17 +10,18 @@
 namespace sparse_ops {
 namespace {
 
-// What becomes of a code point: itself, itself as a word of its own, or the string at an offset >= 0 of the
-// pool, behind a byte that is its length. The strings are UTF-8 and two bytes that UTF-8 never has.
+// Actions, which say what becomes of a code point: itself, itself as a word of its own, or the string at an
+// offset >= 0 of the pool, after a byte that is its length. The strings are UTF-8 with two additional bytes
+// that UTF-8 never has, kWordEnd and kUnknown.
 constexpr int32_t kItself = -1, kWord = -2;
 constexpr char kWordEnd = '\xF8', kUnknown = '\xF9';
 
-// In marks_: what is no mark and has none, if normalizing leaves anything of it; a mark's combining class;
-// less than 0, the class of a mark that a base character has and normalizing leaves; and a base that it
-// removes, which other marks do not pass.
+// Values of marks_. kNoMark: not a mark, nor a base character of which a mark is left. 1 to kMostClass: a
+// mark, by its combining class. Less than 0: a base character of which a mark is left, minus its class.
+// kRemovedBase: a base character that normalizing removes, beyond which marks are not reordered.
 constexpr int32_t kNoMark = 0, kMostClass = 254, kRemovedBase = 255;
 
-// In short_actions_: what actions_ says.
+// In short_actions_: see actions_.
 constexpr uint8_t kLongAction = 0xFF;
 
 std::string ReadPool(const KernelInfo& info) {
@@ -32,7 +33,7 @@ std::string ReadPool(const KernelInfo& info) {
   return std::string(pool.data, pool.data + pool.shape[0]);
 }
 
-// Whether a string lies within the pool and can be read without looking.
+// Whether the string at `offset` lies within the pool and is valid, so that it can be read without checks.
 bool IsReadable(std::string_view pool, size_t offset) {
   const size_t length = ByteAt(&pool[offset]);
   if (offset + 1 + length > pool.size()) return false;
@@ -97,7 +98,7 @@ WordPiece::WordPiece(const KernelInfo& info, const Strings& vocabulary)
   for (uint32_t c = 0; c < short_actions_.size(); ++c) short_actions_[c] = ShortAction(c);
 }
 
-// What an ASCII character becomes, if it is one ASCII character or a word's end.
+// The action of an ASCII character as one byte, where it becomes one ASCII character or a word's end.
 uint8_t WordPiece::ShortAction(uint32_t character) const {
   const int32_t action = actions_[character];
   if (action == kItself) return static_cast<uint8_t>(character);
@@ -123,8 +124,8 @@ void WordPiece::EncodeText(std::string_view text, Workspace* word, Tokens* token
     word->text = p;
     word->marks.Clear();
   }
-  // White space that an added token takes with it matters for spans alone: it would have ended a word that
-  // ends anyway.
+  // White space that an added token takes with it matters only for spans: it would end a word, which ends
+  // here anyway.
   for (AddedTokens::Match match; added_.Find(p, end, &match);) {
     const auto stripped = AddedTokens::Strip(match, p, end, [this](const char* at) { return IsSpace(at); });
     if (!EncodePiece<kSpans>(p, stripped.begin, word, tokens)) return;
@@ -140,7 +141,7 @@ bool WordPiece::IsSpace(const char* p) const {
   return std::find(white_space_.begin(), white_space_.end(), point) != white_space_.end();
 }
 
-// False once there are enough tokens; so below.
+// Returns false once there are enough tokens, as do the functions below.
 template <bool kSpans>
 bool WordPiece::EncodePiece(const char* p, const char* end, Workspace* word, Tokens* tokens) const {
   while (p < end) {
@@ -167,7 +168,7 @@ bool WordPiece::EncodePiece(const char* p, const char* end, Workspace* word, Tok
   return EndWord<kSpans>(word, tokens);
 }
 
-// Makes a code point the one that is read: what it becomes came from it.
+// Makes a code point the current one: the sources of what it becomes are in its extent.
 void WordPiece::Place(const char* begin, const char* end, int32_t action, Workspace* word) const {
   word->character = {static_cast<int32_t>(begin - word->text), static_cast<int32_t>(end - word->text)};
   const int32_t mark = marks_[Decode(begin)];
@@ -180,7 +181,7 @@ void WordPiece::Place(const char* begin, const char* end, int32_t action, Worksp
   }
 }
 
-// No mark that follows is ordered among those before it.
+// Ends a run of marks: no later mark is ordered among them.
 void WordPiece::EndMarks(Workspace* word) {
   if (word->marks.empty()) return;
   if (word->characters > 0) word->marks.Place(&word->whole);
@@ -217,7 +218,7 @@ bool WordPiece::ReadCharacter(std::string_view character, int32_t action, Worksp
   return true;
 }
 
-// However long a word is, no more of it is kept than can have tokens.
+// However long a word is, only as much of it is kept as can have tokens.
 template <bool kSpans>
 void WordPiece::Append(std::string_view character, Workspace* word) const {
   if (word->characters < most_characters_) {
@@ -256,8 +257,8 @@ bool WordPiece::EndWord(Workspace* word, Tokens* tokens) const {
   return !tokens->full();
 }
 
-// By the longest token that the word begins with, then the longest that goes on, to its end; false if none
-// does.
+// Covers a word with the longest token that it begins with, then each time the longest that continues it, to
+// its end. Returns false where there is none.
 template <bool kSpans>
 bool WordPiece::Cover(const Workspace& word, Tokens* tokens) const {
   const char* p = word.bytes.data();

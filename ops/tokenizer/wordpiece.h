@@ -14,9 +14,9 @@
 
 namespace sparse_ops {
 
-// Normalizing a text and splitting it into words is one look-up for each code point: whatever is done to it
-// (lower case, accents, spaces, punctuation, CJK, control characters) makes it a string of characters and
-// word ends.
+// Normalizing a text and splitting it into words takes one look-up for each code point. Whatever is done to
+// it (lower case, accents, spaces, punctuation, CJK, control characters), it becomes a string of characters
+// and word ends.
 struct WordPieceSignature {
   static constexpr const char* kName = "WordPieceTokenize";
   static constexpr Operand<std::string_view> text{0, "text"};
@@ -38,18 +38,18 @@ class WordPiece {
  public:
   using Signature = WordPieceSignature;
 
-  // The word that is being read, normalized. One serves any number of texts.
+  // The word that is being read, normalized. A workspace can be reused for any number of texts.
   struct Workspace {
     std::string bytes;
     int64_t characters = 0;
-    bool has_unknown = false;  // a character that no token has
+    bool has_unknown = false;  // whether it has a character that no token has
 
-    // Where spans are asked for:
+    // Only where spans are asked for:
     const char* text = nullptr;
     Extent character{};           // the code point that is read
     Extent whole{};               // the word
     std::vector<Extent> sources;  // what each of `bytes` came from
-    CombiningMarks marks;         // behind the last character that is none
+    CombiningMarks marks;         // after the last character that is not a mark
   };
 
   explicit WordPiece(const KernelInfo& info);
@@ -60,7 +60,8 @@ class WordPiece {
  private:
   WordPiece(const KernelInfo& info, const Strings& vocabulary);
 
-  // Spans are read by another instance of the same code, so that ids alone cost no more than without.
+  // kSpans: whether spans are read too. It is a template parameter so that ids alone cost no more than
+  // without spans.
   template <bool kSpans>
   void EncodeText(std::string_view text, Workspace* word, Tokens* tokens) const;
   template <bool kSpans>
@@ -82,13 +83,13 @@ class WordPiece {
   uint8_t ShortAction(uint32_t character) const;
 
   int32_t unknown_id_;
-  int64_t most_characters_;  // of a word that is not unknown
+  int64_t most_characters_;  // longer words are unknown
   std::string pool_;
   CodePointMap actions_;
   std::array<uint8_t, 128> short_actions_;  // of ASCII, where one byte says it
   Trie beginnings_, continuations_;         // the tokens that begin a word; those that go on, without prefix
   AddedTokens added_;
-  CodePointMap marks_;                // what combining marks they are, or have
+  CodePointMap marks_;                // the combining marks that code points are, or have
   std::vector<int64_t> white_space_;  // that added tokens take with them
 };
 

@@ -1,7 +1,8 @@
-// Triton's `onnxruntime` backend for servers that come without the one of its images.
+// Triton's `onnxruntime` backend, for servers without the one that Triton's container images have.
 //
 // It serves `backend: "onnxruntime"` repositories on processors and gives the configuration the meaning that
-// triton-inference-server/onnxruntime_backend gives it. What it cannot do it refuses at load.
+// triton-inference-server/onnxruntime_backend gives it. It refuses to load a model that asks for what it does
+// not have.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,7 +25,7 @@ constexpr uint32_t kApiVersion = 1;
 
 struct Model {
   Configuration configuration;
-  std::string graph;  // its file
+  std::string graph;  // path of its file
   std::unique_ptr<TextMeter> meter;
 };
 

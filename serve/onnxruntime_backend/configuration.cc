@@ -10,7 +10,7 @@
 namespace sparse_serve {
 namespace {
 
-// As `sparse_serve.repository.tunable` has them.
+// The same numbers as in `sparse_serve.repository.tunable`.
 constexpr int64_t kDefaultTextBytes = 1 << 20;
 constexpr int64_t kDefaultRequestBytes = 4 << 20;
 constexpr int64_t kMostBytes = 1 << 30;
@@ -24,7 +24,7 @@ std::optional<int64_t> AsNumber(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
-// What a parameter says; nothing where a configuration lacks it.
+// The text of a parameter; null where the configuration lacks it.
 const std::string* Find(const Json& parameters, const char* key) {
   const Json& value = parameters[key]["string_value"];
   return parameters[key].members().empty() ? nullptr : &value.text();

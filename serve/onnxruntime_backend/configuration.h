@@ -14,14 +14,14 @@
 
 namespace sparse_serve {
 
-// An input or output: its name, TYPE_…, and its dimensions without that of the batch, -1 for any size.
+// An input or output: its name, its type (TYPE_…), and its dimensions but for the batch, -1 for any size.
 struct ConfiguredTensor {
   std::string name;
   std::string type;
   std::vector<int64_t> dims;
 };
 
-// How much text a request may have, in bytes.
+// The most bytes that a text, and all texts of a request, may have.
 struct TextLimits {
   size_t text_bytes;
   size_t request_bytes;
@@ -29,8 +29,8 @@ struct TextLimits {
 
 class Configuration {
  public:
-  // Throws std::runtime_error where it asks for what the backend does not have, or a parameter has a value
-  // that is none.
+  // Throws std::runtime_error where the configuration asks for what the backend does not have, or a parameter
+  // has an invalid value.
   Configuration(std::string model, const Json& json);
 
   bool is_batched() const { return max_batch_size > 0; }
@@ -41,12 +41,12 @@ class Configuration {
   std::vector<ConfiguredTensor> inputs;
   std::vector<ConfiguredTensor> outputs;
   std::vector<std::string> op_libraries;
-  std::string tasks;  // that a text may be asked for, as JSON; "" where a configuration does not say
+  std::string tasks;  // the parameter `tasks`, JSON; "" where the configuration lacks it
   TextLimits limits{};
-  size_t max_length = 0;  // of a text, in tokens
-  bool refuses_long = false;
+  size_t max_length = 0;      // of a text, in tokens
+  bool refuses_long = false;  // texts beyond max_length, instead of cutting them
 
-  // Of the session; nothing where ONNX Runtime chooses.
+  // Options of the session; 0 or nothing where ONNX Runtime chooses.
   GraphOptimizationLevel graph_level = ORT_ENABLE_ALL;
   ExecutionMode execution_mode = ORT_SEQUENTIAL;
   int intra_op_threads = 0;

@@ -13,7 +13,7 @@
 namespace sparse_serve {
 namespace {
 
-// What names a processor's core: all the processors that are of it.
+// Identifies a processor's physical core: the list of all processors on it.
 std::string SiblingsOf(int processor) {
   const std::string number = std::to_string(processor);
   std::ifstream file("/sys/devices/system/cpu/cpu" + number + "/topology/thread_siblings_list");
@@ -44,7 +44,8 @@ int PhysicalCores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-// Of how many cores a control group has the time, in part perhaps; infinite where it is not limited.
+// How many cores' worth of time a control group may use, perhaps a fraction; infinite where it is not
+// limited.
 double QuotaOf(const std::string& control_group) {
   double quota = 0, period = 0;
   std::ifstream second(control_group + "/cpu.max");  // "200000 100000" or "max 100000"

@@ -1,4 +1,4 @@
-// The types of tensors' elements, as a configuration, Triton and ONNX Runtime call them.
+// The element types of tensors, with their names in a configuration, in Triton and in ONNX Runtime.
 #pragma once
 
 #include <cstddef>

@@ -74,7 +74,7 @@ bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept {
 }
 
 void Log(TRITONSERVER_LogLevel level, const char* file, int line, const char* message) noexcept {
-  // What cannot be logged cannot be told either.
+  // There is nowhere to report that logging failed.
   TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, file, line, message));
 }
 

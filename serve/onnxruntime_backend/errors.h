@@ -1,4 +1,4 @@
-// What goes wrong: exceptions within the backend, Triton's errors at its border.
+// Errors: exceptions within the backend, Triton's errors at its interface.
 #pragma once
 
 #include <exception>
@@ -10,37 +10,38 @@
 
 namespace sparse_serve {
 
-// What a client sent, and can put right.
+// An error in what a client sent, which the client can correct.
 class InvalidArgument : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// More bytes of text than are read.
+// A request has more bytes of text than the limits allow.
 class Oversize : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// Throws what Triton, or ONNX Runtime, answered, if that is an error, and releases it.
+// Throws if Triton, or ONNX Runtime, returned an error, and releases that.
 void Check(TRITONSERVER_Error* error);
 void Check(const OrtApi& api, OrtStatus* status);
 
-// What was asked by a client that waits no longer.
+// A request was cancelled by its client.
 class Cancelled : public std::exception {
  public:
   const char* what() const noexcept override { return "the request was cancelled by its client"; }
 };
 
-// Triton's form of an exception, in one line; `error` as it was caught.
+// Converts a caught exception to Triton's form, with a message of one line.
 TRITONSERVER_Error* ToTriton(const std::exception& error) noexcept;
 
 void Log(TRITONSERVER_LogLevel level, const char* file, int line, const char* message) noexcept;
 
-// Whether nothing went wrong; else logs what did, and releases the error.
+// Whether `error` is null; otherwise logs it behind `what` and releases it.
 bool Succeeds(const char* what, TRITONSERVER_Error* error) noexcept;
 
-// Calls `function`, which may throw, where Triton or a thread calls and nothing may be thrown.
+// Calls `function`, and returns what it throws as an error of Triton's: no exception may leave a call by
+// Triton, or a thread.
 template <class Function>
 TRITONSERVER_Error* Guarded(Function function) noexcept {
   try {

@@ -19,12 +19,16 @@
 namespace sparse_serve {
 namespace {
 
-// So long after a short request, others are expected; and so long what is long is computed where none are.
-constexpr double kShortSeconds = 0.25;
-// How much a thread gives way that computes what takes long: beside another it gets a tenth of a core.
+// Seconds after a short request during which others are expected. Turns are expected for as long, since they
+// come with batches of short requests and end with them.
+constexpr double kShortExpectedSeconds = kTurnExpectedSeconds;
+// Seconds for which long requests are computed at once where no short ones are expected: a short one that
+// comes all the same waits for them.
+constexpr double kAtOnceSeconds = 0.25;
+// Niceness of the thread that computes long requests: beside another thread it gets a tenth of a core.
 constexpr int kNiceness = 10;
 
-void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness); }
+void LowerPriority() { setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness); }
 
 }  // namespace
 
@@ -33,7 +37,7 @@ Instance::Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runti
     : session_(runtime, configuration, graph),
       served_{handle, configuration, session_, meter},
       thread_([this] {
-        GiveWay();
+        LowerPriority();
         turns_.Work([this](Run run) { Compute(std::move(run)); });
       }) {}
 
@@ -49,60 +53,60 @@ void Instance::Execute(TRITONBACKEND_Request** requests, uint32_t count) {
                try {
                  owned[index] = std::make_shared<Request>(served_, requests[index]);
                } catch (const std::bad_alloc&) {
-                 Request::GiveUp(requests[index]);
+                 Request::RefuseUnread(requests[index]);
                }
              }
              Answer(owned);
            }));
 }
 
-// Some of them may be missing, or answered.
+// Some of `requests` may be null, or answered already.
 void Instance::Answer(const Requests& requests) {
-  Requests sound;
-  std::copy_if(requests.begin(), requests.end(), std::back_inserter(sound),
+  Requests valid;
+  std::copy_if(requests.begin(), requests.end(), std::back_inserter(valid),
                [](const auto& request) { return request != nullptr && !request->is_answered(); });
   const auto is_short = [](const auto& request) { return request->is_short(); };
-  const bool has_short = std::any_of(sound.begin(), sound.end(), is_short);
+  const bool has_short = std::any_of(valid.begin(), valid.end(), is_short);
   const double begun = SteadyClock()();
-  const bool is_short_expected = has_short || begun < short_until_;
-  // Without short ones, what is long is computed here, unless others were there before.
-  const bool leaves_long = is_short_expected || !turns_.is_empty();
+  const bool is_short_expected = has_short || begun < short_expected_until_;
+  // Where no short ones are expected, long ones are computed here, unless others wait already.
+  const bool defers_long = is_short_expected || !turns_.is_empty();
   std::deque<Slice> now;
-  for (const std::shared_ptr<Request>& request : sound) {
+  for (const std::shared_ptr<Request>& request : valid) {
     std::vector<Slice> slices = SlicesOf(request);
-    if (leaves_long && !request->is_short()) {
-      turns_.Put(std::move(slices));
+    if (defers_long && !request->is_short()) {
+      turns_.Enqueue(std::move(slices));
     } else {
       std::move(slices.begin(), slices.end(), std::back_inserter(now));
     }
   }
   double ended = begun;
-  while (!now.empty() && (leaves_long || ended < begun + kShortSeconds)) {
+  while (!now.empty() && (defers_long || ended < begun + kAtOnceSeconds)) {
     Compute(TakeRun(&now));
     ended = SteadyClock()();
   }
-  LeaveAll(&now);
+  DeferAll(&now);
   if (has_short) {
-    short_until_ = ended + kShortSeconds;
+    short_expected_until_ = ended + kShortExpectedSeconds;
   }
   if (is_short_expected) {
     turns_.Turn(ended - begun, [this](Run run) { Compute(std::move(run)); });
   }
 }
 
-// Lets the slices wait: a short request may have come, which Triton hands over after these alone.
-void Instance::LeaveAll(std::deque<Slice>* slices) {
+// Puts the slices into the queue: a short request may have come, which Triton hands over only after these.
+void Instance::DeferAll(std::deque<Slice>* slices) {
   while (!slices->empty()) {
     std::vector<Slice> of_request;
     do {
       of_request.push_back(std::move(slices->front()));
       slices->pop_front();
     } while (!of_request.back().is_last);
-    turns_.Put(std::move(of_request));
+    turns_.Enqueue(std::move(of_request));
   }
 }
 
-// Computes a run, and answers the requests that end with it, or that nobody waits for any more.
+// Computes a run, and answers the requests that end with it or were cancelled.
 void Instance::Compute(Run run) noexcept {
   run.erase(
       std::remove_if(run.begin(), run.end(), [](const Slice& slice) { return slice.request->IsOver(); }),
@@ -111,26 +115,26 @@ void Instance::Compute(Run run) noexcept {
     return;
   }
   try {
-    ComputeSound(run);
+    ComputeValidated(run);
   } catch (const std::exception& error) {
     if (run.size() == 1) {
       run[0].request->Refuse(error);
       return;
     }
-    // One of them is at fault, or some are: each is computed alone.
+    // At least one of the requests is at fault: each slice is computed alone.
     for (const Slice& slice : run) {
       try {
         Compute({slice});
-      } catch (const std::bad_alloc& no_room) {
+      } catch (const std::bad_alloc& out_of_memory) {
         if (!slice.request->is_answered()) {
-          slice.request->Refuse(no_room);
+          slice.request->Refuse(out_of_memory);
         }
       }
     }
   }
 }
 
-// The outputs that any of its requests, or the meter, asks for.
+// The outputs that any of the run's requests, or the meter, asks for.
 std::vector<size_t> Instance::WantedOutputs(const Run& run) const {
   std::vector<bool> is_wanted(session_.outputs().size());
   for (const Slice& slice : run) {
@@ -162,7 +166,7 @@ void Instance::CheckRows(const RunOutputs& outputs, size_t rows) const {
   }
 }
 
-// What its texts are for, where the model has several tasks.
+// The task of each of the run's texts, where the model has several tasks; else nothing.
 std::vector<std::string_view> Instance::TasksOf(const Run& run) const {
   const size_t input = served_.meter->task_input();
   std::vector<std::string_view> tasks;
@@ -176,7 +180,9 @@ std::vector<std::string_view> Instance::TasksOf(const Run& run) const {
   return tasks;
 }
 
-void Instance::ComputeSound(const Run& run) {
+// Computes a run of requests that were read without an error and are not answered yet. Throws where one of
+// them is at fault all the same.
+void Instance::ComputeValidated(const Run& run) {
   RunTimes times{};
   times.begin_ns = Now();
   std::vector<Owned<OrtValue>> inputs;

@@ -18,20 +18,20 @@
 
 namespace sparse_serve {
 
-// Requests that arrive together are computed together, some hundred tokens at a time. While short ones come,
-// those that take long are answered by a thread of their own, so that the short ones do not wait for them;
-// where many of them wait, they take turns with the short ones. Where none are expected, what is long is
-// computed at once, but not for longer than a short one can wait that comes after a pause.
+// Requests that arrive together are computed together, in runs of up to 1,024 tokens (`kRunTokens`). While
+// short requests come, long ones are answered by a thread of their own, so that the short ones do not wait
+// for them; where many long ones wait, they take turns with the short ones. Where no short ones are expected,
+// long ones are computed at once, but not for longer than a short one that comes after a pause may wait.
 class Instance {
  public:
-  // `meter` may be null. What is handed over must outlive the instance.
+  // `meter` may be null. All arguments must outlive the instance.
   Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runtime,
            const Configuration& configuration, const std::string& graph, TextMeter* meter);
-  // Answers what is still waiting.
+  // Answers the requests that still wait.
   ~Instance();
 
-  // Answers requests, or has them answered soon. Only one that is itself at fault gets an error. Throws
-  // std::bad_alloc where there is no room for them: then none of them is taken over.
+  // Answers requests, or has them answered soon. Only a request that is itself at fault gets an error. Throws
+  // std::bad_alloc where memory does not suffice for them: then none of them is taken over.
   void Execute(TRITONBACKEND_Request** requests, uint32_t count);
 
  private:
@@ -39,9 +39,9 @@ class Instance {
   using Requests = std::vector<std::shared_ptr<Request>>;
 
   void Answer(const Requests& requests);
-  void LeaveAll(std::deque<Slice>* slices);
+  void DeferAll(std::deque<Slice>* slices);
   void Compute(Run run) noexcept;
-  void ComputeSound(const Run& run);
+  void ComputeValidated(const Run& run);
   std::vector<size_t> WantedOutputs(const Run& run) const;
   void CheckRows(const RunOutputs& outputs, size_t rows) const;
   std::vector<std::string_view> TasksOf(const Run& run) const;
@@ -49,8 +49,8 @@ class Instance {
   Session session_;
   Served served_;
   Turns<Slice> turns_;
-  double short_until_ = 0;
-  std::thread thread_;  // which computes what is left
+  double short_expected_until_ = 0;
+  std::thread thread_;  // computes the requests that wait in turns_
 };
 
 }  // namespace sparse_serve

@@ -1,4 +1,4 @@
-// JSON as Triton hands over a model's configuration, read.
+// A reader of JSON, the form in which Triton hands over a model's configuration.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sparse_serve {
 
-// A value: of a kind, or null. What is asked of one of another kind is empty.
+// A value of one kind, or null. Accessors of other kinds return something empty.
 class Json {
  public:
   using Member = std::pair<std::string, Json>;
@@ -23,7 +23,7 @@ class Json {
   const std::vector<Json>& items() const { return items_; }        // of an array
   const std::string& text() const { return text_; }                // of a string; a number as it was written
 
-  // Of a number, or of a string that is one, as protobuf writes 64 bits; 0 for null.
+  // The value of a number, or of a string that is one, as protobuf writes integers of 64 bits; 0 for null.
   int64_t Integer() const;
 
   // Whether it says anything: neither null, false, zero, nor empty.

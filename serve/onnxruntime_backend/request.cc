@@ -15,14 +15,14 @@ namespace sparse_serve {
 namespace {
 
 constexpr char kMask[] = "attention_mask";
-// Of a text, that are taken for a token until it has been read.
+// Bytes of a text that count as a token until the text has been read.
 constexpr size_t kTokenBytes = 4;
-// Of the length before a text.
+// Bytes of the length that stands before each text.
 constexpr size_t kLengthBytes = sizeof(uint32_t);
-// Of an input: so many bytes of each can be counted.
+// Most elements of an input: their bytes can then be counted, whatever their type.
 constexpr size_t kMostElements = size_t{1} << 48;
 
-// Of a tensor as a client says that it is, whose sizes may be any.
+// The number of a tensor's elements. The shape comes from the client, so its sizes may be anything.
 size_t CheckedElements(const std::vector<int64_t>& shape, const std::string& name) {
   size_t elements = 1;
   for (const int64_t size : shape) {
@@ -34,7 +34,7 @@ size_t CheckedElements(const std::vector<int64_t>& shape, const std::string& nam
   return elements;
 }
 
-// The texts of a tensor, each of which lies behind its length.
+// The texts of a tensor, each of which follows its length in memory.
 std::vector<std::string_view> SplitTexts(const char* data, size_t bytes, size_t count,
                                          const std::string& name) {
   std::vector<std::string_view> texts;
@@ -59,7 +59,8 @@ std::vector<std::string_view> SplitTexts(const char* data, size_t bytes, size_t 
   return texts;
 }
 
-// Where the bytes of an input lie, which are copied if they lie in several parts or not as their type wants.
+// Sets where the bytes of an input lie. They are copied if they lie in several parts, or not aligned for
+// their type.
 void ReadBytes(TRITONBACKEND_Input* handle, uint32_t count, size_t bytes, const GraphTensor& tensor,
                InputTensor* input) {
   std::vector<std::string_view> parts;
@@ -109,6 +110,26 @@ char* OutputMemory(TRITONBACKEND_Output* output, size_t bytes) {
   return static_cast<char*>(memory);
 }
 
+// Responds with the outputs that `write` adds to the response, or with the error. Returns the error that was
+// sent, if any; the caller owns it.
+template <class Write>
+TRITONSERVER_Error* Respond(TRITONBACKEND_Request* handle, TRITONSERVER_Error* error, Write write) noexcept {
+  TRITONBACKEND_Response* response = nullptr;
+  if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle))) {
+    if (error == nullptr) {
+      error = Guarded([&] { write(response); });
+    }
+    Succeeds("an answer could not be sent: ",
+             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+  }
+  return error;
+}
+
+void Release(TRITONBACKEND_Request* handle) noexcept {
+  Succeeds("a request could not be released: ",
+           TRITONBACKEND_RequestRelease(handle, TRITONSERVER_REQUEST_RELEASE_ALL));
+}
+
 }  // namespace
 
 uint64_t Now() {
@@ -127,16 +148,10 @@ Request::Request(const Served& served, TRITONBACKEND_Request* handle) noexcept
   }
 }
 
-void Request::GiveUp(TRITONBACKEND_Request* handle) noexcept {
-  TRITONSERVER_Error* const error = ToTriton(std::bad_alloc());
-  TRITONBACKEND_Response* response = nullptr;
-  if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle))) {
-    Succeeds("an answer could not be sent: ",
-             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
-  }
-  TRITONSERVER_ErrorDelete(error);
-  Succeeds("a request could not be released: ",
-           TRITONBACKEND_RequestRelease(handle, TRITONSERVER_REQUEST_RELEASE_ALL));
+void Request::RefuseUnread(TRITONBACKEND_Request* handle) noexcept {
+  const auto write_nothing = [](TRITONBACKEND_Response*) {};
+  TRITONSERVER_ErrorDelete(Respond(handle, ToTriton(std::bad_alloc()), write_nothing));
+  Release(handle);
 }
 
 Request::~Request() {
@@ -192,7 +207,7 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) {
 }
 
 size_t Request::CheckedRows(const GraphTensor& tensor, const std::vector<int64_t>& shape) const {
-  // Of an input of 0 rows Triton leaves their axis out; it refuses other ranks itself.
+  // Triton leaves the axis of rows out where an input has 0 of them; it refuses other ranks itself.
   if (shape.size() != tensor.shape.size() || (!shape.empty() && shape[0] == 0)) {
     throw InvalidArgument("input '" + tensor.name + "' has no rows: give at least one");
   }
@@ -206,7 +221,7 @@ size_t Request::CheckedRows(const GraphTensor& tensor, const std::vector<int64_t
   return static_cast<size_t>(shape[0]);
 }
 
-// Before any of them is copied.
+// Checks the number of bytes, before any of them is copied.
 void Request::CheckBytes(const GraphTensor& tensor, size_t elements, size_t bytes) const {
   const size_t expected = elements * tensor.type->bytes;
   if (tensor.type->bytes > 0 && bytes != expected) {
@@ -222,7 +237,7 @@ void Request::CheckBytes(const GraphTensor& tensor, size_t elements, size_t byte
   }
 }
 
-// Holds shapes against each other, because broadcasting would hide some that differ.
+// Checks that the inputs' shapes agree, because broadcasting would hide differences.
 void Request::CheckAxes() const {
   struct Axis {
     const std::string& input;
@@ -280,7 +295,7 @@ void Request::CheckLimits() const {
   CheckTexts(total);
 }
 
-// By a mask, or by the bytes of texts.
+// Counts tokens by the attention mask where there is one, else estimates them by the bytes of texts.
 void Request::CountTokens() {
   if (!is_batched() || inputs_.empty()) {
     return;
@@ -334,21 +349,19 @@ bool Request::IsOver() noexcept {
   return is_answered();
 }
 
-// Sends all outputs, or the error, which it owns.
+// Sends all outputs, or the error, which it takes over.
 void Request::Answer(TRITONSERVER_Error* error) noexcept {
-  TRITONBACKEND_Response* response = nullptr;
-  if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle_))) {
-    for (size_t output = 0; error == nullptr && output < wanted_.size(); ++output) {
+  error = Respond(handle_, error, [this](TRITONBACKEND_Response* response) {
+    for (size_t output = 0; output < wanted_.size(); ++output) {
       if (wanted_[output]) {
-        error = Guarded([&] { Write(response, output); });
+        Write(response, output);
       }
     }
-    Succeeds("an answer could not be sent: ",
-             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
-  }
+  });
   const uint64_t end_ns = Now();
-  // Triton counts as the time in its queue what is before the beginning. So it is told one as if all was read
-  // and computed in one go: what waited for others, or for its turn, was queued.
+  // Triton counts all time before the beginning that it is told as time in its queue. So it is told one as if
+  // the request had been read and computed in one go: the time that it waited for others, or for its turn,
+  // counts as queued.
   const uint64_t compute_end_ns = compute_end_ns_ == 0 ? end_ns : compute_end_ns_;
   const uint64_t compute_begin_ns = compute_end_ns - compute_ns_;
   const uint64_t begin_ns = compute_end_ns_ == 0 ? begin_ns_ : compute_begin_ns - input_ns_;
@@ -356,14 +369,13 @@ void Request::Answer(TRITONSERVER_Error* error) noexcept {
            TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns,
                                                        compute_begin_ns, compute_end_ns, end_ns));
   TRITONSERVER_ErrorDelete(error);
-  Succeeds("a request could not be released: ",
-           TRITONBACKEND_RequestRelease(handle_, TRITONSERVER_REQUEST_RELEASE_ALL));
+  Release(handle_);
   handle_ = nullptr;
   pieces_.clear();
   inputs_.clear();
 }
 
-// Has one output of the response made: the rows of all pieces.
+// Adds one output to the response: the rows of all pieces.
 void Request::Write(TRITONBACKEND_Response* response, size_t output) const {
   const GraphTensor& tensor = served_.session.outputs()[output];
   std::vector<int64_t> shape = (*pieces_[0].outputs)[output].shape();
@@ -442,7 +454,7 @@ Owned<OrtValue> JoinInput(const Served& served, const std::vector<Slice>& run, s
   OrtValue* made = nullptr;
   if (run.size() == 1 && type.bytes > 0) {
     const InputTensor& own = run[0].request->inputs()[input];
-    // ONNX Runtime reads inputs alone, and takes a pointer that could be written to.
+    // ONNX Runtime only reads inputs, but takes a pointer to what is not const.
     char* data = const_cast<char*>(own.data) + run[0].begin * own.row_bytes;
     Check(api, api.CreateTensorWithDataAsOrtValue(runtime.memory(), data, run[0].rows * own.row_bytes,
                                                   shape.data(), shape.size(), type.onnx, &made));
@@ -465,9 +477,9 @@ Owned<OrtValue> JoinInput(const Served& served, const std::vector<Slice>& run, s
     for (size_t text = slice.begin * own.row_texts; text < (slice.begin + slice.rows) * own.row_texts;
          ++text) {
       const std::string_view bytes = own.texts[text];
-      char* room = nullptr;
-      Check(api, api.GetResizedStringTensorElementBuffer(made, element++, bytes.size(), &room));
-      std::copy(bytes.begin(), bytes.end(), room);
+      char* element_bytes = nullptr;
+      Check(api, api.GetResizedStringTensorElementBuffer(made, element++, bytes.size(), &element_bytes));
+      std::copy(bytes.begin(), bytes.end(), element_bytes);
     }
   }
   return value;

@@ -1,4 +1,4 @@
-// A request: what it asks, and its answer.
+// A request: what it asks for, and its answer.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace sparse_serve {
 
-// What the requests of an instance are read and answered by.
+// What all requests of an instance have in common.
 struct Served {
   TRITONBACKEND_ModelInstance* instance;
   const Configuration& configuration;
@@ -27,53 +27,58 @@ struct Served {
 // An input of a request, in Triton's memory.
 struct InputTensor {
   std::vector<int64_t> shape;
-  const char* data = nullptr;           // of a tensor that is no text, all its rows
-  size_t row_bytes = 0;                 // likewise
-  std::vector<std::string_view> texts;  // of one that is, all its elements
-  size_t row_texts = 0;
-  std::unique_ptr<char[]> copy;  // of the bytes, where Triton's memory does not have them as they are needed
+  const char* data = nullptr;           // all rows of a tensor of numbers
+  size_t row_bytes = 0;                 // of a tensor of numbers
+  std::vector<std::string_view> texts;  // all elements of a tensor of texts
+  size_t row_texts = 0;                 // of a tensor of texts
+  // The bytes, where Triton's memory does not hold them in one aligned piece; else null.
+  std::unique_ptr<char[]> copy;
 };
 
-// Nanoseconds of the clock that Triton's statistics go by.
+// Nanoseconds, by the clock of Triton's statistics.
 uint64_t Now();
 
-// When a run began, and when ONNX Runtime had its inputs and had computed it; by the same clock.
+// When a run began, and when ONNX Runtime began and ended to compute it, by the clock of `Now`.
 struct RunTimes {
   uint64_t begin_ns, compute_begin_ns, compute_end_ns;
 };
 
-// Has rows, of which a run computes some or all. Without a batch all of it counts as one row.
+// One Triton request. A run may compute all of its rows or a part of them. Without a batch the whole request
+// counts as one row.
 class Request {
  public:
-  // Reads what Triton hands over, and owns it. Throws nothing: what is at fault is answered with an error.
+  // Reads a request of Triton's, and owns it. Throws nothing: a request at fault is answered with an error.
   Request(const Served& served, TRITONBACKEND_Request* handle) noexcept;
-  // Answers with an error what is not answered.
+  // Answers with an error if it is not answered yet.
   ~Request();
 
-  // Answers with an error, unread, a request that there was no room for; owns it.
-  static void GiveUp(TRITONBACKEND_Request* handle) noexcept;
+  // Answers a request with an error without reading it, where there was no memory for a Request; owns
+  // `handle`.
+  static void RefuseUnread(TRITONBACKEND_Request* handle) noexcept;
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
   const std::vector<InputTensor>& inputs() const { return inputs_; }     // in the session's order
   const std::vector<bool>& wanted() const { return wanted_; }            // for each output of the session
-  const std::vector<size_t>& row_tokens() const { return row_tokens_; }  // about how many each row has
+  const std::vector<size_t>& row_tokens() const { return row_tokens_; }  // about how many tokens each row has
   bool is_batched() const { return served_.configuration.is_batched(); }
   bool is_short() const { return tokens_ <= kShortTokens; }
   bool is_answered() const { return handle_ == nullptr; }
 
-  // Takes the outputs of its next rows, which begin at row `begin` of a run; answers when they were the last.
+  // Takes the outputs of the request's next rows, which begin at row `begin` of a run. Answers once it has
+  // all rows.
   void Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size_t rows,
             const RunTimes& times) noexcept;
 
   // Answers with an error.
   void Refuse(const std::exception& error) noexcept;
 
-  // Answers with an error if its client has given it up. Returns whether it is answered, now or before.
+  // Answers with an error if the client has cancelled the request. Returns whether it is answered, now or
+  // before.
   bool IsOver() noexcept;
 
  private:
-  // Others can wait for one of so many.
+  // A request of up to this many tokens counts as short.
   static constexpr size_t kShortTokens = 256;
 
   struct Piece {
@@ -89,7 +94,7 @@ class Request {
   void CheckAxes() const;
   void CheckLimits() const;
   void CheckText(const std::string& input, size_t bytes) const;
-  void CheckTexts(size_t bytes) const;  // all of them
+  void CheckTexts(size_t bytes) const;  // all texts together
   void CountTokens();
   void Write(TRITONBACKEND_Response* response, size_t output) const;
   void Answer(TRITONSERVER_Error* error) noexcept;
@@ -105,22 +110,22 @@ class Request {
   uint64_t begin_ns_, input_ns_ = 0, compute_ns_ = 0, compute_end_ns_ = 0;
 };
 
-// Rows of a request that are computed at a time.
+// Consecutive rows of a request that one run computes.
 struct Slice {
   std::shared_ptr<Request> request;
   size_t begin;
   size_t rows;
   size_t tokens;
-  bool is_last;  // of its request
+  bool is_last;  // slice of its request
 
-  // Whether the rows of both have one shape, so that one run can have them.
+  // Whether the rows of both have one shape, so that one run can compute them together.
   bool FitsBeside(const Slice& other) const;
 };
 
-// A request in slices that each are a run, or fit one.
+// Cuts a request into slices, each a whole run or a part of one.
 std::vector<Slice> SlicesOf(const std::shared_ptr<Request>& request);
 
-// The value of an input of the graph for a run: the rows of all its slices.
+// The value of a graph's input in a run: the rows of all slices.
 Owned<OrtValue> JoinInput(const Served& served, const std::vector<Slice>& run, size_t input);
 
 }  // namespace sparse_serve

@@ -59,7 +59,7 @@ Owned<OrtSessionOptions> MakeOptions(const OrtApi& api, const Configuration& con
   Owned<OrtSessionOptions> owned(made, api.ReleaseSessionOptions);
   Check(api, api.SetSessionGraphOptimizationLevel(made, configuration.graph_level));
   Check(api, api.SetSessionExecutionMode(made, configuration.execution_mode));
-  // Left to choose, ONNX Runtime binds threads to cores, where they wait for whatever else runs there.
+  // If left to choose, ONNX Runtime binds threads to cores, where they wait for whatever else runs there.
   const int threads = configuration.intra_op_threads;
   Check(api, api.SetIntraOpNumThreads(made, threads > 0 ? threads : UsableCores()));
   Check(api, api.SetInterOpNumThreads(made, configuration.inter_op_threads));
@@ -165,7 +165,7 @@ std::vector<GraphTensor> Session::ReadTensors(bool are_inputs) const {
     Check(api, api.CastTypeInfoToTensorInfo(made, &info));
     tensor.type = nullptr;
     if (info == nullptr) {
-      continue;  // no tensor
+      continue;  // not a tensor
     }
     ONNXTensorElementDataType element;
     Check(api, api.GetTensorElementType(info, &element));
@@ -178,7 +178,7 @@ std::vector<GraphTensor> Session::ReadTensors(bool are_inputs) const {
   return tensors;
 }
 
-// Keeps what the configuration names, in its order.
+// Keeps the inputs or outputs that the configuration names, in its order.
 void Session::Select(const Configuration& configuration, bool are_inputs) {
   const std::vector<GraphTensor> found = ReadTensors(are_inputs);
   const std::vector<ConfiguredTensor>& configured = are_inputs ? configuration.inputs : configuration.outputs;

@@ -1,4 +1,4 @@
-// ONNX Runtime: the library beside the backend, and a model's graph opened with it.
+// ONNX Runtime: the library, which lies beside the backend, and the sessions that it runs graphs in.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace sparse_serve {
 template <class T>
 using Owned = std::unique_ptr<T, void (*)(T*)>;
 
-// The library, and what all sessions share. It stays loaded as long as the process runs.
+// The library, with what all sessions share. It stays loaded as long as the process runs.
 class OnnxRuntime {
  public:
   // Throws std::runtime_error where `folder` has no libonnxruntime.so, or one before 1.17.
@@ -30,30 +30,30 @@ class OnnxRuntime {
   const OrtMemoryInfo* memory() const { return memory_.get(); }
   OrtAllocator* allocator() const { return allocator_; }
 
-  // Opens a graph, one at a time: where two bring the domain of the same ops at the same moment, before ONNX
-  // Runtime knows it, it may fail one of them.
+  // Opens a graph, one at a time: where two graphs register the same domain of custom ops at the same moment,
+  // before ONNX Runtime knows it, opening one of them may fail.
   Owned<OrtSession> Open(const std::string& path, const OrtSessionOptions& options) const;
 
  private:
   const OrtApi* api_;
   Owned<OrtEnv> env_;
   Owned<OrtMemoryInfo> memory_;
-  OrtAllocator* allocator_ = nullptr;  // ONNX Runtime's own
+  OrtAllocator* allocator_ = nullptr;  // ONNX Runtime's default one
   mutable std::mutex opening_;
 };
 
-// How many elements a tensor of ONNX Runtime's has.
+// How many elements a tensor has whose shape comes from ONNX Runtime.
 size_t ElementsOf(const std::vector<int64_t>& shape);
 
 // An input or output of a graph.
 struct GraphTensor {
   std::string name;
-  const ElementType* type;           // null where no configuration can name it
+  const ElementType* type;           // null where a configuration has no name for it
   std::vector<int64_t> shape;        // -1: any size
   std::vector<std::string> symbols;  // the name of each dimension of any size, "" where it has none
 };
 
-// Elements that came out of a run.
+// One output of a run.
 class OutputTensor {
  public:
   OutputTensor(const OnnxRuntime& runtime, Owned<OrtValue> value, const ElementType& type);
@@ -61,7 +61,7 @@ class OutputTensor {
   const std::vector<int64_t>& shape() const { return shape_; }
   size_t rows() const { return shape_.empty() ? 0 : static_cast<size_t>(shape_[0]); }
 
-  // Of a tensor that is no text.
+  // The elements of a tensor of numbers.
   template <class T>
   const T* data() const {
     return static_cast<const T*>(data_);
@@ -79,11 +79,11 @@ class OutputTensor {
 // The outputs of a run.
 class RunOutputs {
  public:
-  // `places` are those of the tensors among the outputs of their session.
+  // `places` are the tensors' indices among the outputs of their session.
   RunOutputs(std::vector<OutputTensor> tensors, std::vector<size_t> places)
       : tensors_(std::move(tensors)), places_(std::move(places)) {}
 
-  // The output of the session at `place`, one of those that were asked for.
+  // The session's output at index `place`, which must be one of `places()`.
   const OutputTensor& operator[](size_t place) const {
     return tensors_[static_cast<size_t>(std::find(places_.begin(), places_.end(), place) - places_.begin())];
   }
@@ -97,14 +97,14 @@ class RunOutputs {
 class Session {
  public:
   // Opens the graph at `path`. Throws std::runtime_error where ONNX Runtime cannot, or where the
-  // configuration names inputs or outputs that the graph has not.
+  // configuration names inputs or outputs that the graph does not have.
   Session(const OnnxRuntime& runtime, const Configuration& configuration, const std::string& path);
 
   const OnnxRuntime& runtime() const { return runtime_; }
   const std::vector<GraphTensor>& inputs() const { return inputs_; }    // in the configuration's order
   const std::vector<GraphTensor>& outputs() const { return outputs_; }  // likewise
 
-  // Runs the graph on all inputs. Returns the outputs at those places of `outputs()`.
+  // Runs the graph on all inputs. Returns the outputs at the indices `places` of `outputs()`.
   RunOutputs Run(const std::vector<Owned<OrtValue>>& inputs, std::vector<size_t> places) const;
 
  private:

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kReasons[] = {"too_large", "not_utf8",  "too_long", "no_task",
                                     "malformed", "cancelled", "fault"};
 
-// The places of tensors of one column, of these names and types; nothing where one of them is not there.
+// The indices of the tensors of one column with these names and types; empty where one of them is missing.
 std::vector<size_t> PlacesOf(const std::vector<std::pair<const char*, const char*>>& wanted,
                              const std::vector<ConfiguredTensor>& tensors) {
   std::vector<size_t> places;
@@ -52,13 +52,13 @@ struct Families {
 };
 
 Families& TheFamilies() {
-  static auto* const families = new Families;  // which nobody deletes
+  static auto* const families = new Families;  // never deleted
   return *families;
 }
 
 void Add(TRITONSERVER_Metric* counter, double value) {
   if (value > 0) {
-    // No answer waits for a counter.
+    // An answer does not fail because of a counter.
     TRITONSERVER_ErrorDelete(TRITONSERVER_MetricIncrement(counter, value));
   }
 }

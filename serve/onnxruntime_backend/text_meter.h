@@ -1,4 +1,4 @@
-// What becomes of the texts that a graph reads, as counters on Triton's metrics port (docs/metrics.md).
+// Counts what becomes of the texts that a graph reads, for Triton's metrics port (docs/metrics.md).
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,9 @@
 
 namespace sparse_serve {
 
-// Counters of one name, by their labels. They stay as long as the process runs, as a model that is loaded
-// again goes on with them: where Triton deletes a counter, one of the same labels is of no use any more.
+// Counters of one name, by their labels. They stay as long as the process runs, so that a model that is
+// loaded again goes on with them: once Triton has deleted a counter, another of the same labels does not
+// work.
 class CounterFamily {
  public:
   using Labels = std::vector<std::pair<std::string, std::string>>;
@@ -35,24 +36,24 @@ class CounterFamily {
   std::map<Labels, TRITONSERVER_Metric*> counters_;
 };
 
-// Instances of a model share one. Any thread may count.
+// The counters of one model, which all its instances share. Any thread may count.
 class TextMeter {
  public:
-  // Begins to publish the counters of a model whose graph says of each text how many tokens it has, whether
-  // it was cut, and where it is no text. Returns null for other graphs.
+  // Begins to publish the counters of a model whose graph outputs of each text how many tokens it has,
+  // whether it was cut, and where it is not UTF-8. Returns null for other graphs.
   static std::unique_ptr<TextMeter> Of(const Configuration& configuration, uint64_t version);
 
-  // The outputs that say so, by their places in the configuration: every run needs them.
+  // The indices of those outputs in the configuration: every run must compute them.
   const std::vector<size_t>& read() const { return read_; }
 
-  // The place of the input that says what task a text is for; kNone where the model has one task.
+  // The index of the input that says what task a text is for; kNone where the model has one task.
   size_t task_input() const { return task_input_; }
 
-  // Counts the texts of a run, those that are answered and those that are marked. `tasks` are what they are
-  // for, where the model has several.
+  // Counts the texts of a run: those that are answered, and those that the outputs mark as refused. `tasks`
+  // has the task of each text where the model has several tasks, and is empty otherwise.
   void Count(const RunOutputs& outputs, const std::vector<std::string_view>& tasks, double seconds);
 
-  // Counts so many texts as refused.
+  // Counts `texts` texts as refused because of `error`.
   void Refuse(const std::exception& error, size_t texts);
 
   static constexpr size_t kNone = static_cast<size_t>(-1);
@@ -66,7 +67,7 @@ class TextMeter {
   const bool refuses_long_;
   std::vector<std::string> tasks_;  // in order
   size_t task_input_ = kNone;
-  std::vector<TRITONSERVER_Metric*> texts_;    // by task; one where there is one
+  std::vector<TRITONSERVER_Metric*> texts_;    // by task; one counter where the model has one task
   std::vector<TRITONSERVER_Metric*> refused_;  // by reason
   TRITONSERVER_Metric *tokens_, *truncated_, *padding_, *seconds_;
 };

@@ -65,7 +65,7 @@ enum TRITONBACKEND_ArtifactType : int { TRITONBACKEND_ARTIFACT_FILESYSTEM = 0 };
 constexpr uint32_t TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1;
 constexpr uint32_t TRITONSERVER_REQUEST_RELEASE_ALL = 1;
 
-// Of the server.
+// Functions of the server.
 TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* message);
 void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error);
 TRITONSERVER_Error_Code TRITONSERVER_ErrorCode(TRITONSERVER_Error* error);
@@ -138,7 +138,7 @@ TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* output, voi
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(TRITONBACKEND_Response* response, uint32_t flags,
                                                TRITONSERVER_Error* error);
 
-// Of the backend.
+// Functions of the backend, which the server calls.
 #define TRITON_EXPORT __attribute__((visibility("default")))
 TRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend);
 TRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend);

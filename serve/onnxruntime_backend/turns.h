@@ -1,4 +1,4 @@
-// Who computes when, of requests that take long and short ones beside them.
+// When long requests are computed, and when the short ones beside them.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,19 @@
 
 namespace sparse_serve {
 
-// Of one run: from some hundred on a token costs the same, and far more of them leave the caches.
+// Most tokens of one run: from a few hundred on a token costs the same, and far more of them leave the
+// caches.
 constexpr size_t kRunTokens = 1024;
-// So many requests that wait have turns. More than eight clients have, some of whom went away.
-constexpr size_t kCrowd = 12;
-// For so many requests that wait, turns take as long as short ones do.
-constexpr double kEquals = 4;
-// More do not make turns any longer, or whoever lets many wait would keep all others waiting.
-constexpr size_t kMostCounted = 64;
-// So long after a turn others are expected.
-constexpr double kAwaySeconds = 0.25;
+// Number of waiting long requests from which they take turns with short ones. It is more than eight clients
+// leave waiting, requests whose client has gone included.
+constexpr size_t kTurnThreshold = 12;
+// With this many requests waiting, turns take as long as short ones do; with more, proportionally longer.
+constexpr double kWaitingPerEqualShare = 4;
+// More waiting requests than this do not make turns any longer, or a client that lets many wait would keep
+// all others waiting.
+constexpr size_t kMaxWaitingCounted = 64;
+// Seconds after a turn during which another is expected, so that `Work` holds back.
+constexpr double kTurnExpectedSeconds = 0.25;
 
 constexpr double kAllSeconds = std::numeric_limits<double>::infinity();
 
@@ -32,7 +35,7 @@ struct SteadyClock {
   }
 };
 
-// Takes the first parts that wait, as many as make a run: of `kRunTokens` tokens at most, or one part.
+// Takes the first waiting parts, as many as make a run: at most `kRunTokens` tokens, or one part.
 template <class Part>
 std::vector<Part> TakeRun(std::deque<Part>* waiting) {
   std::vector<Part> run;
@@ -49,21 +52,21 @@ std::vector<Part> TakeRun(std::deque<Part>* waiting) {
   return run;
 }
 
-// Requests that take long, first come, first served; never are two runs of them computed at a time.
+// Long requests, first come, first served. Two runs of them are never computed at the same time.
 //
-// A thread that gives way has them computed as they come (`Work`). While few wait, that hurts short ones
-// least. But where many ask, each again after its answer, it costs all: short ones are answered at once, few
-// at a time, until nearly all who ask wait for long ones; and two runs on the same cores take longer than one
-// after the other. So a crowd is left to the thread that answers the short ones, for a `Turn` after each
-// batch of those.
+// A thread of low priority computes them as they come (`Work`). While few wait, that hurts short ones least.
+// But where many clients ask, each again after its answer, everybody loses: short requests are answered at
+// once, few at a time, until nearly all clients wait for long ones; and two runs at the same time on the same
+// cores take longer than one after the other. So from `kTurnThreshold` waiting requests on, the thread that
+// answers the short ones computes the long ones too, in a `Turn` after each batch of short ones.
 //
-// A Part is a request, or of a larger one so many rows as are computed at a time: `tokens`, about how many
-// there are, `is_last` of its request, and FitsBeside(other), whether one run can have both. A Clock tells
-// seconds.
+// A Part is a request, or those rows of a larger one that are computed at a time. It has `tokens`, about how
+// many tokens it has; `is_last`, whether it is the last part of its request; and FitsBeside(other), whether
+// one run can have both. A Clock returns seconds.
 template <class Part, class Clock = SteadyClock>
 class Turns {
  public:
-  explicit Turns(Clock clock = Clock()) : clock_(std::move(clock)), held_until_(clock_()) {}
+  explicit Turns(Clock clock = Clock()) : clock_(std::move(clock)), turn_expected_until_(clock_()) {}
 
   // Whether nothing waits or is computed.
   bool is_empty() const {
@@ -71,8 +74,8 @@ class Turns {
     return waiting_.empty() && !is_running_;
   }
 
-  // Lets a request wait, in parts that each fit a run.
-  void Put(std::vector<Part> parts) {
+  // Adds a request to those that wait, in parts that each fit a run.
+  void Enqueue(std::vector<Part> parts) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Part& part : parts) {
       waiting_.push_back(std::move(part));
@@ -81,30 +84,30 @@ class Turns {
     changed_.notify_all();
   }
 
-  // Lets `Work` end with what waits now.
+  // Has `Work` return once it has computed what waits now.
   void Close() {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_closed_ = true;
     changed_.notify_all();
   }
 
-  // Computes the runs whose turn it is after short ones were computed for so long.
+  // Computes the runs whose turn it is after short requests were computed for `seconds`.
   //
-  // A crowd gets `seconds` for every `kEquals` of it: the more wait, the larger is their share. What a run
-  // takes more is taken off the next turns. There are none while `Work` is at a run; it begins no other as
-  // long as turns are expected.
+  // Long requests get `seconds` for every `kWaitingPerEqualShare` of them that wait: the more wait, the
+  // larger is their share. Time that a run takes beyond its share is taken off the next turns. While `Work`
+  // computes a run no turn is taken; `Work` begins no other run as long as turns are expected.
   template <class Compute>
   void Turn(double seconds, Compute compute) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (requests_ < kCrowd) {
+    if (requests_ < kTurnThreshold) {
       return;
     }
-    owed_ += seconds * static_cast<double>(std::min(requests_, kMostCounted)) / kEquals;
-    Hold();
+    owed_ += seconds * static_cast<double>(std::min(requests_, kMaxWaitingCounted)) / kWaitingPerEqualShare;
+    ExpectTurn();
     while (owed_ > 0 && !is_running_ && !waiting_.empty()) {
       const double begun = clock_();
       ComputeRun(&lock, compute);
-      Hold();
+      ExpectTurn();
       owed_ -= clock_() - begun;
     }
     owed_ = std::min(owed_, 0.0);
@@ -130,10 +133,10 @@ class Turns {
   }
 
  private:
-  // Has the thread wait: turns are expected.
-  void Hold() { held_until_ = clock_() + kAwaySeconds; }
+  // Has `Work` hold back, as another turn is expected soon.
+  void ExpectTurn() { turn_expected_until_ = clock_() + kTurnExpectedSeconds; }
 
-  // Until `Work` may begin a run, or end; infinite where others say when.
+  // Seconds until `Work` may begin a run, or end; infinite where it is to wait until notified.
   double SecondsToWait() const {
     if (waiting_.empty()) {
       return is_closed_ ? 0.0 : kAllSeconds;
@@ -141,8 +144,9 @@ class Turns {
     if (is_running_) {
       return kAllSeconds;
     }
-    // Read once: the moment could come between two looks at the clock, and be waited for without end.
-    return is_closed_ ? 0.0 : held_until_ - clock_();
+    // The clock is read once: the moment could pass between two readings, and would then be waited for
+    // without end.
+    return is_closed_ ? 0.0 : turn_expected_until_ - clock_();
   }
 
   template <class Compute>
@@ -166,7 +170,7 @@ class Turns {
   bool is_running_ = false;
   bool is_closed_ = false;
   double owed_ = 0;
-  double held_until_;
+  double turn_expected_until_;
 };
 
 }  // namespace sparse_serve

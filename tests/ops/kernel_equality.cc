@@ -280,14 +280,15 @@ Answer<Element> Attend(const Kernels& kernels, Normalizer normalizer, const Sequ
   const ElementKernels<Element>& typed = kernels;
   const bool sparsegen = normalizer == Normalizer::kSparsegen;
   const auto attend = sparsegen ? typed.sparsegen_attention : typed.softmax_attention;
-  const auto room = sparsegen ? kernels.sparsegen_attention_scratch : kernels.softmax_attention_scratch;
+  const auto scratch_floats =
+      sparsegen ? kernels.sparsegen_attention_scratch : kernels.softmax_attention_scratch;
   for (size_t b = 0; b + 1 < sequences.borders.size(); ++b) {
     QueryRange range{};
     range.sequence = static_cast<int64_t>(b);
     range.sequence_begin = range.query_begin = sequences.borders[b];
     range.sequence_length = range.sequence_queries = sequences.borders[b + 1] - sequences.borders[b];
     range.heads = 1;
-    std::vector<float> scratch = Scratch(room(range.sequence_length, sequences.head_size));
+    std::vector<float> scratch = Scratch(scratch_floats(range.sequence_length, sequences.head_size));
     for (range.head = 0; range.head < sequences.heads; ++range.head) {
       for (range.first = 0; range.first < range.sequence_length; range.first += queries_of_call) {
         range.count = std::min(queries_of_call, range.sequence_length - range.first);
@@ -399,10 +400,10 @@ Answer<Element> AttendAxes(const Kernels& kernels, const AxisCase& axes, bool sp
   Answer<Element> answer;
   const PackedAttention<Element> tensors = TensorsOf(sequences, &answer);
   std::vector<float> scratch = Scratch(kernels.axis_attention_scratch(pattern.extent));
-  for (const Stretch& stretch : plan.Stretches()) {
-    QueryRange range = stretch.range;
+  for (const CostedRange& costed : plan.CostedRanges()) {
+    QueryRange range = costed.range;
     for (range.head = 0; range.head < sequences.heads; range.head += range.heads) {
-      range.heads = std::min(stretch.range.heads, sequences.heads - range.head);
+      range.heads = std::min(costed.range.heads, sequences.heads - range.head);
       static_cast<const ElementKernels<Element>&>(kernels).axis_attention(tensors, pattern, range,
                                                                           scratch.data());
     }

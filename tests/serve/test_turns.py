@@ -42,21 +42,21 @@ class Turns:
 
     def __init__(self, library: ctypes.CDLL, clock: Clock) -> None:
         self.run_tokens: int = library.run_tokens()
-        self.crowd: int = library.crowd()
-        self.most_counted: int = library.most_counted()
-        self.equals: float = library.equals()
-        self.away_seconds: float = library.away_seconds()
+        self.turn_threshold: int = library.turn_threshold()
+        self.max_waiting_counted: int = library.max_waiting_counted()
+        self.waiting_per_equal_share: float = library.waiting_per_equal_share()
+        self.turn_expected_seconds: float = library.turn_expected_seconds()
         self._library = library
         self._clock = ClockFunction(clock)
         self._turns = ctypes.c_void_p(library.make_turns(self._clock))
         self._thread: Thread | None = None
 
-    def put(self, names: str, tokens: int | None = None, kind: int = 0) -> None:
+    def enqueue(self, names: str, tokens: int | None = None, kind: int = 0) -> None:
         """Let requests of one part each wait, by default of as many tokens as a run."""
         for name in names:
-            self.put_parts([(name, self.run_tokens if tokens is None else tokens)], kind)
+            self.enqueue_parts([(name, self.run_tokens if tokens is None else tokens)], kind)
 
-    def put_parts(self, parts: Sequence[tuple[str, int]], kind: int = 0) -> None:
+    def enqueue_parts(self, parts: Sequence[tuple[str, int]], kind: int = 0) -> None:
         """Let one request wait, in parts of a name and tokens."""
         count = len(parts)
         array = (Part * count)(
@@ -65,7 +65,7 @@ class Turns:
                 for number, (name, tokens) in enumerate(parts, start=1)
             )
         )
-        self._library.put(self._turns, array, count)
+        self._library.enqueue(self._turns, array, count)
 
     @property
     def is_empty(self) -> bool:
@@ -109,9 +109,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("turns") / "turns.so"
     compile_library(path, [SOURCE], f"-I{SERVE}")
     library = ctypes.CDLL(str(path))
-    for count in (library.run_tokens, library.crowd, library.most_counted):
+    for count in (library.run_tokens, library.turn_threshold, library.max_waiting_counted):
         count.restype = ctypes.c_size_t
-    library.equals.restype = library.away_seconds.restype = ctypes.c_double
+    library.waiting_per_equal_share.restype = library.turn_expected_seconds.restype = ctypes.c_double
     library.make_turns.restype = ctypes.c_void_p
     library.is_empty.restype = ctypes.c_bool
     return library
@@ -152,8 +152,8 @@ def is_left_empty(answered: SimpleQueue[str]) -> bool:
 
 def test_few_have_no_turns(turns: Turns, clock: Clock) -> None:
     """They are left to the thread, which has not to wait for turns."""
-    few = "abcdefghijkl"[: turns.crowd - 1]
-    turns.put(few)
+    few = "abcdefghijkl"[: turns.turn_threshold - 1]
+    turns.enqueue(few)
     assert taken(turns, clock, 100.0) == []
     answered: SimpleQueue[str] = SimpleQueue()
     turns.start_work(answered.put)
@@ -162,11 +162,11 @@ def test_few_have_no_turns(turns: Turns, clock: Clock) -> None:
 
 def test_a_crowd_has_its_share_of_the_time(turns: Turns, clock: Clock) -> None:
     """As much as the short ones for every so many of it; runs are not divided, but they are made up for."""
-    turns.put("a" * 3 * int(turns.equals))
+    turns.enqueue("a" * 3 * int(turns.waiting_per_equal_share))
     assert taken(turns, clock, 1.0) == ["a"] * 3
-    turns.put("a" * 3)
+    turns.enqueue("a" * 3)
     assert taken(turns, clock, 0.1, run_seconds=0.9) == ["a"]
-    turns.put("a")
+    turns.enqueue("a")
     assert taken(turns, clock, 0.1, run_seconds=0.9) == []
     assert taken(turns, clock, 0.2, run_seconds=0.9) == ["a"]
 
@@ -174,73 +174,73 @@ def test_a_crowd_has_its_share_of_the_time(turns: Turns, clock: Clock) -> None:
 def test_a_share_that_was_not_taken_is_not_kept(turns: Turns, clock: Clock) -> None:
     """There are no turns while the thread is at a run."""
     beside: list[list[str]] = []
-    turns.put("a" * (turns.crowd + 1))
+    turns.enqueue("a" * (turns.turn_threshold + 1))
     turns.close()
     turns.start_work(lambda _names: beside.append(taken(turns, clock, 100.0)))
     turns.wait_for_work()
-    assert beside == [[]] * (turns.crowd + 1)
-    turns.put("a" * turns.crowd)
+    assert beside == [[]] * (turns.turn_threshold + 1)
+    turns.enqueue("a" * turns.turn_threshold)
     assert taken(turns, clock, 0.1) == ["a"]
 
 
 def test_a_crowd_does_not_keep_short_ones_waiting_for_all_of_it(turns: Turns, clock: Clock) -> None:
-    turns.put("a" * 10 * turns.most_counted)
-    assert len(taken(turns, clock, 1.0)) == turns.most_counted / turns.equals
+    turns.enqueue("a" * 10 * turns.max_waiting_counted)
+    assert len(taken(turns, clock, 1.0)) == turns.max_waiting_counted / turns.waiting_per_equal_share
 
 
 def test_what_fits_is_one_run(turns: Turns, clock: Clock) -> None:
-    turns.put("abcdefghijkl", turns.run_tokens // 4)
+    turns.enqueue("abcdefghijkl", turns.run_tokens // 4)
     assert taken(turns, clock, 1.0) == ["abcd", "efgh", "ijkl"]
 
 
 def test_it_is_empty_when_nothing_waits_or_is_computed(turns: Turns) -> None:
     is_empty: list[bool] = [turns.is_empty]
-    turns.put("a" * turns.crowd)
+    turns.enqueue("a" * turns.turn_threshold)
     is_empty.append(turns.is_empty)
-    turns.turn(turns.equals, lambda _names: is_empty.append(turns.is_empty))
-    assert is_empty == [True, False, *[False] * turns.crowd]
+    turns.turn(turns.waiting_per_equal_share, lambda _names: is_empty.append(turns.is_empty))
+    assert is_empty == [True, False, *[False] * turns.turn_threshold]
     assert turns.is_empty
 
 
 def test_large_requests_are_computed_in_parts(turns: Turns, clock: Clock) -> None:
     """They count once, and their parts come in order, with what fits beside the last."""
-    turns.put_parts([("a", turns.run_tokens), ("b", turns.run_tokens), ("c", 10)])
-    turns.put("d" * (turns.crowd - 2), turns.run_tokens - 10)
+    turns.enqueue_parts([("a", turns.run_tokens), ("b", turns.run_tokens), ("c", 10)])
+    turns.enqueue("d" * (turns.turn_threshold - 2), turns.run_tokens - 10)
     assert taken(turns, clock, 100.0) == []
-    turns.put("d", turns.run_tokens - 10)
-    assert taken(turns, clock, 1.5 * turns.equals / turns.crowd) == ["a", "b"]
-    assert taken(turns, clock, 1.0 * turns.equals / turns.crowd) == ["cd"]
+    turns.enqueue("d", turns.run_tokens - 10)
+    assert taken(turns, clock, 1.5 * turns.waiting_per_equal_share / turns.turn_threshold) == ["a", "b"]
+    assert taken(turns, clock, 1.0 * turns.waiting_per_equal_share / turns.turn_threshold) == ["cd"]
     assert taken(turns, clock, 100.0) == []
 
 
 def test_another_kind_is_not_put_into_the_same_run(turns: Turns) -> None:
     """It waits for the next run, and what came after it waits behind it."""
     runs: list[str] = []
-    turns.put("abcd", 1, kind=0)
-    turns.put("efgh", 1, kind=1)
-    turns.put("ijkl", 1, kind=0)
+    turns.enqueue("abcd", 1, kind=0)
+    turns.enqueue("efgh", 1, kind=1)
+    turns.enqueue("ijkl", 1, kind=0)
     turns.turn(1.0, runs.append)
     assert runs == ["abcd", "efgh", "ijkl"]
 
 
 def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: Turns, clock: Clock) -> None:
     answered: SimpleQueue[str] = SimpleQueue()
-    turns.put("a" * (turns.crowd + 1))
+    turns.enqueue("a" * (turns.turn_threshold + 1))
     assert taken(turns, clock, 0.1) == ["a"]
-    clock.seconds += turns.away_seconds
+    clock.seconds += turns.turn_expected_seconds
     assert taken(turns, clock, 0.1) == []
     turns.start_work(answered.put)
     assert is_left_empty(answered)
-    assert taken(turns, clock, turns.equals) == ["a"] * turns.crowd
+    assert taken(turns, clock, turns.waiting_per_equal_share) == ["a"] * turns.turn_threshold
     assert is_left_empty(answered)
-    turns.put("b")
+    turns.enqueue("b")
     assert is_left_empty(answered)
-    clock.seconds += turns.away_seconds
-    turns.put("c")
+    clock.seconds += turns.turn_expected_seconds
+    turns.enqueue("c")
     assert [answered.get(timeout=30) for _ in range(2)] == ["b", "c"]
-    turns.put("d" * turns.crowd)
+    turns.enqueue("d" * turns.turn_threshold)
     turns.close()
-    assert [answered.get(timeout=30) for _ in range(turns.crowd)] == ["d"] * turns.crowd
+    assert [answered.get(timeout=30) for _ in range(turns.turn_threshold)] == ["d"] * turns.turn_threshold
     turns.wait_for_work()
 
 
@@ -250,24 +250,26 @@ def test_the_thread_begins_nothing_while_a_turn_is_at_a_run(turns: Turns, clock:
     beside: list[bool] = []
 
     def compute(_names: str) -> None:
-        clock.seconds += 2 * turns.away_seconds
-        turns.put("b")
+        clock.seconds += 2 * turns.turn_expected_seconds
+        turns.enqueue("b")
         beside.append(not is_left_empty(answered))
 
-    turns.put("a" * (turns.crowd + 1))
+    turns.enqueue("a" * (turns.turn_threshold + 1))
     assert taken(turns, clock, 0.1) == ["a"]
     turns.start_work(answered.put)
     turns.turn(0.3, compute)
     assert beside == [False]
-    clock.seconds += turns.away_seconds
-    assert [answered.get(timeout=30) for _ in range(turns.crowd)] == ["a"] * (turns.crowd - 1) + ["b"]
+    clock.seconds += turns.turn_expected_seconds
+    assert [answered.get(timeout=30) for _ in range(turns.turn_threshold)] == ["a"] * (
+        turns.turn_threshold - 1
+    ) + ["b"]
 
 
 def test_the_thread_begins_however_time_passes_while_it_looks(turns: Turns, clock: Clock) -> None:
     """Turns are expected when it first looks at the clock, and would be no more at a second look."""
     begun: SimpleQueue[str] = SimpleQueue()
-    turns.put("a" * (turns.crowd + 1))
+    turns.enqueue("a" * (turns.turn_threshold + 1))
     assert taken(turns, clock, 0.1) == ["a"]
-    clock.tick = 0.6 * turns.away_seconds
+    clock.tick = 0.6 * turns.turn_expected_seconds
     turns.start_work(begun.put)
     assert begun.get(timeout=5) == "a"

@@ -34,20 +34,20 @@ extern "C" {
 
 size_t run_tokens() { return sparse_serve::kRunTokens; }
 
-size_t crowd() { return sparse_serve::kCrowd; }
+size_t turn_threshold() { return sparse_serve::kTurnThreshold; }
 
-size_t most_counted() { return sparse_serve::kMostCounted; }
+size_t max_waiting_counted() { return sparse_serve::kMaxWaitingCounted; }
 
-double equals() { return sparse_serve::kEquals; }
+double waiting_per_equal_share() { return sparse_serve::kWaitingPerEqualShare; }
 
-double away_seconds() { return sparse_serve::kAwaySeconds; }
+double turn_expected_seconds() { return sparse_serve::kTurnExpectedSeconds; }
 
 // `clock` is called under the lock of the turns: it may not call them.
 Turns* make_turns(Clock clock) { return new Turns(clock); }
 
 void delete_turns(Turns* turns) { delete turns; }
 
-void put(Turns* turns, const Part* parts, int count) { turns->Put({parts, parts + count}); }
+void enqueue(Turns* turns, const Part* parts, int count) { turns->Enqueue({parts, parts + count}); }
 
 bool is_empty(const Turns* turns) { return turns->is_empty(); }
 
