@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 
 from sparse_serve.errors import DeviceError, OpLibraryError, first_line
+from sparse_serve.extras import install_hint
 from sparse_serve.nvml import CudaDevice, read_driver
 from sparse_serve.op_library import Device, library_cuda, library_path
 
@@ -96,7 +97,7 @@ class Machine:
         if (obstacle := self.server_obstacle) is not None:
             return obstacle
         if self.onnxruntime is None:
-            return "there is no ONNX Runtime here: pip install 'sparse-serve[gpu]'"
+            return f"there is no ONNX Runtime here: {install_hint('gpu')}"
         if CUDA_PROVIDER not in self.providers:
             return (
                 f"ONNX Runtime {self.onnxruntime} has no {CUDA_PROVIDER} here, only "

@@ -89,7 +89,7 @@ def test_the_line_gives_the_least_rights(repository: Path, capsys: pytest.Captur
     line = parsed(dry_run(repository, capsys, "--mode=docker", *chosen, "--", "--log-verbose=1")[0])
     assert line.rm
     assert line.read_only
-    assert re.fullmatch(r"sparse_serve_\d+_[0-9a-f]{8}", line.name)
+    assert re.fullmatch(r"sparse_serve_\d+_\d+_[0-9a-f]{8}", line.name)
     assert (line.image, line.arguments) == (DEFAULT_IMAGE, ["--log-verbose=1"])
     assert (line.pull, line.user, line.tmpfs, line.shm_size) == ("never", "1000:1000", "/tmp", "256m")
     assert (line.cap_drop, line.security_opt) == (["ALL"], ["no-new-privileges:true"])

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sparse_serve.environment import onnxruntime_version
 from sparse_serve.errors import OptionError
+from sparse_serve.extras import install_hint
 
 DEFAULT_RELEASE = "26.07"
 BUNDLED = "24.10"
@@ -70,7 +71,7 @@ def _bundled() -> Release:
     if installed is None:
         raise OptionError(
             f"Triton {BUNDLED}, the bundled one, runs the ONNX Runtime installed here, and there is none: "
-            "pip install 'sparse-serve[serve]', or check against another release"
+            f"{install_hint('serve')}; or check against another release"
         )
     older = [known for known in _LIMITS if _minor(known) <= _minor(installed)]
     return Release(BUNDLED, installed, *_LIMITS[max(older, key=_minor, default=min(_LIMITS, key=_minor))])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from sparse_serve.errors import ServerError
+from sparse_serve.extras import install_hint
 from sparse_serve.repository.config import TEXT_BACKEND
 from sparse_serve.repository.releases import BUNDLED
 
@@ -202,7 +203,7 @@ def _bundled() -> TritonInstallation:
     except PackageNotFoundError:
         raise ServerError(
             "no Triton found: put tritonserver on PATH, or install the bundled one with "
-            "pip install 'sparse-serve[serve]'"
+            f"{install_hint('serve')}"
         ) from None
     site = Path(str(wheel.locate_file("")))
     root = site / "pytriton" / "tritonserver"
@@ -279,7 +280,7 @@ def _onnxruntime_library() -> Path:
             return path
     raise ServerError(
         f"this package's onnxruntime backend needs the library of one of the packages "
-        f"{', '.join(_ONNXRUNTIME_WHEELS)}: pip install 'sparse-serve[serve]'"
+        f"{', '.join(_ONNXRUNTIME_WHEELS)}: {install_hint('serve')}"
     )
 
 
