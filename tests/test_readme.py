@@ -32,8 +32,6 @@ PAGES = ("README", "docs/clients", "docs/operations", "docs/deploy")
 OTHER_MODELS = ("docs/training", "docs/attention")
 # What makes the way short enough for a test; the commands stay the pages'.
 SHORTER = {
-    "--lengths 64,128,256,512": "--lengths 16",
-    "--measurement-interval 1000": "--measurement-interval 100 --rounds 1",
     "--epochs 5 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
     "--epochs 6 --learning-rate 5e-5": "--epochs 2 --learning-rate 5e-5",
     "--epochs 8 --batch-size 4": "--epochs 1 --batch-size 8",
@@ -103,6 +101,9 @@ class Newcomer:
             "SPARSE_SERVE_MAX_EVAL_ROWS": "24",
             "SPARSE_SERVE_MAX_LENGTH": "64",
             "SPARSE_SERVE_VARIANTS": "model,padded_eager",
+            "SPARSE_SERVE_LENGTHS": "16",
+            "SPARSE_SERVE_ROUNDS": "1",
+            "SPARSE_SERVE_MEASUREMENT_INTERVAL": "100",
             "SPARSE_SERVE_MAX_TRIALS": "3",
             "SPARSE_SERVE_THREADS": "1",
             "SPARSE_SERVE_HTTP_PORT": str(self.http_port),

@@ -96,7 +96,7 @@ class ProjectedAttentionSettings:
 
 
 def _nearest_divisor(size: int, wanted: int) -> int:
-    divisors = [each for each in range(1, size + 1) if size % each == 0]
+    divisors = [each for each in range(1, 2 * wanted) if size % each == 0]  # 1 is nearer than any above
     return min(divisors, key=lambda each: (abs(each - wanted), -each))
 
 
