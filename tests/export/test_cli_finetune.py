@@ -554,6 +554,10 @@ def test_several_tasks(
         ((), "--train is missing: name the training rows, or with --tasks a file of tasks"),
         (("--tasks", "none.yaml", "--eval", "x.tsv"), "--eval x.tsv is said in the file of --tasks"),
         (
+            ("--tasks", "none.yaml", "--task", "mlm"),
+            "--task mlm is said in the file of --tasks; leave it out",
+        ),
+        (
             ("--tasks", "none.yaml", "--stride", "0"),
             "--stride 0 is said in the file of --tasks",
         ),

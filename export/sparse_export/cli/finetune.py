@@ -101,7 +101,7 @@ if TYPE_CHECKING:
 _OF_MLM = ("nsp", "positions")
 _OF_TASKS = ("label_column", "label_smoothing", "max_answer_tokens", "stride", "test")
 _OF_ROWS = ("train", "evaluation", "text_column", "text_pair_column", "dataset_config", "train_split")
-_NOT_OF_SEVERAL = (*_OF_MLM, *_OF_ROWS, *_OF_TASKS, "eval_split")
+_NOT_OF_SEVERAL = ("task", *_OF_MLM, *_OF_ROWS, *_OF_TASKS, "eval_split")
 _OF_SEVERAL = (
     "add_task",
     "adapter_size",
@@ -134,7 +134,7 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
     max_train_rows: MaxTrainRows = None,
     max_eval_rows: MaxEvalRows = None,
     max_length: MaxLength = None,
-    task: Task = DEFAULT_TASK_NAME,
+    task: Task = None,
     max_answer_tokens: MaxAnswerTokens = None,
     stride: Stride = None,
     nsp: Nsp = False,
@@ -271,7 +271,7 @@ def _job(
         return _job_of_several(given)
     if given["train"] is None:
         raise OptionError("--train is missing: name the training rows, or with --tasks a file of tasks")
-    task = given["task"]
+    task = given["task"] or DEFAULT_TASK_NAME.value
     _refuse(given, _OF_SEVERAL, "is for several tasks, which --tasks names; leave it out")
     if not given["adapters"]:
         raise OptionError("--no-adapters is for several tasks, which --tasks names; leave it out")

@@ -60,7 +60,11 @@ AdapterSize = Annotated[
 ]
 AdapterHeads = Annotated[
     int | None,
-    typer.Option(help="Its heads.", show_default="12 beside 768, in proportion", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Its heads, which divide --adapter-size.",
+        show_default="12 beside 768, in proportion",
+        rich_help_panel=_PANEL,
+    ),
 ]
 ShareProjections = Annotated[
     bool,

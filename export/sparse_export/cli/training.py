@@ -126,11 +126,12 @@ MaxLength = Annotated[
 ]
 
 Task = Annotated[
-    TaskName,
+    TaskName | None,
     typer.Option(
         help="What is answered. Labels are one name, a JSON array of names (multi-label), a number "
         "(regression), answers in a context, or a tag for each word. mlm reads none: it pre-trains an "
         "encoder on texts, to tell masked tokens.",
+        show_default=DEFAULT_TASK_NAME.value,
         rich_help_panel=_TASK,
     ),
 ]
