@@ -1,7 +1,7 @@
 # make demo    the whole way once: fine-tune, export, serve, classify, measure; writes report/report.html
 # make test    types, lint, format and tests; with EVERYTHING=1 the slow ones too, as CI runs them
 # make cuda    the op library with kernels for GPUs too, beside the other one; needs no GPU
-# make clean   remove what these made; checkpoints, reports and entries of your own stay
+# make clean   remove what was installed and built; checkpoints, entries and reports stay
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 CXX    ?= g++
@@ -49,7 +49,5 @@ cuda: nvcc
 	@$(BIN)/python -c 'import sparse_serve.op_library as o; print(o.library_path().with_name("libsparse_ops_cuda.so"))'
 
 clean:
-	rm -rf $(VENV) build dist checkpoints/reviews model_repository/reviews model_repository/reviews_model
-	rm -f report/report.html report/report.json report/report.csv
-	rmdir --ignore-fail-on-non-empty checkpoints report 2>/dev/null || true
+	rm -rf $(VENV) build dist
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
