@@ -129,10 +129,10 @@ def new_model(
     """
     config = load_config(encoder, revision)
     own = ModelSpec.of(config)
-    spec = replace(
-        own.with_attention(attention).with_tasks(task),
-        extensions=_kept(own, task) if extensions is None else extensions,
-    )
+    kept = own.without_tasks() if isinstance(task, Task) else own
+    spec = kept.with_attention(attention).with_tasks(task)
+    if extensions is not None:
+        spec = replace(spec, extensions=extensions)
     head = head_of_spec(spec)
     head.configure(config)
     spec.store(config)
@@ -145,11 +145,6 @@ def new_model(
     if spec.positions == "sinusoidal":
         fix_positions(model)
     return model.train()
-
-
-def _kept(own: ModelSpec, task: Task | Mapping[str, Task]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the extensions of a checkpoint that a model of this task goes on with."""
-    return {} if own.names_tasks and isinstance(task, Task) else own.extensions
 
 
 def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -18,8 +18,10 @@ from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_tasks, read_task_file
+from sparse_export.multitask.job import MultitaskJob
 from sparse_export.multitask.judging import overall_score
 from sparse_export.multitask.objectives import SimCSE, contrast
+from sparse_export.multitask.rows import read_all, read_tests
 from sparse_export.training.objectives import Part
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.tasks import TASK_IDS
@@ -119,7 +121,7 @@ def test_all_tasks_are_learned(trained: tuple[Path, MultitaskRecord, str]) -> No
     )
     best = max(record.epochs, key=lambda epoch: epoch.metrics["score"])
     assert best.epoch == record.best_epoch
-    assert record.train.rows == 3 * ROWS + 5
+    assert record.train.rows == 3 * ROWS + 4
 
 
 def test_figures_are_those_of_the_checkpoint(trained: tuple[Path, MultitaskRecord, str], tasks: Path) -> None:
@@ -239,6 +241,44 @@ def test_what_cannot_be_added(
         )
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_simcse_of_rows_that_are_computed_alone_is_refused(
+    encoder: Path, tasks: Path, tmp_path: Path
+) -> None:
+    """There is no other text to tell one from; two rows at once are enough."""
+    options = options_of(tasks, simcse="infonce", gradient_accumulation_steps=8)
+    with pytest.raises(OptionError, match=r"--simcse infonce tells rows apart .*, and that is one row"):
+        finetune_tasks(encoder, tasks, tmp_path / "out", options)
+    assert not list(tmp_path.iterdir())
+    job = MultitaskJob(replace(options, gradient_accumulation_steps=4))
+    train, evaluation, _ = job.read(tasks, None, Console(quiet=True))
+    assert len(job.prepare(str(encoder), train.data, evaluation.data).objectives) == 2
+
+
+@pytest.mark.parametrize(("most", "rows"), [(None, 60), (40, 40)])
+def test_rows_that_are_left_out_are_counted_nowhere(tmp_path: Path, most: int | None, rows: int) -> None:
+    """Of 90 rows a third; a sample is one of the others, and of them a tenth is held out."""
+    lines = [f"film {number}\t{number % 3}" for number in range(90)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text_a\tlabel", *lines]) + "\n", encoding="utf-8")
+    path = tmp_path / "tasks.yaml"
+    mapped = {"train": "rows.tsv", "labels": {"0": "bad", "1": "good", "2": None}, "max_train_rows": most}
+    path.write_text(
+        json.dumps({"tasks": {"a": {**mapped, "test": "rows.tsv", "extra": [mapped]}}}), encoding="utf-8"
+    )
+    options = options_of(path)
+    train, evaluation, is_held_out = read_all(path, options, Console(quiet=True))
+    assert is_held_out
+    own, (extra,) = train.data["a"].own, train.data["a"].extra
+    held = evaluation.data["a"].own
+    assert (len(own.rows), len(held.rows), len(extra.rows)) == (rows - rows // 10, rows // 10, rows)
+    assert (train.record.rows, evaluation.record.rows) == (2 * rows - rows // 10, rows // 10)
+    assert train.record.total_rows == 2 * 60
+    for row in (*own.rows, *held.rows, *extra.rows):
+        assert row.label == ("bad", "good")[int(row.text.split()[1]) % 3]
+        assert lines[row.line - 2].startswith(row.text + "\t")
+    tests = read_tests(path, options)
+    assert (len(tests.data["a"].data.rows), tests.record.rows, tests.record.total_rows) == (60, 60, 60)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transformers import (
 
 import tiny_models
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.checkpoint import load_checkpoint, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.positions import sinusoidal_table
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
@@ -294,6 +294,21 @@ def test_a_run_of_another_task_is_not_resumed(encoder: Path, text: Path, tmp_pat
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         PretrainOptions(**options)
+
+
+def test_a_model_of_several_tasks_goes_on_as_its_encoder_alone(
+    encoder: Path, text: Path, tmp_path: Path
+) -> None:
+    """Adapters and relational layers are of its tasks, of which a language model has none."""
+    relational = {"relational": {"tasks": ["paraphrase", "similarity"]}}
+    extensions: dict[str, Any] = {**tiny_models.ADAPTERS, **relational}
+    several = new_model(encoder, SOFTMAX, tiny_models.TASKS, extensions=extensions)
+    save_checkpoint(several, load_tokenizer(encoder), tmp_path / "several")
+    pretrain(tmp_path / "several", text, tmp_path / "out", replace(RUN, epochs=1, max_steps=1))
+    spec = ModelSpec.of(load_config(tmp_path / "out"))
+    assert not spec.tasks
+    assert not spec.extensions
+    assert not [name for name in weights(tmp_path / "out") if "projected" in name or "relational" in name]
 
 
 @pytest.mark.parametrize(

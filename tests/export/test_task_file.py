@@ -88,6 +88,14 @@ ONE = "tasks: {a: {train: a.tsv}}"
             "tasks: {a: {train: x.tsv, task: regression, labels: {1: 2}}}",
             "labels are mapped of classification alone, and this is regression",
         ),
+        (
+            "tasks: {a: {train: x.tsv, labels: {yes: 1, no: 0}}}",
+            "YAML reads yes and no as true and false: put them in quotes",
+        ),
+        (
+            "tasks: {a: {train: x.tsv, extra: [{train: y.tsv, labels: {1: yes}}]}}",
+            "YAML reads yes and no as true and false: put them in quotes",
+        ),
         (f"{ONE}\nrelational: [a]", "relational must name two or more different tasks, or none"),
         (f"{ONE}\nrelational: [a, b]", "relational names b, which is no task of this file"),
     ],
@@ -126,6 +134,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"add_task": True, "from_scratch": True}, "--from-scratch makes all weights anew, and --add-task"),
         ({"sampling": "sequential", "steps_per_epoch": 9}, "--steps-per-epoch has no effect with --sampling"),
         ({"simcse_tasks": ("sentiment",)}, "--simcse-tasks has no effect with no --simcse"),
+        (
+            {"simcse": "cross-entropy", "simcse_temperature": 0.1},
+            "--simcse-temperature has no effect with --simcse cross-entropy; leave one of the two out",
+        ),
         ({"simcse": "infonce", "simcse_tasks": ("x",)}, "--simcse-tasks names x; the tasks are sentiment, "),
         ({"sampling": "round-robin"}, "a factor of 0.1 is for --sampling annealed, and this is round-robin"),
         ({"sampling": "random"}, "--sampling is random; it must be one of annealed, round-robin, sequential"),
@@ -134,6 +146,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (
             {"freeze_encoder": True, "from_scratch": True},
             "--from-scratch has no effect with --freeze-encoder",
+        ),
+        (
+            {"freeze_encoder": True, "freeze_layers": 0},
+            "--freeze-layers has no effect with --freeze-encoder; leave one of the two out",
         ),
         ({"metric": "accuracy"}, "--metric is accuracy; it must be one of score, sentiment.loss, sentiment."),
     ],

@@ -87,6 +87,27 @@ def test_orders() -> None:
     assert make_plan("annealed", 9).steps == len(make_plan("annealed", 9).drawn(0)) == 9
 
 
+def test_tasks_take_turns_however_many_sets_they_have() -> None:
+    """A task of 5 + 2 steps and one of 5: each has its 5 turns an epoch, the first goes on where it was."""
+    sets = [DataSet("films", 0, [5] * 40), DataSet("films", 40, [5] * 15), DataSet("pairs", 55, [5] * 40)]
+    plan = TasksPlan(sets, BATCH, 3, "round-robin", epochs=3)
+    assert plan.steps == 10
+    assert plan.drawn(0) == [0, 2] * 5
+    assert plan.drawn(1) == [1, 2, 1, 2, 0, 2, 0, 2, 0, 2]
+    assert [plan.doing(2, step) for step in range(plan.steps)] == ["films", "pairs"] * 5
+    resumed = TasksPlan(sets, BATCH, 3, "round-robin", epochs=3)
+    assert resumed.rows(2) == plan.rows(2)
+    rows = plan.rows(0) + plan.rows(1)
+    films = [row for first in range(0, len(rows), 2 * BATCH) for row in rows[first : first + BATCH]]
+    assert set(films[: 7 * BATCH]) == set(range(55))
+
+
+def test_a_small_set_more_does_not_cut_the_epoch_short() -> None:
+    sets = [DataSet(*each) for each in (("a", 0, [5] * 8544), ("a", 8544, [5] * 50), ("b", 8594, [5] * 8544))]
+    assert TasksPlan(sets, 16, 3, "round-robin", epochs=1).steps == 2 * 534
+    assert TasksPlan(sets, 16, 3, "sequential", epochs=1).steps == 534 + 4 + 534
+
+
 def test_it_depends_on_seed_and_epoch_alone() -> None:
     orders = {}
     for seed in (0, 1):

@@ -131,6 +131,10 @@ class ModelSpec:
         """Return the same with one task alone, or with others by name."""
         return replace(self, tasks={DEFAULT_TASK: tasks} if isinstance(tasks, Task) else dict(tasks))
 
+    def without_tasks(self) -> Self:
+        """Return the encoder's alone: of several tasks it has no head, and no extension either."""
+        return replace(self, tasks={}, extensions={} if self.names_tasks else self.extensions)
+
 
 def _in_order(stored: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Task]:
     """Return the tasks in the order of their numbers: Transformers sorts the entries of a config.

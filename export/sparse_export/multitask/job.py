@@ -25,6 +25,7 @@ from sparse_export.tasks.several_model import SeveralTasksModel
 from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import PlannedBatches
 from sparse_export.training.calibration import set_aside
+from sparse_export.training.distributed import join_processes, rows_per_pass
 from sparse_export.training.dropout import set_dropout
 from sparse_export.training.encoding import encode
 from sparse_export.training.freezing import freeze
@@ -92,6 +93,7 @@ class MultitaskJob(Job[AllRows]):
     def prepare(self, encoder: str, train: AllRows, evaluation: AllRows) -> Training:
         """Put the heads and adapters on the encoder, and encode the rows."""
         options = self.options
+        _require_contrast(options, join_processes().num_processes)
         entries = options.tasks.tasks
         tasks = {name: task_posed(entry, train[name]) for name, entry in entries.items()}
         model = self._model(encoder, tasks)
@@ -250,6 +252,22 @@ class _Encoded:
 def _without_targets(row: Encoded) -> Encoded:
     """Return a row for batches of several tasks, whose targets have no one shape; who judges knows them."""
     return row | {"labels": 0}
+
+
+def _require_contrast(options: MultitaskOptions, processes: int) -> None:
+    """Refuse SimCSE of texts that are each computed alone: there is no other to tell them from.
+
+    Raises:
+        OptionError: it is asked for, and parts of a batch have one row.
+    """
+    if options.simcse is None or rows_per_pass(options, processes) > 1:
+        return
+    raise OptionError(
+        f"--simcse {options.simcse} tells rows apart that a process computes at once, and that is one row: "
+        f"--batch-size ({options.batch_size}) over processes ({processes}) times "
+        f"--gradient-accumulation-steps ({options.gradient_accumulation_steps}); give two rows or more, or "
+        "leave it out"
+    )
 
 
 def _require_addable(

@@ -42,7 +42,8 @@ class SimCSE(Objective):
     The encoding of a text is its first token's last hidden state. "infonce" compares by cosine over a
     temperature, as its authors do; "cross-entropy" by the dot products themselves, over √M: our reading of
     the PAL paper (section 4.1), which speaks of linear layers and cross-entropy and gives no formula. Both
-    ask, of each text, which of the others it is: of those that a process computes at once.
+    ask, of each text, which of the others it is. The others are those of its part of the batch, which a
+    process computes at once: two processes or two accumulated parts leave a text half of them.
     """
 
     encodes_twice = True
@@ -68,7 +69,10 @@ class SimCSE(Objective):
 
 
 def contrast(first: Tensor, second: Tensor, form: SimcseForm, temperature: float) -> Tensor:
-    """Return the cross-entropy of telling which row of `second` each of `first` is, `(N, M)` both."""
+    """Return the cross-entropy of telling which row of `second` each of `first` is, `(N, M)` both.
+
+    It is 0 of one row, which is like no other.
+    """
     if form == "infonce":
         likeness = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     else:

@@ -29,7 +29,8 @@ class MultitaskOptions(TrainingOptions):
         adapter_learning_rate: of the adapters, which at the encoder's hardly move.
         sampling: how the task of each step is chosen.
         steps_per_epoch: of annealed sampling; None for as many as one pass over all rows takes.
-        simcse: the form of unsupervised SimCSE, for which every row is encoded twice; None goes without.
+        simcse: the form of unsupervised SimCSE, for which every row is encoded twice; None goes without. It
+            tells rows apart that a process computes at once: fewer, the more parts a batch is computed in.
         simcse_tasks: tasks whose steps it joins; none for all.
         simcse_weight: factor on its loss.
         simcse_temperature: of InfoNCE.
@@ -94,7 +95,16 @@ class MultitaskOptions(TrainingOptions):
                 self.simcse is None,
                 self._changed("simcse_tasks", "simcse_weight", "simcse_temperature"),
             ),
-            ("--freeze-encoder", self.freeze_encoder, {"--from-scratch": self.from_scratch}),
+            (
+                "--simcse cross-entropy",
+                self.simcse == "cross-entropy",
+                self._changed("simcse_temperature"),
+            ),
+            (
+                "--freeze-encoder",
+                self.freeze_encoder,
+                {"--from-scratch": self.from_scratch, "--freeze-layers": self.freeze_layers is not None},
+            ),
         )
         for cause, holds, options in without_effect:
             given = [option for option, is_given in options.items() if is_given]

@@ -63,7 +63,8 @@ class TasksPlan:
         sets: the data sets; all rows of each are visited before any is a second time, over the epochs.
         batch_size: rows of a step.
         seed: seeds all orders and draws.
-        sampling: how the set of a step is chosen.
+        sampling: how the set of a step is chosen. In turn are the tasks, until the one of the fewest steps is
+            through; a task's turns go through its sets one after another, over the epochs.
         epochs: of the run.
         steps_per_epoch: of annealed sampling; None for as many as one pass over all sets takes.
         max_steps: of the run, whatever `epochs` says; None for all steps of these.
@@ -86,10 +87,18 @@ class TasksPlan:
             for each, seed in zip(self.sets, seeds, strict=True)
         ]
 
+    @cached_property
+    def _passes(self) -> list[list[int]]:
+        """The data set of each step of one pass over all rows of a task, for each task."""
+        passes: dict[str, list[int]] = {}
+        for number, (each, plan) in enumerate(zip(self.sets, self._plans, strict=True)):
+            passes.setdefault(each.task, []).extend([number] * plan.steps)
+        return list(passes.values())
+
     @property
     def steps(self) -> int:
         """Optimiser steps of an epoch."""
-        counts = [plan.steps for plan in self._plans]
+        counts = [len(own) for own in self._passes]
         if self.sampling == "round-robin":
             return min(counts) * len(counts)
         if self.sampling == "annealed" and self.steps_per_epoch is not None:
@@ -103,11 +112,12 @@ class TasksPlan:
         return self._known[epoch]
 
     def _draw(self, epoch: int) -> list[int]:
-        numbers = range(len(self.sets))
         if self.sampling == "sequential":
-            return [number for number in numbers for _ in range(self._plans[number].steps)]
+            return [number for number, plan in enumerate(self._plans) for _ in range(plan.steps)]
         if self.sampling == "round-robin":
-            return [*numbers] * (self.steps // len(self.sets))
+            turns = self.steps // len(self._passes)  # of each task
+            first = epoch * turns
+            return [own[turn % len(own)] for turn in range(first, first + turns) for own in self._passes]
         sizes, factors = [len(each.lengths) for each in self.sets], [each.factor for each in self.sets]
         epochs = self.epochs if self.max_steps is None else math.ceil(self.max_steps / self.steps)
         probabilities = annealed_probabilities(sizes, factors, epoch + 1, epochs)

@@ -1,9 +1,10 @@
 """The rows of several tasks, as a task file names them."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -20,10 +21,12 @@ from sparse_export.training.sources import (
 )
 from sparse_export.training.task import posed
 from sparse_serve import data
-from sparse_serve.data import TextData
+from sparse_serve.data import Records, Row, TextData
 from sparse_serve.errors import DataError
 from sparse_serve.rows import names_of
 from sparse_serve.tasks import Task, sorted_labels
+
+Labelled = TypeVar("Labelled")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def read_all(
 ) -> tuple[Rows[AllRows], Rows[AllRows], bool]:
     """Read the rows to train on and those that choose the best epoch; tell whether any of these are held out.
 
+    Rows that the task file leaves out are as if they were not there: no sample and no record counts them.
+
     Raises:
         DataError: a file that cannot be read, is of other labels than its task, has no rows left, or has
             pairs where others of its task have single texts.
@@ -64,22 +69,22 @@ def read_all(
             Path(entry.train),
             None if entry.eval is None else Path(entry.eval),
             own,
-            Reading(entry.kind.type),
+            _reading(entry, entry),
             console,
         )
         is_held_out = is_held_out or held_out
         extra = [
-            read_training_rows(Path(each.train), _options(options, entry, each), Reading(entry.kind.type))
+            read_training_rows(Path(each.train), _options(options, entry, each), _reading(entry, each))
             for each in entry.extra
         ]
         for each in extra:
             require_like_pairs(train.data, each.data)
         trained[name] = TaskRows(
-            _relabelled(train.data, entry),
-            [_relabelled(rows.data, each) for rows, each in zip(extra, entry.extra, strict=True)],
+            train.data,
+            [rows.data for rows in extra],
             [entry.factor, *(each.factor for each in entry.extra)],
         )
-        judged[name] = TaskRows(_relabelled(evaluation.data, entry))
+        judged[name] = TaskRows(evaluation.data)
         train_records += [train.record, *(each.record for each in extra)]
         eval_records.append(evaluation.record)
         sizes = " + ".join(str(len(each.rows)) for each in (trained[name].own, *trained[name].extra))
@@ -100,7 +105,7 @@ def read_tests(path: Path, options: MultitaskOptions) -> Rows[Mapping[str, Rows]
     for name, entry in options.tasks.tasks.items():
         if entry.test is not None:
             rows = read_test_rows(Path(entry.test), _options(options, entry, entry), entry.kind.type)
-            tests[name] = replace(rows, data=_relabelled(rows.data, entry)) if rows.is_labelled else rows
+            tests[name] = _relabelled(rows, entry) if rows.is_labelled and entry.labels else rows
     return Rows(tests, _together(path, [each.record for each in tests.values()]))
 
 
@@ -124,27 +129,58 @@ def _columns(task: TaskEntry, columns: Columns) -> data.Columns | None:
     return task.kind.rows.named(**given) if given else None
 
 
-def _relabelled(data: TextData, entry: RowsEntry) -> TextData:
-    """Give rows the labels of the task; those whose label is mapped to none are left out.
+def _reading(task: TaskEntry, entry: RowsEntry) -> Reading:
+    """Return how a data set is read, where labels are mapped with those of the task."""
+    kind = task.kind
+    columns = _columns(task, entry.columns) or kind.rows.columns
+
+    def relabelled(source: str, records: Records) -> Records:
+        rows = ((kind.rows.row(source, *each, columns), each) for each in records)
+        for (line, record), label in _mapped(source, rows, entry):
+            yield line, {**record, columns.label: label}
+
+    return Reading(kind.type, relabelled if entry.labels else None)
+
+
+def _relabelled(rows: Rows, entry: RowsEntry) -> Rows:
+    """Give rows that have been read the labels of the task.
+
+    Raises:
+        DataError: see `_mapped`.
+    """
+    mapped = _mapped(rows.data.source, ((row, row) for row in rows.data.rows), entry)
+    kept = tuple(row._replace(label=label) for row, label in mapped)
+    labels = sorted_labels(str(row.label) for row in kept)
+    return replace(
+        rows,
+        data=replace(rows.data, rows=kept, labels=labels, total_rows=len(kept)),
+        record=replace(rows.record, rows=len(kept), total_rows=len(kept)),
+    )
+
+
+def _mapped(
+    source: str, rows: Iterable[tuple[Row, Labelled]], entry: RowsEntry
+) -> Iterator[tuple[Labelled, str]]:
+    """Yield what stands beside each row, and the label of the task; nothing for those that are left out.
 
     Raises:
         DataError: a label is not among those that are mapped, or no row is left.
     """
-    if not entry.labels:
-        return data
-    rows = []
-    for row in data.rows:
+    kept = left_out = 0
+    for row, beside in rows:
         (name,) = names_of(row.label)
         if name not in entry.labels:
             raise DataError(
-                f"{data.source}, line {row.line}: label {name!r:.80} is not among those that the task file "
-                f"maps: {', '.join(entry.labels)}"
+                f"{source}, line {row.line}: label {name!r:.80} is not among those that the task file maps: "
+                f"{', '.join(entry.labels)}"
             )
-        if (label := entry.labels[name]) is not None:
-            rows.append(row._replace(label=label))
-    if not rows:
-        raise DataError(f"{data.source}: the task file leaves out the labels of all of its rows")
-    return replace(data, rows=tuple(rows), labels=sorted_labels(str(row.label) for row in rows))
+        if (label := entry.labels[name]) is None:
+            left_out += 1
+        else:
+            kept += 1
+            yield beside, label
+    if left_out and not kept:
+        raise DataError(f"{source}: the task file leaves out the labels of all of its rows")
 
 
 def _together(path: Path, records: Sequence[DataRecord]) -> DataRecord:

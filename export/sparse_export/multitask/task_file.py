@@ -30,10 +30,15 @@ from sparse_serve.errors import OptionError
 from sparse_serve.metrics import greater_is_better
 from sparse_serve.tasks import DEFAULT_TASK, TASKS, Task, require_task_name
 
-# YAML reads the labels 0 and 1 as numbers.
-_Label = Annotated[str, BeforeValidator(lambda label: str(label) if isinstance(label, int) else label)]
+
+def _label(label: object) -> object:
+    """Return a label as it is written: YAML reads 0 and 1 as numbers."""
+    if isinstance(label, bool):
+        raise ValueError("YAML reads yes and no as true and false: put them in quotes")
+    return str(label) if isinstance(label, int) else label
 
 
+_Label = Annotated[str, BeforeValidator(_label)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

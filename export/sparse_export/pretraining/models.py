@@ -41,7 +41,9 @@ def new_language_model(encoder: str | Path, options: PretrainOptions) -> PreTrai
     if options.nsp:
         _require_segments(config)
     own = ModelSpec.of(config)
-    spec = replace(own, attention=options.attention, tasks={}, positions=options.positions or own.positions)
+    spec = replace(
+        own.without_tasks(), attention=options.attention, positions=options.positions or own.positions
+    )
     if spec.positions == "sinusoidal" != own.positions and not options.from_scratch:
         raise OptionError(
             f"--positions sinusoidal would replace those that {encoder} was trained with; give "
