@@ -476,6 +476,7 @@ def test_waiting_for_a_turn_counts_as_time_in_the_queue(triton: LoadingTriton) -
 
     wait_for(lambda: statistics().success.count == 5)
     parts = statistics()
-    assert parts.queue.ns > parts.compute_infer.ns > 10 * parts.compute_input.ns
+    # Of four that two threads compute, two wait for as long as one is computed: half of it all, or more.
+    assert parts.queue.ns > parts.compute_infer.ns / 4 > 2.5 * parts.compute_input.ns
     all_parts = (parts.queue, parts.compute_input, parts.compute_infer, parts.compute_output)
     assert sum(part.ns for part in all_parts) == pytest.approx(parts.success.ns, rel=0.01)
