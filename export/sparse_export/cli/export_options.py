@@ -186,9 +186,9 @@ Dtype = Annotated[
     str,
     typer.Option(
         help="Weights and activations: fp32, fp16, bf16 (cuda alone) or int8 (cpu alone). int8 is two to "
-        "three times as fast on a CPU with VNNI, in a quarter of the file; every token has a scale of its own, so "
-        "that a text is answered the same in any company. fp16 halves the file and is meant for GPUs: on "
-        "a CPU, ONNX Runtime turns the weights back into fp32 as it loads them.",
+        "three times as fast on a CPU with VNNI, in a quarter of the file; every token has a scale of its "
+        "own, so that a text is answered the same in any company. fp16 halves the file and is meant for "
+        "GPUs: on a CPU, ONNX Runtime turns the weights back into fp32 as it loads them.",
         rich_help_panel=_COMPUTING,
     ),
 ]
