@@ -120,7 +120,7 @@ def test_concurrent_questions_get_their_own_answers_and_errors(server: TritonSer
             found = ask(server, "grpc", "spans", [QUESTIONS[row]], [CONTEXTS[row]])
             for one, other in zip(found, expected[row], strict=True):
                 np.testing.assert_array_equal(one, other)
-            with pytest.raises(InferenceServerException, match="TEXT_PAIR must be UTF-8"):
+            with pytest.raises(InferenceServerException, match="TEXT_PAIR 1 of the request must be UTF-8"):
                 ask(server, "grpc", "spans", ["w1"], [b"w2 \xff"])
 
     with ThreadPoolExecutor(6) as pool:
@@ -169,10 +169,14 @@ def test_vectors_are_the_graphs(server: TritonServer, protocol: str, tokenizer: 
     [
         ("spans", {"TEXT": column("w1")}, "expected 2 inputs but got 1"),
         ("spans", {"TEXT_PAIR": column("w1")}, "expected 2 inputs but got 1"),
-        ("spans", {"TEXT": column(b"\xff"), "TEXT_PAIR": column("w1")}, "TEXT must be UTF-8, got invalid"),
+        (
+            "spans",
+            {"TEXT": column(b"\xff"), "TEXT_PAIR": column("w1")},
+            "TEXT 1 of the request must be UTF-8, got invalid",
+        ),
         ("spans", {"TEXT": column("a", "b"), "TEXT_PAIR": column("a")}, "batch"),
         ("tags", {"TEXT": column("w1"), "TEXT_PAIR": column("w2")}, "token classification reads TEXT alone"),
-        ("tags", {"TEXT": column("w1", b"w\xe9")}, "TEXT must be UTF-8, got .* at byte 1"),
+        ("tags", {"TEXT": column("w1", b"w\xe9")}, "TEXT 2 of the request must be UTF-8, got .* at byte 1"),
         ("vectors", {"TEXT": column(*["w1"] * 65)}, "batch-size must be <= 64"),
     ],
 )

@@ -184,7 +184,11 @@ def test_concurrent_requests_of_different_tasks(server: TritonServer) -> None:
             f"there is no task 'STS'; this model's are {KNOWN}",
         ),
         ("several", {"TEXT": column("w1"), "TASK": column("")}, f"there is no task ''; .* {KNOWN}"),
-        ("several", {"TEXT": column("w1"), "TASK": column(b"st\xff")}, "TASK must be UTF-8, got .* byte 2"),
+        (
+            "several",
+            {"TEXT": column("w1"), "TASK": column(b"st\xff")},
+            "TASK 1 of the request must be UTF-8, got .* byte 2",
+        ),
         ("several", {"TEXT": column("w1", "w2"), "TASK": column("sts")}, "batch"),
         ("several", {"TASK": column("sts")}, "input TEXT is missing"),
         ("tiny", {"TEXT": column("w1"), "TASK": column("sts")}, "unexpected inference input 'TASK'"),
@@ -220,7 +224,7 @@ def test_only_the_request_at_fault_gets_an_error(front: Front) -> None:
         "TEXT has 1 rows, TASK has 2: give each text one": request(
             TEXT=column("w1"), TASK=column("sts", "sts")
         ),
-        "TASK must be UTF-8, got invalid start byte at byte 0": request(
+        "TASK 1 of the request must be UTF-8, got invalid start byte at byte 0": request(
             TEXT=column("w1"), TASK=column(b"\xff")
         ),
     }

@@ -129,7 +129,7 @@ def test_invalid_utf8_fails_its_own_request_only(front: Front) -> None:
     assert [response.has_error() for response in responses] == [False, True, False, False]
     error = responses[1].error()
     assert error.code() == stub.Error.INVALID_ARG
-    assert error.message() == "TEXT must be UTF-8, got unexpected end of data at byte 3"
+    assert error.message() == "TEXT 2 of the request must be UTF-8, got unexpected end of data at byte 3"
     assert len(graph.calls) == 1
 
 

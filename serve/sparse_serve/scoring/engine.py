@@ -11,8 +11,8 @@ import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from sparse_serve.classifier import Classifier
@@ -41,7 +42,7 @@ _PARTS_AT_AN_ACTOR = 2
 _STORE_BYTES = 256 << 20
 # Rows are read that many times as fast as they are answered, and more.
 _ACTORS_A_READER = 8
-_ANSWER_SECONDS = 5
+_ANSWER_SECONDS, _ENDING_SECONDS = 5, 2
 # Ray's folder has sockets in it, whose paths are 107 bytes long at most.
 _LONGEST_FOLDER = 35
 _logger = logging.getLogger("sparse_serve")
@@ -239,6 +240,7 @@ def connected(address: str | None) -> Iterator[int]:
                     "object_store_memory": _STORE_BYTES,
                     "_temp_dir": folder,
                 }
+            stack.enter_context(_ending(ray.shutdown))
             try:
                 with _own_signals(), _without_stderr() if quiet else nullcontext():
                     ray.init(address or "local", **options)
@@ -248,7 +250,6 @@ def connected(address: str | None) -> Iterator[int]:
                     "give --address the host:port of a cluster's head, with RAY_AUTH_MODE=token where that "
                     "is asked for, or leave it out"
                 ) from error
-            stack.callback(ray.shutdown)
         yield int(ray.cluster_resources().get("CPU", 0))
 
 
@@ -304,12 +305,37 @@ def _environment(*, is_local: bool) -> Iterator[None]:
 
 
 @contextmanager
+def _ending(shutdown: Callable[[], None]) -> Iterator[None]:
+    """Shut Ray down at the end, and whatever it has started: agents look for their node for a minute."""
+    own = psutil.Process()
+    others = set(own.children(recursive=True))
+    try:
+        yield
+    finally:
+        started = set(own.children(recursive=True)) - others
+        shutdown()
+        _, left = psutil.wait_procs(started, timeout=_ENDING_SECONDS)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep what SIGTERM does here: Ray takes it, and tells of it."""
+    """Keep what SIGTERM does here: Ray takes it, and exits where one comes while it starts."""
     kept = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    try:
+        yield
+    except SystemExit:
+        if not is_main:
+            raise
         signal.signal(signal.SIGTERM, kept)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, kept)
 
 
 @contextmanager

@@ -353,11 +353,16 @@ def beside(columns, name, texts):
 
 def decoded(columns, name):
     """Return the rows of an input as strings."""
-    try:
-        return [text.decode("utf-8") for text in columns[name]]
-    except UnicodeDecodeError as error:
-        message = f"{name} must be UTF-8, got {error.reason} at byte {error.start}"
-        raise RefusedError(message, "not_utf8") from None
+    rows = []
+    for number, text in enumerate(columns[name], start=1):
+        try:
+            rows.append(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            message = (
+                f"{name} {number} of the request must be UTF-8, got {error.reason} at byte {error.start}"
+            )
+            raise RefusedError(message, "not_utf8") from None
+    return rows
 
 
 def rows_of(asked, rows=None):
