@@ -234,17 +234,7 @@ def _wanted_graphs(options: ExportOptions) -> WantedGraphs:
 
 
 def _labelled_rows(options: ExportOptions, task: Task) -> TextData | None:
-    """Read the rows of --eval, where it is given.
-
-    Raises:
-        OptionError: columns are named without it.
-    """
     if options.eval_file is None:
-        for name, column in options.columns.items():
-            raise OptionError(
-                f"--{name.replace('_', '-')}-column {column} is of the rows of --eval, which names none; "
-                "leave it out"
-            )
         return None
     return read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
 

@@ -152,8 +152,6 @@ def test_gate_stops_logits_that_are_not_finite(
         ({"triton": "19.01"}, "19.01"),
         ({"max_length": 2}, "--max-length 2 is out of range"),
         ({"max_length": POSITIONS + 1}, f"3 to {POSITIONS} tokens"),
-        ({"columns": {"label": "stars"}}, "--label-column stars is of the rows of --eval, .*; leave it out"),
-        ({"columns": {"text_pair": "b"}}, "--text-pair-column b is of the rows of --eval"),
     ],
 )
 def test_options_out_of_range(options: ExportOptions, changes: dict[str, object], message: str) -> None:
