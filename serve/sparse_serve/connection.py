@@ -264,7 +264,7 @@ def _may_pass(error: Exception) -> bool:
     """
     if isinstance(error, InferenceServerException):
         message = str(error.message())
-        is_transient = error.status() in _TRANSIENT and _RESTRICTED.search(message) is None
+        is_transient = error.status() in _TRANSIENT and not _keeps_back(error)
         return is_transient or _ENDING.search(message) is not None
     return isinstance(error, OSError | HTTPParseError) and not isinstance(error, TimeoutError | ssl.SSLError)
 
@@ -286,7 +286,8 @@ def _status(error: RequestError) -> str | None:
 
 def is_restricted(error: RequestError) -> bool:
     """Tell whether a server keeps what was asked for to itself."""
-    cause = error.__cause__
-    return (
-        isinstance(cause, InferenceServerException) and _RESTRICTED.search(str(cause.message())) is not None
-    )
+    return isinstance(error.__cause__, InferenceServerException) and _keeps_back(error.__cause__)
+
+
+def _keeps_back(error: InferenceServerException) -> bool:
+    return _RESTRICTED.search(str(error.message())) is not None
