@@ -26,7 +26,6 @@ from transformers.utils import logging as transformers_logging
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint
-from sparse_export.cli.training import DEFAULT_TASK_NAME, TaskName
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.int8 import quantized_graph
@@ -56,7 +55,7 @@ def main(  # noqa: PLR0913  one parameter per option
     data: Annotated[Path, typer.Option(help="Folder with train.tsv and dev.tsv.")],
     name: Annotated[str, typer.Option(help="Name of what is measured, for the files.")],
     results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
-    task: Annotated[TaskName, typer.Option(help="As `finetune --task` takes it.")] = DEFAULT_TASK_NAME,
+    task: Annotated[str, typer.Option(help="As `FinetuneOptions` takes it.")] = "single_label_classification",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     rows: Annotated[int | None, typer.Option(help="Training rows.", show_default="all")] = None,
     dev_rows: Annotated[int | None, typer.Option(help="Dev rows, from the top.", show_default="all")] = None,
@@ -71,7 +70,7 @@ def main(  # noqa: PLR0913  one parameter per option
     runs_file = results / f"{name}_int8_runs.csv"
     runs = read_lines(runs_file)
     setting = FinetuneOptions(
-        task=task.name, epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows
+        task=task, epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows
     )
     done = {(run["attention"], run["seed"]) for run in runs}
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +15,6 @@ import torch
 from forked_processes import Forked, sparse_serve
 from transformers import BertConfig
 
-import sparse_export.cli.export_options as export_module
 import sparse_export.cli.multitask as multitask_module
 import sparse_export.cli.patterns as patterns_module
 import sparse_export.cli.training as training_module
@@ -35,9 +33,7 @@ from sparse_export.training import FinetuneOptions
 from sparse_export.training.hub_data import DatasetSplit
 from sparse_serve.data import Columns
 from sparse_serve.errors import SparseServeError
-from sparse_serve.op_library import Device
-from sparse_serve.repository.manifest import TargetCpu, TokenizerPlace
-from sparse_serve.tasks.encoding import Truncation
+from sparse_serve.tasks import TASKS
 from tiny_training import weights, write_rows
 
 FAST = ("--epochs", "1", "--batch-size", "8")
@@ -257,22 +253,20 @@ def test_a_file_that_is_not_there_is_status_1(
     ("shown", "accepted"),
     [
         (training_module.Schedule, options_module.Schedule),
+        (training_module.Positions, Positions),
         (patterns_module.AlphaSchedule, options_module.AlphaSchedule),
         (multitask_module.Sampling, Sampling),
         (multitask_module.Simcse, SimcseForm),
-        (export_module.TokenizerOption, TokenizerPlace),
-        (export_module.TargetCpuOption, TargetCpu),
-        (export_module.DeviceOption, Device),
-        (export_module.TruncationOption, Truncation),
     ],
 )
-def test_the_command_line_has_the_librarys_choices(shown: type[StrEnum], accepted: Any) -> None:
+def test_the_command_line_has_the_librarys_choices(shown: Any, accepted: Any) -> None:
     """It names them anew: the library's are behind torch, which no help waits for."""
-    assert {each.value for each in shown} == set(get_args(accepted))
+    assert get_args(shown) == get_args(accepted)
 
 
-def test_the_command_line_has_the_librarys_positions() -> None:
-    assert training_module.Positions == Positions
+def test_the_command_line_has_the_tasks_that_there_are() -> None:
+    options = (kind.option for kind in TASKS.values())
+    assert get_args(training_module.TaskName) == (*options, training_module.MLM)
 
 
 def test_help_puts_options_into_panels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.cli import replies as shown_replies
-from sparse_serve.cli.classify import Ask, Interface, _ask
-from sparse_serve.cli.replies import Format, Shown
+from sparse_serve.cli.classify import Ask, _ask
+from sparse_serve.cli.replies import Shown
 from sparse_serve.cli.texts import Text
 from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Prediction
@@ -28,7 +28,7 @@ class Echo(Ask):
         return [f"reply to {text.text}" for text in batch]
 
 
-ECHO = Echo("127.0.0.1:1", Interface.http, 0, "any", None)
+ECHO = Echo("127.0.0.1:1", "http", 0, "any", None)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_what_was_answered_before_a_refusal_is_json(capsys: pytest.CaptureFixtur
         raise RequestError("refused")
 
     with pytest.raises(RequestError):
-        shown_replies.write(answered(), Prediction, Format.json, Shown(0, False))
+        shown_replies.write(answered(), Prediction, "json", Shown(0, False))
     assert [each["text"] for each in json.loads(capsys.readouterr().out)] == ["fine"]
 
 

@@ -1,13 +1,14 @@
 """The options of `export`, as its help has them together: task, attention, gate, what serves it."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sparse_serve import op_library
 from sparse_serve.cli.texts import DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DEFAULT_TEXT_PAIR_COLUMN
-from sparse_serve.repository.manifest import MAX_VERSION
+from sparse_serve.repository import manifest
+from sparse_serve.tasks import encoding
 
 _TASK = "Task"
 _ATTENTION = "Attention"
@@ -16,35 +17,6 @@ _COMPUTING = "Precision and device"
 _GATE = "Gate"
 _SERVING = "Serving"
 _OUTPUT = "Output"
-
-
-class TokenizerOption(StrEnum):
-    """Where texts become tokens."""
-
-    graph = "graph"
-    server = "server"
-
-
-class TargetCpuOption(StrEnum):
-    """What the processors have that serve an int8 graph."""
-
-    vnni = "vnni"
-    any = "any"
-
-
-class DeviceOption(StrEnum):
-    """What computes."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class TruncationOption(StrEnum):
-    """What becomes of texts that are too long."""
-
-    right = "right"
-    left = "left"
-    error = "error"
 
 
 Name = Annotated[
@@ -146,7 +118,7 @@ Lambd = Annotated[
 ]
 
 Tokenizer = Annotated[
-    TokenizerOption | None,
+    manifest.TokenizerPlace | None,
     typer.Option(
         help="Where texts become tokens: in the graph, one file from text to label, or in the server, in "
         "front of NAME_model.",
@@ -173,7 +145,7 @@ MaxLength = Annotated[
     ),
 ]
 Truncation = Annotated[
-    TruncationOption | None,
+    encoding.Truncation | None,
     typer.Option(
         help="What becomes of a text of more tokens: it loses those on its right or on its left, or is "
         "refused. Of questions only those are cut that leave a window to no context.",
@@ -193,7 +165,7 @@ Dtype = Annotated[
     ),
 ]
 TargetCpu = Annotated[
-    TargetCpuOption | None,
+    manifest.TargetCpu | None,
     typer.Option(
         help="int8: what serves it. vnni: x86 with AVX-512 VNNI, AVX-VNNI or AMX, and Arm; any: older "
         "ones too, for which weights have 7 bits.",
@@ -202,7 +174,7 @@ TargetCpu = Annotated[
     ),
 ]
 Device = Annotated[
-    DeviceOption,
+    op_library.Device,
     typer.Option(
         help="What computes the model where it is served: cpu, or cuda for an NVIDIA GPU (A100 or "
         "newer), where the gate runs too; without a GPU it runs on the CPU, which it says.",
@@ -318,7 +290,9 @@ Metrics = Annotated[
 
 ModelVersion = Annotated[
     int,
-    typer.Option(min=1, max=MAX_VERSION, help="Version number in the repository.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        min=1, max=manifest.MAX_VERSION, help="Version number in the repository.", rich_help_panel=_OUTPUT
+    ),
 ]
 TokenModel = Annotated[
     bool,

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,7 +75,6 @@ from sparse_export.cli.training import (
     Resume,
     Revision,
     SaveSteps,
-    Schedule,
     Seed,
     Stride,
     Task,
@@ -168,7 +166,7 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
     epochs: Epochs = 4,
     max_steps: MaxSteps = None,
     learning_rate: LearningRate = 2e-5,
-    lr_scheduler_type: LrSchedulerType = Schedule.LINEAR,
+    lr_scheduler_type: LrSchedulerType = "linear",
     warmup_ratio: WarmupRatio = 0.1,
     batch_size: BatchSize = 16,
     weight_decay: WeightDecay = 0.01,
@@ -219,7 +217,7 @@ def finetune_command(  # noqa: PLR0913  one parameter per option
         from sparse_export import training  # noqa: PLC0415
 
         with training.one_line():
-            _train({name: each.value if isinstance(each, StrEnum) else each for name, each in given.items()})
+            _train(given)
 
 
 def _train(given: Mapping[str, Any]) -> None:
@@ -271,7 +269,7 @@ def _job(
         return _job_of_several(given)
     if given["train"] is None:
         raise OptionError("--train is missing: name the training rows, or with --tasks a file of tasks")
-    task = given["task"] or DEFAULT_TASK_NAME.value
+    task = given["task"] or DEFAULT_TASK_NAME
     _refuse(given, _OF_SEVERAL, "is for several tasks, which --tasks names; leave it out")
     if not given["adapters"]:
         raise OptionError("--no-adapters is for several tasks, which --tasks names; leave it out")

@@ -1,28 +1,17 @@
 """The options of `finetune` that are of several tasks: what they share, and how the steps are shared out."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 _PANEL = "Several tasks"
 
 
-class Sampling(StrEnum):
-    """How the task of each step is chosen, by the names of the command line."""
-
-    ANNEALED = "annealed"
-    ROUND_ROBIN = "round-robin"
-    SEQUENTIAL = "sequential"
-
-
-class Simcse(StrEnum):
-    """The forms of SimCSE, by the names of the command line."""
-
-    INFONCE = "infonce"
-    CROSS_ENTROPY = "cross-entropy"
-
+# How the task of each step is chosen.
+Sampling = Literal["annealed", "round-robin", "sequential"]
+# The forms of SimCSE.
+Simcse = Literal["infonce", "cross-entropy"]
 
 Tasks = Annotated[
     Path | None,

@@ -1,7 +1,6 @@
 """The options of `finetune` that choose an attention and train its pattern."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,12 +8,8 @@ _PANEL = "Attention"
 _LEARNED_PANEL = "Learned attention patterns"
 
 
-class AlphaSchedule(StrEnum):
-    """How the weight of the sparsity loss goes, by the names of the command line."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-
+# How the weight of the sparsity loss goes.
+AlphaSchedule = Literal["constant", "linear"]
 
 Attention = Annotated[
     str | None,

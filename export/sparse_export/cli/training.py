@@ -1,6 +1,5 @@
 """The options of `finetune` that are not the attention's: rows, task, optimisation, evaluation, hardware."""
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
@@ -13,23 +12,29 @@ _EVALUATION, _DEVICE, _RUN = "Evaluation", "Device and memory", "Run"
 
 MLM = "mlm"
 
-TaskName = StrEnum("TaskName", {kind.type: kind.option for kind in TASKS.values()} | {MLM: MLM})  # type: ignore[misc]  # the table's
+# Those of `TASKS`, and the one that reads no labels.
+TaskName = Literal[
+    "classification",
+    "multi-label",
+    "regression",
+    "question-answering",
+    "token-classification",
+    "embedding",
+    "mlm",
+]
+DEFAULT_TASK_NAME: TaskName = "classification"
 
 
-DEFAULT_TASK_NAME = TaskName("classification")
-
-
-class Schedule(StrEnum):
-    """How the learning rate goes, by Transformers' names."""
-
-    LINEAR = "linear"
-    COSINE = "cosine"
-    COSINE_WITH_RESTARTS = "cosine_with_restarts"
-    POLYNOMIAL = "polynomial"
-    CONSTANT = "constant"
-    CONSTANT_WITH_WARMUP = "constant_with_warmup"
-    INVERSE_SQRT = "inverse_sqrt"
-
+# How the learning rate goes, by Transformers' names.
+Schedule = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+]
 
 Positions = Literal["learned", "sinusoidal"]
 
@@ -131,7 +136,7 @@ Task = Annotated[
         help="What is answered. Labels are one name, a JSON array of names (multi-label), a number "
         "(regression), answers in a context, or a tag for each word. mlm reads none: it pre-trains an "
         "encoder on texts, to tell masked tokens.",
-        show_default=DEFAULT_TASK_NAME.value,
+        show_default=DEFAULT_TASK_NAME,
         rich_help_panel=_TASK,
     ),
 ]

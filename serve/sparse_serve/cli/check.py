@@ -56,5 +56,5 @@ def _findings_table(findings: list[Finding]) -> Table:
     for column in ("level", "check", "message"):
         table.add_column(column)
     for finding in findings:
-        table.add_row(finding.level.value, Text(finding.check), Text(finding.message))
+        table.add_row(finding.level, Text(finding.check), Text(finding.message))
     return table

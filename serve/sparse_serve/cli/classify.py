@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,20 +27,13 @@ from sparse_serve.cli.texts import (
     require_one_source,
 )
 from sparse_serve.client import Client
-from sparse_serve.connection import DEFAULT_RETRIES
+from sparse_serve.connection import DEFAULT_RETRIES, Protocol
 from sparse_serve.errors import OptionError, RefusedTextError
 from sparse_serve.replies import Answer, Entities, Reply
 from sparse_serve.rows import RowFormat
 from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification, require_task_named_once
 
 _DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
-
-
-class Interface(StrEnum):
-    """The protocols of Triton."""
-
-    http = "http"
-    grpc = "grpc"
 
 
 class Job(NamedTuple):
@@ -56,7 +48,7 @@ class Ask:
     """How a model is asked: where it is, its name, how many best classes are wanted, and by what proof."""
 
     url: str
-    interface: Interface
+    interface: Protocol
     retries: int
     name: str
     top_k: int | None
@@ -67,7 +59,7 @@ class Ask:
         """Return a new client, which is of one thread over HTTP."""
         return Client(
             self.url,
-            self.interface.value,
+            self.interface,
             self.retries,
             ca_certificates=self.ca_certificates,
             headers=self.headers,
@@ -95,7 +87,7 @@ def classify(  # noqa: PLR0913  one parameter per option
     task_column: Annotated[
         str | None, typer.Option(help="The file's column that names each text's task, where it has several.")
     ] = None,
-    interface: Annotated[Interface, typer.Option("-i", "--interface", help="Protocol.")] = Interface.http,
+    interface: Annotated[Protocol, typer.Option("-i", "--interface", help="Protocol.")] = "http",
     url: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +114,7 @@ def classify(  # noqa: PLR0913  one parameter per option
     top_k: Annotated[int | None, typer.Option(min=1, help="Also give the best K classes.")] = None,
     output_format: Annotated[
         Format, typer.Option("--format", envvar="SPARSE_SERVE_FORMAT", help="Output format.")
-    ] = Format.table,
+    ] = "table",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = 1,
     retries: Annotated[
         int,

@@ -6,9 +6,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,36 +48,29 @@ _SECRET = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _MACHINE, _CLUSTER = "On one machine", "On a cluster"
 
 
-class Target(StrEnum):
-    """What runs the containers."""
-
-    compose = "compose"
-    kubernetes = "kubernetes"
-    kserve = "kserve"
-
-
-_ON_CLUSTERS = (Target.kubernetes, Target.kserve)
+Target = Literal["compose", "kubernetes", "kserve"]
+_ON_CLUSTERS: tuple[Target, ...] = ("kubernetes", "kserve")
 # Options that not every target has.
 _TARGETS: Mapping[str, tuple[Target, ...]] = {
-    "host": (Target.compose,),
-    "http_port": (Target.compose,),
-    "grpc_port": (Target.compose,),
-    "grafana_port": (Target.compose,),
-    "tls_cert": (Target.compose,),
-    "tls_secret": (Target.kubernetes,),
-    "model_volume": (Target.kubernetes,),
-    "gateway": (Target.kubernetes,),
-    "hostname": (Target.kubernetes,),
-    "storage_uri": (Target.kserve,),
+    "host": ("compose",),
+    "http_port": ("compose",),
+    "grpc_port": ("compose",),
+    "grafana_port": ("compose",),
+    "tls_cert": ("compose",),
+    "tls_secret": ("kubernetes",),
+    "model_volume": ("kubernetes",),
+    "gateway": ("kubernetes",),
+    "hostname": ("kubernetes",),
+    "storage_uri": ("kserve",),
     "min_replicas": _ON_CLUSTERS,
     "max_replicas": _ON_CLUSTERS,
     "client_namespace": _ON_CLUSTERS,
     "monitoring_namespace": _ON_CLUSTERS,
 }
 _STARTED_BY: Mapping[Target, str] = {
-    Target.compose: "docker compose --project-directory {} up --detach --wait",
-    Target.kubernetes: "kubectl apply --kustomize {}",
-    Target.kserve: "kubectl apply --kustomize {}",
+    "compose": "docker compose --project-directory {} up --detach --wait",
+    "kubernetes": "kubectl apply --kustomize {}",
+    "kserve": "kubectl apply --kustomize {}",
 }
 
 
@@ -240,12 +232,12 @@ def deploy(  # noqa: PLR0913  one parameter per option
         gateway_image=_image("gateway-image", gateway_image, target),
         startup_timeout=startup_timeout,
     )
-    if target is Target.compose:
+    if target == "compose":
         publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
         plan = _Plan(compose_files(deployment, publication))
     else:
         cluster = _cluster((min_replicas, max_replicas), client_namespace, monitoring_namespace)
-        if target is Target.kubernetes:
+        if target == "kubernetes":
             cluster, route = _with_tls(cluster, tls_secret), _route(gateway, hostname, tls_secret)
             plan = _on_kubernetes(deployment, cluster, model_volume, route)
         else:
@@ -317,7 +309,7 @@ def _refuse_options_of_others(context: typer.Context, target: Target) -> None:
 
 
 def _default_image(target: Target) -> str:
-    return DEFAULT_IMAGE if target is Target.compose else f"{DEFAULT_IMAGE}:{__version__}"
+    return DEFAULT_IMAGE if target == "compose" else f"{DEFAULT_IMAGE}:{__version__}"
 
 
 def _image(option: str, image: str, target: Target) -> str:
@@ -325,7 +317,7 @@ def _image(option: str, image: str, target: Target) -> str:
     if not re.fullmatch(_IMAGE, image):
         raise OptionError(f"--{option} '{image}' is no name of an image: give one such as {DEFAULT_IMAGE}")
     tag = image.rpartition("/")[2].partition(":")[2]
-    if target is not Target.compose and tag in ("", "latest"):
+    if target != "compose" and tag in ("", "latest"):
         raise OptionError(
             f"--{option} '{image}' may be another one tomorrow, and differ from node to node: give a tag, "
             f"such as {__version__}, or the digest, @sha256:…"
@@ -337,7 +329,7 @@ def _volume(text: str) -> ModelVolume:
     """Return what `--model-volume` says; an image has a tag or a digest."""
     volume = ModelVolume.parse(text)
     if volume.image is not None:
-        _image("model-volume", volume.image, Target.kubernetes)
+        _image("model-volume", volume.image, "kubernetes")
     return volume
 
 

@@ -6,9 +6,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from enum import StrEnum
 from itertools import chain, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich.table import Table
 
@@ -21,15 +20,7 @@ _ROWS_OF_TABLE = 1000
 _SHOWN_NUMBERS = 4
 
 
-class Format(StrEnum):
-    """Output formats."""
-
-    table = "table"
-    json = "json"
-    jsonl = "jsonl"
-    csv = "csv"
-
-
+Format = Literal["table", "json", "jsonl", "csv"]
 Kind = TypeVar("Kind", bound=Reply)
 Answered = Iterable[tuple[Text, Kind]]
 
@@ -275,8 +266,8 @@ def _table(answered: Answered[Reply], writer: Writer[Any]) -> Table:
 
 
 _FORMATS: dict[Format, Callable[[Answered[Reply], Writer[Any]], None]] = {
-    Format.table: _write_table,
-    Format.json: _write_json,
-    Format.jsonl: _write_jsonl,
-    Format.csv: _write_csv,
+    "table": _write_table,
+    "json": _write_json,
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
 }

@@ -5,10 +5,9 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,30 +16,15 @@ from sparse_serve.cli.signals import Handler, handled
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.contents import read_pins
 from sparse_serve.triton.container import DEFAULT_IMAGE, ContainerOptions, ContainerServer
-from sparse_serve.triton.installation import Mode
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.preflight import processor_warnings
 from sparse_serve.triton.server import LaunchLine, Server, ServerOptions
 
 _CHECK_SECONDS = 1.0
 
+ServerMode = Literal["auto", "path", "bundled", "docker"]
+
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")]
-
-
-class ServerMode(StrEnum):
-    """Where to take Triton from."""
-
-    auto = "auto"
-    path = "path"
-    bundled = "bundled"
-    docker = "docker"
-
-
-_LOCAL_MODES: dict[ServerMode, Mode] = {
-    ServerMode.auto: "auto",
-    ServerMode.path: "path",
-    ServerMode.bundled: "bundled",
-}
 
 
 def serve(  # noqa: PLR0913  one parameter per option
@@ -57,8 +41,9 @@ def serve(  # noqa: PLR0913  one parameter per option
         str, typer.Option(help="Address to listen on; the bundled Triton takes loopback only.")
     ] = "127.0.0.1",
     mode: Annotated[
-        ServerMode, typer.Option(help="tritonserver on PATH, the bundled one, or the container of docker/.")
-    ] = ServerMode.auto,
+        ServerMode,
+        typer.Option(help="tritonserver on PATH, the bundled one, or the container of docker/."),
+    ] = "auto",
     image: Annotated[str, typer.Option(help="Image of the container.")] = DEFAULT_IMAGE,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of the container, as docker run has it: all.")
@@ -104,7 +89,7 @@ def serve(  # noqa: PLR0913  one parameter per option
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         address=host,
-        mode=_LOCAL_MODES.get(mode, "auto"),
+        mode="auto" if mode == "docker" else mode,
         portable=portable,
         verify=verify,
         extra_args=tuple(triton_args or ()),
@@ -112,7 +97,7 @@ def serve(  # noqa: PLR0913  one parameter per option
         echo_log=verbose,
         stop_seconds=drain_timeout,
     )
-    if mode is ServerMode.docker:
+    if mode == "docker":
         options = replace(options, environment={"DRAIN_TIMEOUT": str(drain_timeout)})
         container = ContainerOptions(image, gpus, memory)
         server: Server = ContainerServer(options, container)
