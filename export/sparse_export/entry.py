@@ -55,6 +55,7 @@ from sparse_serve.repository.writing import (
     EntrySpec,
     refuse_occupied,
     refuse_other_models,
+    refuse_unwritable,
     validate_name,
     write_entry,
 )
@@ -323,6 +324,7 @@ def _check_destination(options: ExportOptions) -> None:
         validate_name(options.name)
     except RepositoryError as error:
         raise OptionError(f"--name: {error}") from None
+    refuse_unwritable(options.repository)
     if not options.force:
         refuse_occupied(options.repository, options.name, options.model_version)
 

@@ -25,7 +25,7 @@ from sparse_serve.repository.entries import (
 from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
 from sparse_serve.repository.tunable import THREADS_PARAMETER
-from sparse_serve.repository.writing import EntrySpec, validate_name, write_entry
+from sparse_serve.repository.writing import EntrySpec, refuse_unwritable, validate_name, write_entry
 from sparse_serve.tasks import Classification, Regression
 
 MakeSpec = Callable[..., EntrySpec]
@@ -241,6 +241,31 @@ def test_a_repository_that_cannot_be_written_is_named(tmp_path: Path, make_spec:
     (tmp_path / "file").write_text("")
     with pytest.raises(RepositoryError, match=r"models cannot be written: Not a directory"):
         write_entry(tmp_path / "file" / "models", make_spec())
+
+
+def test_a_repository_that_cannot_be_written_is_refused_before_there_is_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for repository in (tmp_path / "file", tmp_path / "file" / "models"):
+        with pytest.raises(RepositoryError, match=r"cannot be written: Not a directory \(.*/file\)"):
+            refuse_unwritable(repository)
+    refuse_unwritable(tmp_path / "not" / "yet")
+    assert not (tmp_path / "not").exists()
+    monkeypatch.setattr("sparse_serve.repository.writing.os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(RepositoryError, match=f"cannot be written: Permission denied \\({tmp_path}\\)"):
+        refuse_unwritable(tmp_path / "not" / "yet")
+
+
+def test_of_a_copy_onto_a_full_disk_the_place_is_named(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr("sparse_serve.repository.writing.shutil.copyfile", full)
+    with pytest.raises(RepositoryError, match=r"No space left on device \(.*\.staging/.*\)"):
+        write_entry(tmp_path / "models", make_spec())
 
 
 def test_a_full_disk_leaves_nothing(

@@ -1,5 +1,6 @@
 """Entries are written into a model repository: a version whole or not at all, beside others that agree."""
 
+import errno
 import os
 import re
 import shutil
@@ -81,6 +82,20 @@ def validate_name(name: str) -> str:
             "'-', beginning with a letter or digit and not ending in '_model'"
         )
     return name
+
+
+def refuse_unwritable(repository: Path) -> None:
+    """Refuse a repository that is no folder, or that this user may not write into or make.
+
+    Raises:
+        RepositoryError: it is one.
+    """
+    with _disk_errors(repository):
+        nearest = next(folder for folder in (repository, *repository.absolute().parents) if folder.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
 def refuse_occupied(repository: Path, name: str, version: int) -> None:
@@ -189,7 +204,8 @@ def _disk_errors(repository: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        place = error.filename2 or error.filename  # of a copy, where it goes
+        where = f" ({place})" if place else ""
         raise RepositoryError(
             f"model repository {repository} cannot be written: {error.strerror}{where}"
         ) from error
