@@ -82,10 +82,14 @@ def test_metrics_are_sums_over_the_texts_answered(
 
 def test_what_is_read_and_refused_is_counted(load_front: LoadFront, shown: Shown) -> None:
     model, graph = load_front()
-    graph.fault = lambda call: stub.Error("no") if VOCABULARY["w9"] in call.inputs[0].as_numpy() else None
-    asked = [request("w1", "w2 w3"), request("w4 " * 50), request("w9", "w1"), request(b"\xff")]
+    faults = {"w8": stub.Error("full", stub.Error.UNAVAILABLE), "w9": stub.Error("no")}
+    graph.fault = lambda call: next(
+        (error for word, error in faults.items() if VOCABULARY[word] in call.inputs[0].as_numpy()), None
+    )
+    asked = [request("w1", "w2 w3"), request("w4 " * 50), request(b"\xff")]
     asked += [request("w1" * 600_000), request("w1", pairs=("w2", "w3")), request("w1 w2")]
-    stub.answers_of(model, *asked)
+    for requests in asked, [request("w8")], [request("w9", "w1")]:
+        stub.answers_of(model, *requests)
     model.meter.publish()
     entry = (("model", "tiny"), ("version", "1"))
     assert shown.keys() == COUNTED
@@ -99,7 +103,8 @@ def test_what_is_read_and_refused_is_counted(load_front: LoadFront, shown: Shown
         "too_large": 1,
         "not_utf8": 1,
         "malformed": 1,
-        "graph": 2,
+        "graph": 1,
+        "fault": 2,
     }
     stages = {dict(labels)["stage"]: n for labels, n in shown["sparse_serve_stage_seconds_total"].items()}
     assert stages.pop("wait") == 0

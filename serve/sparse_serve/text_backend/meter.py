@@ -26,8 +26,8 @@ class Counter(NamedTuple):
 
 REASONS = ("too_large", "not_utf8", "too_long", "no_task", "malformed", "graph", "cancelled", "fault")
 """Why a text is refused: too many bytes, of it or its request; no UTF-8; more tokens than are read, of an
-entry with `--truncation error`; a task that is none; inputs that do not fit the model; the graph; a client
-that waits no longer; a fault."""
+entry with `--truncation error`; a task that is none; inputs that do not fit the model; a graph that takes
+no more at present; a client that waits no longer; a fault, of the graph too."""
 
 TEXTS = Counter("texts", "Texts answered")
 TOKENS = Counter("tokens", "Tokens of texts answered, special ones included")

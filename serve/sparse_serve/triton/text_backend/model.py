@@ -265,7 +265,7 @@ class TritonPythonModel:
     def _read_answer(self, encoded, outputs, measures):
         if np.isnan(outputs[self.task.graph_output]).any():
             message = f"{self.graph} answers NaN: the tokenizer has tokens that it does not know"
-            raise RefusedError(message, "graph", pb_utils.TritonError.INTERNAL)
+            raise RefusedError(message, "fault", pb_utils.TritonError.INTERNAL)
         columns = self.task.answer(encoded, outputs[self.task.graph_output])
         columns["token_count"] = np.array([[text.token_count] for text in encoded], dtype=np.int32)
         columns["truncated"] = np.array([[text.truncated] for text in encoded])
@@ -294,7 +294,10 @@ class TritonPythonModel:
             inputs=[pb_utils.Tensor(name, arrays[name]) for name in self.graph_inputs],
         ).exec()
         if response.has_error():
-            raise RefusedError(response.error().message(), "graph", code_of(response.error()))
+            code = code_of(response.error())
+            # Of tokens that a tokenizer gave, no client is at fault.
+            reason = "graph" if code == pb_utils.TritonError.UNAVAILABLE else "fault"
+            raise RefusedError(response.error().message(), reason, code)
         mask = arrays["attention_mask"]
         self.meter.add(meter.PADDING, mask.size - int(mask.sum()))
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
