@@ -20,7 +20,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
 from sparse_export.encoders.axis import AxisLayer
 from sparse_export.encoders.families import layers_of
-from sparse_export.encoders.patterned import forced, layer_patterns, pattern_modules, recorded, sampling_of
+from sparse_export.encoders.patterned import forced, layer_patterns, pattern_modules, recorded, set_sampling
 from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import CheckpointError
 from sparse_serve.tasks import Classification
@@ -209,7 +209,7 @@ def test_the_dense_stage_is_full_attention() -> None:
         if lambd is not None:
             sparsegen = with_attention(AttentionSpec(lambd))
             dense = sparsegen(ids, attention_mask=mask).logits
-        sampling_of(model).dense = True
+        set_sampling(model, Sampling(dense=True))
         for training in (True, False):
             model.train(training)
             for module in model.modules():
@@ -322,7 +322,7 @@ def test_training_without_noise_attends_as_evaluation_does(model_with_axis: PreT
     ids, mask = token_ids()[0], masks()["right_padded"]
     expected = model_with_axis(ids, attention_mask=mask, output_attentions=True).attentions
     model_with_axis.train()
-    sampling_of(model_with_axis).noise = 0.0
+    set_sampling(model_with_axis, Sampling(noise=0.0))
     for module in model_with_axis.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -381,13 +381,13 @@ def test_every_family_saves_copies_and_loads(family: str, name: str, tmp_path: P
     for module in pattern_modules(again):
         for parameter in module.parameters():
             parameter.fill_(1.0)
-    sampling_of(again).noise = 0.0
     with recorded(again) as layers:
         torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-5)
         assert not layers
         assert (again(ids).logits - expected).abs().max() > 1e-4
     assert len(layers) == LAYERS
-    assert sampling_of(loaded).noise == 1.0
+    set_sampling(again, Sampling(dense=True))
+    torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

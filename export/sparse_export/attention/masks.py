@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparse_export.attention.patterns import LayerPattern
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sampling:
     """How indicators are drawn in training: Gumbel-sigmoid, straight-through (AAA, Eq. 11).
 

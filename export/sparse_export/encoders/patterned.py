@@ -107,9 +107,9 @@ def pattern_modules(model: nn.Module) -> list[PatternModule]:
     return _learned(model.modules())
 
 
-def sampling_of(model: PreTrainedModel) -> Sampling:
-    """Return how a model with a pattern draws its indicators in training, to be set there."""
-    return _links(model)[0].state.sampling
+def set_sampling(model: PreTrainedModel, sampling: Sampling) -> None:
+    """Have a model with a pattern draw its indicators in training as is said, in every layer."""
+    _links(model)[0].state.sampling = sampling
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from transformers import (
 from sparse_export.attention.masks import LayerMask
 from sparse_export.attention.measures import mask_shares
 from sparse_export.encoders.extension import parameter_groups
-from sparse_export.encoders.patterned import PatternModule, sampling_of
+from sparse_export.encoders.patterned import PatternModule, set_sampling
 from sparse_export.tasks.trained import Encoded
 from sparse_export.training.calibration import calibrate
 from sparse_export.training.distributed import shared
@@ -74,7 +74,7 @@ class PatternLearning(TrainerCallback):  # type: ignore[misc]  # Transformers is
     ) -> None:
         """Bring model and optimiser to where the schedule is."""
         self._moment = moment = self.schedule.at(state.global_step)
-        vars(sampling_of(self._training.model)).update(vars(moment.sampling))
+        set_sampling(self._training.model, moment.sampling)
         if not self.weights:
             return
         group_of(optimizer, PatternModule.parameter_group)["lr"] = moment.learning_rate
