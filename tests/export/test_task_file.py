@@ -130,6 +130,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"add_task": True, "adapter_size": 8}, "--adapter-size has no effect with --add-task"),
         ({"add_task": True, "adapter_heads": 2}, "--adapter-heads has no effect with --add-task"),
         ({"add_task": True, "share_projections": True}, "--share-projections has no effect with --add-task"),
+        ({"add_task": True, "freeze_encoder": True}, "--freeze-encoder has no effect with --add-task"),
         ({"add_task": True, "freeze_layers": 1}, "--freeze-layers has no effect with --add-task"),
         ({"add_task": True, "from_scratch": True}, "--from-scratch makes all weights anew, and --add-task"),
         ({"sampling": "sequential", "steps_per_epoch": 9}, "--steps-per-epoch has no effect with --sampling"),

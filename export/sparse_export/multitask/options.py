@@ -80,7 +80,11 @@ class MultitaskOptions(TrainingOptions):
             "--adapter-heads": self.adapter_heads is not None,
             "--share-projections": self.share_projections,
         }
-        others = {"--no-adapters": not self.adapters, "--freeze-layers": self.freeze_layers is not None}
+        others = {
+            "--no-adapters": not self.adapters,
+            "--freeze-encoder": self.freeze_encoder,
+            "--freeze-layers": self.freeze_layers is not None,
+        }
         without_effect = (
             ("--no-adapters", not self.adapters, adapters | self._changed("adapter_learning_rate")),
             # The checkpoint has adapters of its own sizes or none, and whatever it has stays as it is.
