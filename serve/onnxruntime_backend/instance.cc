@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <iterator>
 #include <memory>
@@ -19,14 +21,15 @@
 namespace sparse_serve {
 namespace {
 
-// Seconds after a short request during which others are expected. Turns are expected for as long, since they
-// come with batches of short requests and end with them.
-constexpr double kShortExpectedSeconds = kTurnExpectedSeconds;
+// Seconds after a short request during which others are expected.
+constexpr double kShortExpectedSeconds = 0.25;
 // Seconds for which long requests are computed at once where no short ones are expected: a short one that
 // comes all the same waits for them.
 constexpr double kAtOnceSeconds = 0.25;
 // Niceness of the thread that computes long requests: beside another thread it gets a tenth of a core.
 constexpr int kNiceness = 10;
+// What that thread waits for where memory does not suffice to begin.
+constexpr auto kMemoryExpected = std::chrono::milliseconds(100);
 
 void LowerPriority() { setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness); }
 
@@ -36,9 +39,14 @@ Instance::Instance(TRITONBACKEND_ModelInstance* handle, const OnnxRuntime& runti
                    const Configuration& configuration, const std::string& graph, TextMeter* meter)
     : session_(runtime, configuration, graph),
       served_{handle, configuration, session_, meter},
+      most_rows_(static_cast<size_t>(std::max<int64_t>(1, configuration.max_batch_size))),
+      turns_(most_rows_),
       thread_([this] {
         LowerPriority();
-        turns_.Work([this](Run run) { Compute(std::move(run)); });
+        const auto work = [this] { turns_.Work([this](Run run) { Compute(std::move(run)); }); };
+        while (!Succeeds("long requests could not be computed: ", Guarded(work))) {
+          std::this_thread::sleep_for(kMemoryExpected);
+        }
       }) {}
 
 Instance::~Instance() {
@@ -82,14 +90,12 @@ void Instance::Answer(const Requests& requests) {
   }
   double ended = begun;
   while (!now.empty() && (defers_long || ended < begun + kAtOnceSeconds)) {
-    Compute(TakeRun(&now));
+    Compute(TakeRun(&now, most_rows_));
     ended = SteadyClock()();
   }
   DeferAll(&now);
   if (has_short) {
     short_expected_until_ = ended + kShortExpectedSeconds;
-  }
-  if (is_short_expected) {
     turns_.Turn(ended - begun, [this](Run run) { Compute(std::move(run)); });
   }
 }
@@ -180,6 +186,18 @@ std::vector<std::string_view> Instance::TasksOf(const Run& run) const {
   return tasks;
 }
 
+// What the graph computes. If one that reads texts fails, no client is at fault: it reads any bytes.
+RunOutputs Instance::RunGraph(const std::vector<Owned<OrtValue>>& inputs, std::vector<size_t> wanted) const {
+  try {
+    return session_.Run(inputs, std::move(wanted));
+  } catch (const InvalidArgument& error) {
+    if (served_.meter == nullptr) {
+      throw;
+    }
+    throw std::runtime_error(error.what());
+  }
+}
+
 // Computes a run of requests that were read without an error and are not answered yet. Throws where one of
 // them is at fault all the same.
 void Instance::ComputeValidated(const Run& run) {
@@ -191,7 +209,7 @@ void Instance::ComputeValidated(const Run& run) {
   }
   std::vector<size_t> wanted = WantedOutputs(run);
   times.compute_begin_ns = Now();
-  const auto outputs = std::make_shared<const RunOutputs>(session_.Run(inputs, std::move(wanted)));
+  const auto outputs = std::make_shared<const RunOutputs>(RunGraph(inputs, std::move(wanted)));
   times.compute_end_ns = Now();
   size_t rows = 0;
   for (const Slice& slice : run) {

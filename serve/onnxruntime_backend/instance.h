@@ -1,6 +1,7 @@
 // One ONNX Runtime session behind one Triton model instance.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -42,12 +43,14 @@ class Instance {
   void DeferAll(std::deque<Slice>* slices);
   void Compute(Run run) noexcept;
   void ComputeValidated(const Run& run);
+  RunOutputs RunGraph(const std::vector<Owned<OrtValue>>& inputs, std::vector<size_t> wanted) const;
   std::vector<size_t> WantedOutputs(const Run& run) const;
   void CheckRows(const RunOutputs& outputs, size_t rows) const;
   std::vector<std::string_view> TasksOf(const Run& run) const;
 
   Session session_;
   Served served_;
+  const size_t most_rows_;  // of a run
   Turns<Slice> turns_;
   double short_expected_until_ = 0;
   std::thread thread_;  // computes the requests that wait in turns_

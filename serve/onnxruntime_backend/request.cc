@@ -110,19 +110,22 @@ char* OutputMemory(TRITONBACKEND_Output* output, size_t bytes) {
   return static_cast<char*>(memory);
 }
 
-// Responds with the outputs that `write` adds to the response, or with the error. Returns the error that was
-// sent, if any; the caller owns it.
+// Responds with the error, if there is one, which it takes over, and else with the outputs that `write` adds
+// to the response. Returns whether those were sent.
 template <class Write>
-TRITONSERVER_Error* Respond(TRITONBACKEND_Request* handle, TRITONSERVER_Error* error, Write write) noexcept {
+bool Respond(TRITONBACKEND_Request* handle, TRITONSERVER_Error* error, Write write) noexcept {
   TRITONBACKEND_Response* response = nullptr;
+  bool is_sent = false;
   if (Succeeds("an answer could not be made: ", TRITONBACKEND_ResponseNew(&response, handle))) {
     if (error == nullptr) {
       error = Guarded([&] { write(response); });
     }
-    Succeeds("an answer could not be sent: ",
-             TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+    is_sent = Succeeds("an answer could not be sent: ",
+                       TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   }
-  return error;
+  const bool has_outputs = is_sent && error == nullptr;
+  TRITONSERVER_ErrorDelete(error);
+  return has_outputs;
 }
 
 void Release(TRITONBACKEND_Request* handle) noexcept {
@@ -143,14 +146,14 @@ Request::Request(const Served& served, TRITONBACKEND_Request* handle) noexcept
     Read();
     input_ns_ = Now() - begin_ns_;
   } catch (const std::exception& error) {
-    row_tokens_.resize(1);  // what cannot be read counts as one text
+    row_tokens_.clear();
     Refuse(error);
   }
 }
 
 void Request::RefuseUnread(TRITONBACKEND_Request* handle) noexcept {
   const auto write_nothing = [](TRITONBACKEND_Response*) {};
-  TRITONSERVER_ErrorDelete(Respond(handle, ToTriton(std::bad_alloc()), write_nothing));
+  Respond(handle, ToTriton(std::bad_alloc()), write_nothing);
   Release(handle);
 }
 
@@ -163,6 +166,7 @@ Request::~Request() {
 void Request::Read() {
   const Session& session = served_.session;
   wanted_.resize(session.outputs().size());
+  row_tokens_.resize(1);
   uint32_t count = 0;
   Check(TRITONBACKEND_RequestOutputCount(handle_, &count));
   for (uint32_t index = 0; index < count; ++index) {
@@ -208,7 +212,7 @@ InputTensor Request::ReadInput(const GraphTensor& tensor) {
 
 size_t Request::CheckedRows(const GraphTensor& tensor, const std::vector<int64_t>& shape) const {
   // Triton leaves the axis of rows out where an input has 0 of them; it refuses other ranks itself.
-  if (shape.size() != tensor.shape.size() || (!shape.empty() && shape[0] == 0)) {
+  if (shape.size() != tensor.shape.size() || (is_batched() && shape[0] == 0)) {
     throw InvalidArgument("input '" + tensor.name + "' has no rows: give at least one");
   }
   if (!is_batched()) {
@@ -332,8 +336,9 @@ void Request::Take(std::shared_ptr<const RunOutputs> outputs, size_t begin, size
 
 void Request::Refuse(const std::exception& error) noexcept {
   if (served_.meter != nullptr) {
-    TRITONSERVER_ErrorDelete(
-        Guarded([&] { served_.meter->Refuse(error, row_tokens_.size() - rows_taken_); }));
+    // What cannot be read counts as one text.
+    const size_t texts = std::max<size_t>(1, row_tokens_.size()) - rows_taken_;
+    TRITONSERVER_ErrorDelete(Guarded([&] { served_.meter->Refuse(error, texts); }));
   }
   Answer(ToTriton(error));
 }
@@ -351,7 +356,7 @@ bool Request::IsOver() noexcept {
 
 // Sends all outputs, or the error, which it takes over.
 void Request::Answer(TRITONSERVER_Error* error) noexcept {
-  error = Respond(handle_, error, [this](TRITONBACKEND_Response* response) {
+  const bool is_success = Respond(handle_, error, [this](TRITONBACKEND_Response* response) {
     for (size_t output = 0; output < wanted_.size(); ++output) {
       if (wanted_[output]) {
         Write(response, output);
@@ -366,9 +371,8 @@ void Request::Answer(TRITONSERVER_Error* error) noexcept {
   const uint64_t compute_begin_ns = compute_end_ns - compute_ns_;
   const uint64_t begin_ns = compute_end_ns_ == 0 ? begin_ns_ : compute_begin_ns - input_ns_;
   Succeeds("a request could not be counted: ",
-           TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, error == nullptr, begin_ns,
+           TRITONBACKEND_ModelInstanceReportStatistics(served_.instance, handle_, is_success, begin_ns,
                                                        compute_begin_ns, compute_end_ns, end_ns));
-  TRITONSERVER_ErrorDelete(error);
   Release(handle_);
   handle_ = nullptr;
   pieces_.clear();

@@ -103,7 +103,7 @@ class Request {
   TRITONBACKEND_Request* handle_;
   std::vector<InputTensor> inputs_;
   std::vector<bool> wanted_;
-  std::vector<size_t> row_tokens_{0};
+  std::vector<size_t> row_tokens_;
   size_t tokens_ = 0;
   std::vector<Piece> pieces_;
   size_t rows_taken_ = 0;

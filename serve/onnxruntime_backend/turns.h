@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -24,8 +25,11 @@ constexpr double kWaitingPerEqualShare = 4;
 // More waiting requests than this do not make turns any longer, or a client that lets many wait would keep
 // all others waiting.
 constexpr size_t kMaxWaitingCounted = 64;
-// Seconds after a turn during which another is expected, so that `Work` holds back.
-constexpr double kTurnExpectedSeconds = 0.25;
+// Seconds after a turn during which another is expected, so that `Work` holds back: as many as the turn took,
+// but at least and at most these. What comes back to back comes within them; beside what comes rarely, most
+// of the time is left to `Work`.
+constexpr double kLeastTurnExpectedSeconds = 0.01;
+constexpr double kMostTurnExpectedSeconds = 0.25;
 
 constexpr double kAllSeconds = std::numeric_limits<double>::infinity();
 
@@ -35,20 +39,19 @@ struct SteadyClock {
   }
 };
 
-// Takes the first waiting parts, as many as make a run: at most `kRunTokens` tokens, or one part.
+// Takes the first waiting parts, as many as make a run: at most `kRunTokens` tokens and `most_rows` rows, or
+// one part. Throws std::bad_alloc where memory does not suffice, and has taken none then.
 template <class Part>
-std::vector<Part> TakeRun(std::deque<Part>* waiting) {
-  std::vector<Part> run;
-  size_t tokens = 0;
-  while (!waiting->empty()) {
-    Part& part = waiting->front();
+std::vector<Part> TakeRun(std::deque<Part>* waiting, size_t most_rows) {
+  size_t tokens = 0, rows = 0;
+  const auto end = std::find_if(waiting->begin(), waiting->end(), [&](const Part& part) {
     tokens += part.tokens;
-    if (!run.empty() && (tokens > kRunTokens || !part.FitsBeside(run.front()))) {
-      break;
-    }
-    run.push_back(std::move(part));
-    waiting->pop_front();
-  }
+    rows += part.rows;
+    return &part != &waiting->front() &&
+           (tokens > kRunTokens || rows > most_rows || !part.FitsBeside(waiting->front()));
+  });
+  std::vector<Part> run(std::make_move_iterator(waiting->begin()), std::make_move_iterator(end));
+  waiting->erase(waiting->begin(), end);
   return run;
 }
 
@@ -60,13 +63,15 @@ std::vector<Part> TakeRun(std::deque<Part>* waiting) {
 // cores take longer than one after the other. So from `kTurnThreshold` waiting requests on, the thread that
 // answers the short ones computes the long ones too, in a `Turn` after each batch of short ones.
 //
-// A Part is a request, or those rows of a larger one that are computed at a time. It has `tokens`, about how
-// many tokens it has; `is_last`, whether it is the last part of its request; and FitsBeside(other), whether
-// one run can have both. A Clock returns seconds.
+// A Part is a request, or those rows of a larger one that are computed at a time. It has `rows`; `tokens`,
+// about how many tokens they have; `is_last`, whether it is the last part of its request; and
+// FitsBeside(other), whether one run can have both. A Clock returns seconds.
 template <class Part, class Clock = SteadyClock>
 class Turns {
  public:
-  explicit Turns(Clock clock = Clock()) : clock_(std::move(clock)), turn_expected_until_(clock_()) {}
+  // A run has at most `most_rows` rows.
+  explicit Turns(size_t most_rows, Clock clock = Clock())
+      : most_rows_(most_rows), clock_(std::move(clock)), turn_expected_until_(clock_()) {}
 
   // Whether nothing waits or is computed.
   bool is_empty() const {
@@ -103,17 +108,21 @@ class Turns {
       return;
     }
     owed_ += seconds * static_cast<double>(std::min(requests_, kMaxWaitingCounted)) / kWaitingPerEqualShare;
-    ExpectTurn();
+    const double begun = clock_();
+    double ended = begun;
     while (owed_ > 0 && !is_running_ && !waiting_.empty()) {
-      const double begun = clock_();
+      const double run_begun = ended;
       ComputeRun(&lock, compute);
-      ExpectTurn();
-      owed_ -= clock_() - begun;
+      ended = clock_();
+      owed_ -= ended - run_begun;
     }
     owed_ = std::min(owed_, 0.0);
+    turn_expected_until_ =
+        ended + std::clamp(seconds + ended - begun, kLeastTurnExpectedSeconds, kMostTurnExpectedSeconds);
   }
 
-  // Computes runs whenever no turns are expected, and waits for the next one, until closed.
+  // Computes runs whenever no turns are expected, and waits for the next one, until closed. What a run throws
+  // as it begins, for want of memory, leaves all as it was: it may be called again.
   template <class Compute>
   void Work(Compute compute) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -133,9 +142,6 @@ class Turns {
   }
 
  private:
-  // Has `Work` hold back, as another turn is expected soon.
-  void ExpectTurn() { turn_expected_until_ = clock_() + kTurnExpectedSeconds; }
-
   // Seconds until `Work` may begin a run, or end; infinite where it is to wait until notified.
   double SecondsToWait() const {
     if (waiting_.empty()) {
@@ -151,7 +157,7 @@ class Turns {
 
   template <class Compute>
   void ComputeRun(std::unique_lock<std::mutex>* lock, Compute& compute) {
-    std::vector<Part> run = TakeRun(&waiting_);
+    std::vector<Part> run = TakeRun(&waiting_, most_rows_);
     requests_ -= static_cast<size_t>(
         std::count_if(run.begin(), run.end(), [](const Part& part) { return part.is_last; }));
     is_running_ = true;
@@ -162,6 +168,7 @@ class Turns {
     changed_.notify_all();
   }
 
+  const size_t most_rows_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Clock clock_;

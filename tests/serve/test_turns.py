@@ -12,6 +12,7 @@ from shared_library import compile_library
 
 SOURCE = Path(__file__).with_name("turns_bridge.cc")
 SERVE = Path(__file__).parents[2] / "serve"
+MOST_ROWS = 50
 
 ClockFunction = ctypes.CFUNCTYPE(ctypes.c_double)
 ComputeFunction = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
@@ -20,6 +21,7 @@ ComputeFunction = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int), ctypes.c_
 class Part(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_int),
+        ("rows", ctypes.c_size_t),
         ("tokens", ctypes.c_size_t),
         ("is_last", ctypes.c_bool),
         ("kind", ctypes.c_int),
@@ -45,23 +47,24 @@ class Turns:
         self.turn_threshold: int = library.turn_threshold()
         self.max_waiting_counted: int = library.max_waiting_counted()
         self.waiting_per_equal_share: float = library.waiting_per_equal_share()
-        self.turn_expected_seconds: float = library.turn_expected_seconds()
+        self.least_expected_seconds: float = library.least_turn_expected_seconds()
+        self.most_expected_seconds: float = library.most_turn_expected_seconds()
         self._library = library
         self._clock = ClockFunction(clock)
-        self._turns = ctypes.c_void_p(library.make_turns(self._clock))
+        self._turns = ctypes.c_void_p(library.make_turns(MOST_ROWS, self._clock))
         self._thread: Thread | None = None
 
-    def enqueue(self, names: str, tokens: int | None = None, kind: int = 0) -> None:
+    def enqueue(self, names: str, tokens: int | None = None, kind: int = 0, rows: int = 1) -> None:
         """Let requests of one part each wait, by default of as many tokens as a run."""
         for name in names:
-            self.enqueue_parts([(name, self.run_tokens if tokens is None else tokens)], kind)
+            self.enqueue_parts([(name, self.run_tokens if tokens is None else tokens)], kind, rows)
 
-    def enqueue_parts(self, parts: Sequence[tuple[str, int]], kind: int = 0) -> None:
+    def enqueue_parts(self, parts: Sequence[tuple[str, int]], kind: int = 0, rows: int = 1) -> None:
         """Let one request wait, in parts of a name and tokens."""
         count = len(parts)
         array = (Part * count)(
             *(
-                Part(ord(name), tokens, number == count, kind)
+                Part(ord(name), rows, tokens, number == count, kind)
                 for number, (name, tokens) in enumerate(parts, start=1)
             )
         )
@@ -111,7 +114,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for count in (library.run_tokens, library.turn_threshold, library.max_waiting_counted):
         count.restype = ctypes.c_size_t
-    library.waiting_per_equal_share.restype = library.turn_expected_seconds.restype = ctypes.c_double
+    for seconds in (library.least_turn_expected_seconds, library.most_turn_expected_seconds):
+        seconds.restype = ctypes.c_double
+    library.waiting_per_equal_share.restype = ctypes.c_double
     library.make_turns.restype = ctypes.c_void_p
     library.is_empty.restype = ctypes.c_bool
     return library
@@ -193,6 +198,12 @@ def test_what_fits_is_one_run(turns: Turns, clock: Clock) -> None:
     assert taken(turns, clock, 1.0) == ["abcd", "efgh", "ijkl"]
 
 
+def test_a_run_has_no_more_rows_than_a_batch(turns: Turns, clock: Clock) -> None:
+    turns.enqueue("abcdefghijkl", 1, rows=MOST_ROWS // 2)
+    turns.enqueue("m", 1, rows=MOST_ROWS + 1)
+    assert taken(turns, clock, 100.0) == ["ab", "cd", "ef", "gh", "ij", "kl", "m"]
+
+
 def test_it_is_empty_when_nothing_waits_or_is_computed(turns: Turns) -> None:
     is_empty: list[bool] = [turns.is_empty]
     turns.enqueue("a" * turns.turn_threshold)
@@ -227,7 +238,7 @@ def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: 
     answered: SimpleQueue[str] = SimpleQueue()
     turns.enqueue("a" * (turns.turn_threshold + 1))
     assert taken(turns, clock, 0.1) == ["a"]
-    clock.seconds += turns.turn_expected_seconds
+    clock.seconds += turns.most_expected_seconds
     assert taken(turns, clock, 0.1) == []
     turns.start_work(answered.put)
     assert is_left_empty(answered)
@@ -235,7 +246,7 @@ def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: 
     assert is_left_empty(answered)
     turns.enqueue("b")
     assert is_left_empty(answered)
-    clock.seconds += turns.turn_expected_seconds
+    clock.seconds += turns.most_expected_seconds
     turns.enqueue("c")
     assert [answered.get(timeout=30) for _ in range(2)] == ["b", "c"]
     turns.enqueue("d" * turns.turn_threshold)
@@ -244,13 +255,28 @@ def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: 
     turns.wait_for_work()
 
 
+def test_beside_a_trickle_of_short_ones_the_thread_has_the_time_between(turns: Turns, clock: Clock) -> None:
+    """It holds back for as long as a turn took, and a turn without a run takes little."""
+    answered: SimpleQueue[str] = SimpleQueue()
+    turns.enqueue("a" * (turns.turn_threshold + 2))
+    assert taken(turns, clock, 0.005, run_seconds=0.1) == ["a"]
+    clock.seconds += 0.09
+    turns.start_work(answered.put)
+    assert is_left_empty(answered)
+    assert taken(turns, clock, 0.005) == []
+    assert is_left_empty(answered)
+    clock.seconds += turns.least_expected_seconds
+    left = turns.turn_threshold + 1
+    assert [answered.get(timeout=30) for _ in range(left)] == ["a"] * left
+
+
 def test_the_thread_begins_nothing_while_a_turn_is_at_a_run(turns: Turns, clock: Clock) -> None:
     """However long that takes; it goes on some time after the turn."""
     answered: SimpleQueue[str] = SimpleQueue()
     beside: list[bool] = []
 
     def compute(_names: str) -> None:
-        clock.seconds += 2 * turns.turn_expected_seconds
+        clock.seconds += 2 * turns.most_expected_seconds
         turns.enqueue("b")
         beside.append(not is_left_empty(answered))
 
@@ -259,7 +285,7 @@ def test_the_thread_begins_nothing_while_a_turn_is_at_a_run(turns: Turns, clock:
     turns.start_work(answered.put)
     turns.turn(0.3, compute)
     assert beside == [False]
-    clock.seconds += turns.turn_expected_seconds
+    clock.seconds += turns.most_expected_seconds
     assert [answered.get(timeout=30) for _ in range(turns.turn_threshold)] == ["a"] * (
         turns.turn_threshold - 1
     ) + ["b"]
@@ -270,6 +296,6 @@ def test_the_thread_begins_however_time_passes_while_it_looks(turns: Turns, cloc
     begun: SimpleQueue[str] = SimpleQueue()
     turns.enqueue("a" * (turns.turn_threshold + 1))
     assert taken(turns, clock, 0.1) == ["a"]
-    clock.tick = 0.6 * turns.turn_expected_seconds
+    clock.tick = 0.6 * turns.most_expected_seconds
     turns.start_work(begun.put)
     assert begun.get(timeout=5) == "a"

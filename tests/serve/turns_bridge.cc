@@ -9,6 +9,7 @@ namespace {
 
 struct Part {
   int name;
+  size_t rows;
   size_t tokens;
   bool is_last;
   int kind;
@@ -40,10 +41,12 @@ size_t max_waiting_counted() { return sparse_serve::kMaxWaitingCounted; }
 
 double waiting_per_equal_share() { return sparse_serve::kWaitingPerEqualShare; }
 
-double turn_expected_seconds() { return sparse_serve::kTurnExpectedSeconds; }
+double least_turn_expected_seconds() { return sparse_serve::kLeastTurnExpectedSeconds; }
+
+double most_turn_expected_seconds() { return sparse_serve::kMostTurnExpectedSeconds; }
 
 // `clock` is called under the lock of the turns: it may not call them.
-Turns* make_turns(Clock clock) { return new Turns(clock); }
+Turns* make_turns(size_t most_rows, Clock clock) { return new Turns(most_rows, clock); }
 
 void delete_turns(Turns* turns) { delete turns; }
 

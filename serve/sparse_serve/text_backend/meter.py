@@ -75,8 +75,9 @@ class Meter:
         with self._lock:
             self._added[counter.name, frozenset(labels.items())] += value
             if self._thread is None:
-                self._thread = threading.Thread(target=self._publish_on, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._publish_on, daemon=True)
+                thread.start()
+                self._thread = thread  # that has started: where none can be, the next call tries again
         if not self._is_any.is_set():  # which costs less than to set it again
             self._is_any.set()
 

@@ -142,13 +142,11 @@ class TritonPythonModel:
 
         It waits for that thread since `begun`.
         """
-        self.meter.add(meter.SECONDS, time.perf_counter() - begun, stage=WAIT)
-        if sender.is_cancelled():
-            message = "the request was cancelled by its client"
-            failure = RefusedError(message, "cancelled", pb_utils.TritonError.CANCELLED)
-            self._send(sender, self._refuse(failure, len(asked.texts)), len(asked.texts))
-            return
         try:
+            self.meter.add(meter.SECONDS, time.perf_counter() - begun, stage=WAIT)
+            if sender.is_cancelled():
+                message = "the request was cancelled by its client"
+                raise RefusedError(message, "cancelled", pb_utils.TritonError.CANCELLED)
             if not hasattr(self.of_thread, "tokenizer"):
                 self.of_thread.tokenizer = type(self.tokenizer).from_str(self.tokenizer_json)
             (response,) = self._answer({0: asked}, self.of_thread.tokenizer).values()
