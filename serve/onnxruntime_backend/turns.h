@@ -25,9 +25,10 @@ constexpr double kWaitingPerEqualShare = 4;
 // More waiting requests than this do not make turns any longer, or a client that lets many wait would keep
 // all others waiting.
 constexpr size_t kMaxWaitingCounted = 64;
-// Seconds after a turn during which another is expected, so that `Work` holds back: as many as the turn took,
-// but at least and at most these. What comes back to back comes within them; beside what comes rarely, most
-// of the time is left to `Work`.
+// For how long after a turn another is expected, so that `Work` holds back: so many times as long as the turn
+// took, but at least and at most these seconds. What comes back to back comes within that time; beside what
+// comes rarely, most of the time is left to `Work`.
+constexpr double kExpectedPerTurn = 3;
 constexpr double kLeastTurnExpectedSeconds = 0.01;
 constexpr double kMostTurnExpectedSeconds = 0.25;
 
@@ -117,8 +118,8 @@ class Turns {
       owed_ -= ended - run_begun;
     }
     owed_ = std::min(owed_, 0.0);
-    turn_expected_until_ =
-        ended + std::clamp(seconds + ended - begun, kLeastTurnExpectedSeconds, kMostTurnExpectedSeconds);
+    turn_expected_until_ = ended + std::clamp(kExpectedPerTurn * (seconds + ended - begun),
+                                              kLeastTurnExpectedSeconds, kMostTurnExpectedSeconds);
   }
 
   // Computes runs whenever no turns are expected, and waits for the next one, until closed. What a run throws

@@ -47,6 +47,7 @@ class Turns:
         self.turn_threshold: int = library.turn_threshold()
         self.max_waiting_counted: int = library.max_waiting_counted()
         self.waiting_per_equal_share: float = library.waiting_per_equal_share()
+        self.expected_per_turn: float = library.expected_per_turn()
         self.least_expected_seconds: float = library.least_turn_expected_seconds()
         self.most_expected_seconds: float = library.most_turn_expected_seconds()
         self._library = library
@@ -114,9 +115,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for count in (library.run_tokens, library.turn_threshold, library.max_waiting_counted):
         count.restype = ctypes.c_size_t
-    for seconds in (library.least_turn_expected_seconds, library.most_turn_expected_seconds):
-        seconds.restype = ctypes.c_double
-    library.waiting_per_equal_share.restype = ctypes.c_double
+    for number in (
+        library.waiting_per_equal_share,
+        library.expected_per_turn,
+        library.least_turn_expected_seconds,
+        library.most_turn_expected_seconds,
+    ):
+        number.restype = ctypes.c_double
     library.make_turns.restype = ctypes.c_void_p
     library.is_empty.restype = ctypes.c_bool
     return library
@@ -256,14 +261,16 @@ def test_the_thread_leaves_a_crowd_to_the_turns_and_ends_with_what_waits(turns: 
 
 
 def test_beside_a_trickle_of_short_ones_the_thread_has_the_time_between(turns: Turns, clock: Clock) -> None:
-    """It holds back for as long as a turn took, and a turn without a run takes little."""
+    """It holds back by how long a turn took, and one without a run takes as long as the short ones."""
     answered: SimpleQueue[str] = SimpleQueue()
     turns.enqueue("a" * (turns.turn_threshold + 2))
     assert taken(turns, clock, 0.005, run_seconds=0.1) == ["a"]
     clock.seconds += 0.09
     turns.start_work(answered.put)
     assert is_left_empty(answered)
-    assert taken(turns, clock, 0.005) == []
+    short_seconds = 2 * turns.least_expected_seconds / turns.expected_per_turn
+    assert taken(turns, clock, short_seconds) == []
+    clock.seconds += turns.least_expected_seconds
     assert is_left_empty(answered)
     clock.seconds += turns.least_expected_seconds
     left = turns.turn_threshold + 1

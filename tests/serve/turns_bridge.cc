@@ -41,6 +41,8 @@ size_t max_waiting_counted() { return sparse_serve::kMaxWaitingCounted; }
 
 double waiting_per_equal_share() { return sparse_serve::kWaitingPerEqualShare; }
 
+double expected_per_turn() { return sparse_serve::kExpectedPerTurn; }
+
 double least_turn_expected_seconds() { return sparse_serve::kLeastTurnExpectedSeconds; }
 
 double most_turn_expected_seconds() { return sparse_serve::kMostTurnExpectedSeconds; }
