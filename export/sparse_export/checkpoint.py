@@ -28,7 +28,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.extension import extension_weights
 from sparse_export.encoders.extensions import attach_extensions
 from sparse_export.encoders.families import family_of, silence_padding
-from sparse_export.encoders.positions import fix_positions
+from sparse_export.encoders.positions import fix_positions, has_fixed_positions
 from sparse_export.encoders.spec import ModelSpec, no_head
 from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
@@ -142,9 +142,23 @@ def new_model(
     else:
         is_own = attention == own.attention
         model, _ = load_model(encoder, config, head.models, is_own=is_own, other_head=True, revision=revision)
-    if spec.positions == "sinusoidal":
-        fix_positions(model)
+    settle_positions(model, is_random=from_scratch)
     return model.train()
+
+
+def settle_positions(model: PreTrainedModel, *, is_random: bool) -> None:
+    """Keep positions out of training that are fixed ones, as a model's spec says.
+
+    Where the config that it was made of says so of positions that were learned after all, the spec is put
+    right.
+    """
+    spec = ModelSpec.of(model.config)
+    if spec.positions != "sinusoidal":
+        return
+    if is_random or has_fixed_positions(model):
+        fix_positions(model)
+    else:
+        replace(spec, positions="learned").store(model.config)
 
 
 def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

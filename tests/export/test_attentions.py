@@ -104,7 +104,7 @@ def test_curves_go_along_what_has_most_sizes() -> None:
         ("local2/x", [], "has no meaning at 'local2/x'"),
         ("axis/2", [], "has no meaning at 'axis/2'"),
         ("local1,local2", [-4.0, 0.0], "--attention names 2 attentions and --lambda 2 values"),
-        ("softmax,local2", [-4.0], "softmax attention takes no lambda"),
+        ("softmax", [-4.0], "softmax attention takes no lambda"),
         ("local2", [-4.0, 1.0], "below 1"),
         ("axis", [-4.0, -4.0], "give each λ once"),
     ],
@@ -129,6 +129,13 @@ def test_lambdas_make_a_run_each_with_a_pattern_too() -> None:
     }
     assert choose_attentions("any", "local2,sparsegen", [-7.0], None, 0).by_name == {
         name: AttentionSpec.parse(name, -7) for name in ("local2", "sparsegen")
+    }
+
+
+def test_softmax_beside_others_takes_no_lambda() -> None:
+    assert choose_attentions("any", "softmax,sparsegen", [-7.0], None, 0).by_name == {
+        "softmax": AttentionSpec(),
+        "sparsegen": AttentionSpec(-7.0),
     }
 
 
@@ -158,6 +165,13 @@ def saved(encoder: Path, folder: Path, attention: AttentionSpec, logits: Any = N
                 each.logits[:4] = torch.tensor(logits[number])
     save_checkpoint(model, load_tokenizer(encoder), folder)
     return str(folder)
+
+
+def test_a_softmax_encoder_stays_one_where_that_is_asked_for(encoder: Path) -> None:
+    """As where tasks are added to it."""
+    assert choose_attentions(str(encoder), None, [], None, 0).by_name == {"sparsegen": AttentionSpec(-4.0)}
+    kept = choose_attentions(str(encoder), None, [], None, 0, keeps_softmax=True)
+    assert kept.by_name == {"softmax": AttentionSpec()}
 
 
 def test_an_encoder_keeps_its_own_attention(encoder: Path, tmp_path: Path) -> None:

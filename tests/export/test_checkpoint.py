@@ -287,6 +287,20 @@ def of_family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path
     return family, tmp_path
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_embedding_type": "relative_key_query"}, "position_embedding_type 'relative_key_query'"),
+        ({"is_decoder": True}, "has is_decoder in its config.json"),
+    ],
+)
+def test_an_encoder_that_attends_in_another_way(copy: Path, changes: dict[str, object], message: str) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(copy)
+
+
 def test_every_family_loads(of_family: tuple[str, Path]) -> None:
     family, folder = of_family
     model, expected = load_checkpoint(folder), make_model(AttentionSpec(LAMBD), family)

@@ -13,8 +13,10 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
+from command_line import exit_status
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.checkpoint import load_checkpoint
+from sparse_export.checkpoint import load_checkpoint, load_config
+from sparse_export.cli import app
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.multitask import MultitaskOptions, MultitaskRecord, finetune_tasks, read_task_file
@@ -217,6 +219,21 @@ def test_a_task_added_later_leaves_the_others_to_the_bit(
             old, new = (model(**batch, task_ids=ids).logits for model in models)
         assert torch.equal(old, new)
     assert list(ModelSpec.of(models[1].config).tasks) == ["sentiment", "same", "count", "mood"]
+
+
+def test_a_task_is_added_to_a_model_with_softmax(encoder: Path, tasks: Path, tmp_path: Path) -> None:
+    """Which stays so, where the command line names no attention."""
+    films = str(tasks.parent / "films.tsv")
+    for name in ("first", "second"):
+        entry = {"train": films, "eval": films}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"tasks": {name: entry}}), encoding="utf-8")
+    few = ["--max-steps", "1", "--batch-size", "4", "--max-length", "16", "--no-adapters"]
+    base = ["finetune", encoder, "--tasks", tmp_path / "first.yaml", "--output", tmp_path / "base", *few]
+    assert exit_status(app, *base, "--attention", "softmax") == 0
+    more = ["--add-task", "--tasks", tmp_path / "second.yaml", "--output", tmp_path / "more", *few[:-1]]
+    assert exit_status(app, "finetune", tmp_path / "base", *more) == 0
+    spec = ModelSpec.of(load_config(tmp_path / "more"))
+    assert (list(spec.tasks), spec.attention) == (["first", "second"], AttentionSpec())
 
 
 def test_what_cannot_be_added(

@@ -25,11 +25,13 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.pretraining import PretrainOptions, PretrainRecord, pretrain
 from sparse_export.pretraining.masking import Masking
+from sparse_export.pretraining.models import new_language_model
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.tasks.trained import IGNORED
 from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
+from sparse_serve.tasks import Classification
 from tiny_training import BAD, GOOD, POSITIONS, interrupted_after, make_encoder, weights, write_rows
 
 SOFTMAX = AttentionSpec()
@@ -235,6 +237,22 @@ def test_fixed_positions_stay_as_they_are_also_where_the_encoder_is_fine_tuned(
     assert torch.equal(weights(tmp_path / "kept")[name], weights(made)[name])
     pretrain(made, tmp_path / "text.txt", tmp_path / "learned", replace(kept, positions="learned"))
     assert not torch.equal(weights(tmp_path / "learned")[name], weights(made)[name])
+
+
+def test_positions_that_were_learned_are_trained_whatever_the_config_says(tmp_path: Path) -> None:
+    """As of a DistilBERT whose teacher's were."""
+    model = tiny_models.make_model(SOFTMAX, "distilbert")
+    learned = model.base_model.embeddings.position_embeddings.weight.detach().clone()
+    model.config.sinusoidal_pos_embds = True
+    del model.config.sparse_serve
+    save_checkpoint(model, tiny_models.make_tokenizer(tmp_path, "distilbert"), tmp_path)
+    made = new_model(tmp_path, SOFTMAX, Classification(("a", "b")), seed=0)
+    position = made.base_model.embeddings.position_embeddings.weight
+    assert torch.equal(position, learned)
+    assert position.requires_grad
+    assert ModelSpec.of(made.config).positions == "learned"
+    with pytest.raises(OptionError, match="--positions sinusoidal would replace those that"):
+        new_language_model(tmp_path, replace(RUN, positions="sinusoidal"))
 
 
 def interrupted(encoder: Path, text: Path, output: Path, options: PretrainOptions, step: int) -> None:

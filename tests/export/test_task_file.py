@@ -56,6 +56,7 @@ def test_the_papers_tasks_ship_as_a_file() -> None:
 
 
 ONE = "tasks: {a: {train: a.tsv}}"
+LOCAL = AttentionSpec.parse("local2", None)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"add_task": True, "share_projections": True}, "--share-projections has no effect with --add-task"),
         ({"add_task": True, "freeze_encoder": True}, "--freeze-encoder has no effect with --add-task"),
         ({"add_task": True, "freeze_layers": 1}, "--freeze-layers has no effect with --add-task"),
+        (
+            {"add_task": True, "dense_epochs": 1, "attention": LOCAL},
+            "--dense-epochs has no effect with --add",
+        ),
         ({"add_task": True, "from_scratch": True}, "--from-scratch makes all weights anew, and --add-task"),
         ({"sampling": "sequential", "steps_per_epoch": 9}, "--steps-per-epoch has no effect with --sampling"),
         ({"simcse_tasks": ("sentiment",)}, "--simcse-tasks has no effect with no --simcse"),
         (
             {"simcse": "cross-entropy", "simcse_temperature": 0.1},
             "--simcse-temperature has no effect with --simcse cross-entropy; leave one of the two out",
+        ),
+        ({"simcse": "infonce", "dropout": 0.0}, "--simcse has no effect with --dropout 0; leave one"),
+        (
+            {"simcse": "infonce", "freeze_encoder": True, "adapters": False},
+            "--simcse has no effect with --freeze-encoder and --no-adapters; leave one of the two out",
         ),
         ({"simcse": "infonce", "simcse_tasks": ("x",)}, "--simcse-tasks names x; the tasks are sentiment, "),
         ({"sampling": "round-robin"}, "a factor of 0.1 is for --sampling annealed, and this is round-robin"),
@@ -160,5 +170,5 @@ def test_options_out_of_range_or_without_effect(
 ) -> None:
     tasks = read_task_file(write(tmp_path, GOOD))
     with pytest.raises(OptionError) as error:
-        MultitaskOptions(tasks=tasks, attention=AttentionSpec(), **given)  # type: ignore[arg-type]
+        MultitaskOptions(tasks=tasks, **{"attention": AttentionSpec()} | given)  # type: ignore[arg-type]
     assert message in str(error.value)

@@ -233,6 +233,7 @@ def _train(given: Mapping[str, Any]) -> None:
             given["pattern_from"],
             given["seed"],
             given["revision"],
+            keeps_softmax=given["add_task"],
         )
         learning = _taken(training.PatternOptions, given)
         rows, others = _rows(given)

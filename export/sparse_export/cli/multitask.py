@@ -116,5 +116,9 @@ SimcseTemperature = Annotated[
 ]
 FreezeEncoder = Annotated[
     bool,
-    typer.Option("--freeze-encoder", help="Train heads and adapters alone.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--freeze-encoder",
+        help="Train heads, with BERT's pooler, and adapters alone.",
+        rich_help_panel=_PANEL,
+    ),
 ]

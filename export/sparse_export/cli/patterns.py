@@ -57,7 +57,7 @@ RhoTarget = Annotated[
     float | None,
     typer.Option(
         help="Share of query-key pairs, at least 0 and below 1, that the pattern is to leave out on the "
-        "evaluation rows.",
+        "evaluation rows. It is set on a few training rows, which are not trained on.",
         show_default="nine tenths of what its fixed part leaves out there",
         rich_help_panel=_LEARNED_PANEL,
     ),

@@ -94,12 +94,24 @@ def family_of(config: PreTrainedConfig) -> Family:
     """Return the family a config belongs to.
 
     Raises:
-        CheckpointError: it is none of the supported ones, or lacks the padding id that the family reads; the
-            message goes on from the checkpoint's name.
+        CheckpointError: it is none of the supported ones, attends in another way than Transformers and this
+            package compute it, or lacks the padding id that the family reads; the message goes on from the
+            checkpoint's name.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise CheckpointError(f"is a {config.model_type} model; supported families: {', '.join(FAMILIES)}")
+    positions = getattr(config, "position_embedding_type", None) or "absolute"
+    if positions != "absolute":
+        raise CheckpointError(
+            f"has the position_embedding_type '{positions}' in its config.json: Transformers computes "
+            "absolute positions alone, and would leave its weights for others out"
+        )
+    if getattr(config, "is_decoder", False):
+        raise CheckpointError(
+            "has is_decoder in its config.json, so that tokens attend to earlier ones alone: an encoder is "
+            "needed, whose tokens attend to all"
+        )
     if config.pad_token_id is None and (family.counts_ids or family.joins_neighbours):
         raise CheckpointError(
             f"has no pad_token_id in its config.json: a {config.model_type} model tells padding by it"

@@ -13,6 +13,8 @@ from sparse_export.encoders.families import max_tokens
 
 _EARLIER_KEY = "sinusoidal_positions"
 _DISTILBERT_KEY = "sinusoidal_pos_embds"
+# Of values up to 1 in bfloat16.
+_ROUNDING = 2**-8
 
 
 def sinusoidal_table(positions: int, width: int) -> Tensor:
@@ -28,6 +30,17 @@ def sinusoidal_table(positions: int, width: int) -> Tensor:
 def were_fixed(config: PreTrainedConfig) -> bool:
     """Tell whether a config without a spec says that the positions are fixed ones."""
     return bool(getattr(config, _EARLIER_KEY, False) or getattr(config, _DISTILBERT_KEY, False))
+
+
+def has_fixed_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model's positions are the fixed ones, to the rounding of half precision.
+
+    What a config says of them is how they began: those of a DistilBERT may be a teacher's, learned ones.
+    """
+    embedding: nn.Embedding = model.base_model.embeddings.position_embeddings
+    count = max_tokens(model.config)
+    table = sinusoidal_table(count, embedding.embedding_dim)
+    return torch.allclose(embedding.weight[-count:], table, rtol=0, atol=_ROUNDING)
 
 
 def configure_positions(config: PreTrainedConfig, *, sinusoidal: bool) -> None:

@@ -9,8 +9,14 @@ from sparse_export.tasks.several_model import SeveralTasksModel
 
 
 def freeze_encoder(model: PreTrainedModel) -> None:
-    """Train heads and what extensions have added alone."""
-    model.base_model.requires_grad_(False)
+    """Train heads and what extensions have added alone.
+
+    The pooler is a part of the heads: an encoder that was pretrained without one gets a random one.
+    """
+    base = model.base_model
+    base.requires_grad_(False)
+    if getattr(base, "pooler", None) is not None:
+        base.pooler.requires_grad_(True)
     for module in extension_modules(model):
         module.requires_grad_(module.trains_when_frozen)
 

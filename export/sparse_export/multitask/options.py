@@ -84,6 +84,7 @@ class MultitaskOptions(TrainingOptions):
             "--no-adapters": not self.adapters,
             "--freeze-encoder": self.freeze_encoder,
             "--freeze-layers": self.freeze_layers is not None,
+            "--dense-epochs": bool(self.dense_epochs),
         }
         without_effect = (
             ("--no-adapters", not self.adapters, adapters | self._changed("adapter_learning_rate")),
@@ -98,6 +99,13 @@ class MultitaskOptions(TrainingOptions):
                 "no --simcse",
                 self.simcse is None,
                 self._changed("simcse_tasks", "simcse_weight", "simcse_temperature"),
+            ),
+            # Both hidden states of a text are then the same, or learn nothing.
+            ("--dropout 0", self.dropout == 0 and not self.learns, {"--simcse": self.simcse is not None}),
+            (
+                "--freeze-encoder and --no-adapters",
+                self.freeze_encoder and not self.adapters and not self.learns,
+                {"--simcse": self.simcse is not None},
             ),
             (
                 "--simcse cross-entropy",

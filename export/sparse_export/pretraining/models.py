@@ -12,9 +12,15 @@ from transformers import (
     set_seed,
 )
 
-from sparse_export.checkpoint import load_config, load_model, random_model, require_finite
+from sparse_export.checkpoint import (
+    load_config,
+    load_model,
+    random_model,
+    require_finite,
+    settle_positions,
+)
 from sparse_export.encoders.families import input_names, joins_neighbours
-from sparse_export.encoders.positions import fix_positions
+from sparse_export.encoders.positions import has_fixed_positions
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.pretraining.options import PretrainOptions
 from sparse_export.tasks.head import Models
@@ -44,11 +50,6 @@ def new_language_model(encoder: str | Path, options: PretrainOptions) -> PreTrai
     spec = replace(
         own.without_tasks(), attention=options.attention, positions=options.positions or own.positions
     )
-    if spec.positions == "sinusoidal" != own.positions and not options.from_scratch:
-        raise OptionError(
-            f"--positions sinusoidal would replace those that {encoder} was trained with; give "
-            "--from-scratch, or leave it out"
-        )
     spec.store(config)
     set_seed(options.seed)
     if options.from_scratch:
@@ -59,8 +60,13 @@ def new_language_model(encoder: str | Path, options: PretrainOptions) -> PreTrai
         model, _ = load_model(
             encoder, config, heads, is_own=is_own, other_head=True, revision=options.revision
         )
-    if spec.positions == "sinusoidal":
-        fix_positions(model)
+    is_fixed = own.positions == "sinusoidal" and has_fixed_positions(model)
+    if options.positions == "sinusoidal" and not (options.from_scratch or is_fixed):
+        raise OptionError(
+            f"--positions sinusoidal would replace those that {encoder} was trained with; give "
+            "--from-scratch, or leave it out"
+        )
+    settle_positions(model, is_random=options.from_scratch)
     _keep_padding_silent(model)
     return model.train()
 

@@ -13,6 +13,7 @@ from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import OptionError
 
 _DEFAULT = AttentionSpec(DEFAULT_LAMBD)
+_SOFTMAX = AttentionSpec().name
 
 _BLANKS = re.compile(r"\s*([,+/])\s*")
 _ALTERNATIVES = re.compile(r"(local|global|random)(\d{1,7}(?:/\d{1,7})+)")
@@ -53,6 +54,8 @@ def choose_attentions(
     pattern_from: str | None,
     seed: int,
     revision: str | None = None,
+    *,
+    keeps_softmax: bool = False,
 ) -> Attentions:
     """Read what the options `--attention`, `--lambda` and `--pattern-from` say.
 
@@ -66,6 +69,8 @@ def choose_attentions(
             nothing names an attention, its own λ is kept, and what joined them there.
         seed: of random keys.
         revision: of an encoder on the hub.
+        keeps_softmax: whether an encoder's softmax stays where nothing names an attention, as it is to where
+            tasks are added to a trained model; it becomes sparsegen otherwise.
 
     Raises:
         OptionError: an unknown name, a contradiction, a λ out of range or given twice, or several of both.
@@ -78,7 +83,8 @@ def choose_attentions(
         chosen = _only(_fixed_part(pattern_from, lambd))
     else:
         own = ModelSpec.of(load_config(encoder, revision)).attention
-        chosen = _only(resolve_attention(own, None, lambd, default=_DEFAULT))
+        default = None if keeps_softmax else _DEFAULT
+        chosen = _only(resolve_attention(own, None, lambd, default=default))
     if pattern_from is not None:
         diagonals = _diagonals_of(pattern_from, encoder, revision)
         joined = {name: _join(attention, diagonals) for name, attention in chosen.by_name.items()}
@@ -101,8 +107,10 @@ def _named(text: str, lambd: float | None, seed: int) -> Attentions:
                 "example softmax,local2"
             )
         names, own = _expand(each)
+        # Softmax beside others takes no λ; alone it refuses one.
+        own_lambd = None if each == _SOFTMAX != text.strip().lower() else lambd
         specs = {
-            name: resolve_attention(AttentionSpec(), name, lambd, seed=seed, default=_DEFAULT)
+            name: resolve_attention(AttentionSpec(), name, own_lambd, seed=seed, default=_DEFAULT)
             for name in names
         }
         same = entries.get(frozenset(specs.values()))
