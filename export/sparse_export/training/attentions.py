@@ -100,15 +100,17 @@ def _named(text: str, lambd: float | None, seed: int) -> Attentions:
     entries: dict[frozenset[AttentionSpec], str] = {}
     runs: dict[AttentionSpec, str] = {}
     curves: list[Curve] = []
-    for each in _BLANKS.sub(r"\1", text.strip().lower()).split(","):
+    listed = _BLANKS.sub(r"\1", text.strip().lower()).split(",")
+    for each in listed:
         if not each:
             raise OptionError(
                 f"--attention is {text!r}: one of its names is empty; give names with commas between, for "
                 "example softmax,local2"
             )
         names, own = _expand(each)
-        # Softmax beside others takes no λ; alone it refuses one.
-        own_lambd = None if each == _SOFTMAX != text.strip().lower() else lambd
+        # λ is for the others; softmax alone refuses it.
+        is_beside_others = each == _SOFTMAX and len(listed) > 1
+        own_lambd = None if is_beside_others else lambd
         specs = {
             name: resolve_attention(AttentionSpec(), name, own_lambd, seed=seed, default=_DEFAULT)
             for name in names
