@@ -380,6 +380,7 @@ def test_a_target_out_of_reach_is_warned_of(encoder: Path, rows: Path, tmp_path:
     record = finetune(encoder, rows, tmp_path / "out", options, evaluation=rows, console=console)
     assert isinstance(console.file, StringIO)
     said = console.file.getvalue()
+    assert "out: 6 of the rows to train on are set aside, to set the pattern's threshold on" in said
     assert (
         "warning: --rho-target is 0.9, but what is fixed in axis+local2 leaves at most 0.454 on these" in said
     )

@@ -221,7 +221,9 @@ def test_a_task_added_later_leaves_the_others_to_the_bit(
     assert list(ModelSpec.of(models[1].config).tasks) == ["sentiment", "same", "count", "mood"]
 
 
-def test_a_task_is_added_to_a_model_with_softmax(encoder: Path, tasks: Path, tmp_path: Path) -> None:
+def test_a_task_is_added_to_a_model_with_softmax(
+    encoder: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which stays so, where the command line names no attention."""
     films = str(tasks.parent / "films.tsv")
     for name in ("first", "second"):
@@ -234,6 +236,10 @@ def test_a_task_is_added_to_a_model_with_softmax(encoder: Path, tasks: Path, tmp
     assert exit_status(app, "finetune", tmp_path / "base", *more) == 0
     spec = ModelSpec.of(load_config(tmp_path / "more"))
     assert (list(spec.tasks), spec.attention) == (["first", "second"], AttentionSpec())
+
+    more[more.index(tmp_path / "more")] = tmp_path / "fast"
+    assert exit_status(app, "finetune", tmp_path / "base", *more, "--adapter-learning-rate", "1e-3") == 2
+    assert "--adapter-learning-rate 0.001 has no effect" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_cannot_be_added(

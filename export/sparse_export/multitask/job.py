@@ -286,6 +286,15 @@ def _require_addable(
         raise OptionError(
             "--add-task leaves all other tasks as they are: take relational out of the task file"
         )
+    learning_rate = options.adapter_learning_rate
+    if (
+        learning_rate != MultitaskOptions.adapter_learning_rate
+        and projected_attention.EXTENSION not in spec.extensions
+    ):
+        raise OptionError(
+            f"--adapter-learning-rate {learning_rate:g} has no effect: {encoder} has no adapters, and "
+            "--add-task adds none; leave it out"
+        )
     if options.attention != spec.attention:
         raise OptionError(
             f"--add-task leaves the encoder as it is, which attends by {spec.attention.name}, not by "

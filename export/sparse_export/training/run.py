@@ -167,6 +167,12 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
             training = job.prepare(settings.encoder, train_rows.data, eval_rows.data)
             if test_rows is not None:
                 job.require_testable(training, train_rows.data, test_rows)
+            if training.calibration:
+                console.print(
+                    f"{run.output.name}: {len(training.calibration)} of the rows to train on are set aside, "
+                    "to set the pattern's threshold on",
+                    highlight=False,
+                )
             del train_rows, eval_rows  # texts, of which only tokens are needed from here on
             stages = Stages.of(job.options, training.batches.plan.steps)
             trainer = make_trainer(job, settings, training, stages, run, console)
