@@ -4,7 +4,8 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ from sparse_export.tasks.asked import asked_tasks
 from sparse_serve import __version__
 from sparse_serve.data import TextData, read_data, read_texts
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import OptionError, RepositoryError, UnsupportedTokenizerError
+from sparse_serve.errors import OptionError, RepositoryError, SparseServeError, UnsupportedTokenizerError
 from sparse_serve.op_library import OPSET_VERSION
 from sparse_serve.repository.manifest import (
     Attention,
@@ -87,7 +88,7 @@ class Exported:
         server_side: why the tokenizer is in the server; None where it is in the graph.
         quality: what the gate saw on labelled texts; None without them, or where the graph is quantized.
         quantized: what it saw of the quantized graph, on labelled texts where there are any; None where none
-            was asked for. All else is told of the graph before.
+            was asked for. All else but `texts` is told of the graph before.
         baselines: how far each twin is from torch.
     """
 
@@ -162,7 +163,8 @@ def export_checkpoint(
     )
     with tempfile.TemporaryDirectory(prefix="sparse-serve-export-") as scratch:
         folder = Path(scratch)
-        graphs = make_graphs(model, target, asked, folder, _wanted_graphs(options), progress)
+        with _scratch_errors(folder):
+            graphs = make_graphs(model, target, asked, folder, _wanted_graphs(options), progress)
         progress("writing the entry")
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
@@ -192,6 +194,17 @@ def export_checkpoint(
         graphs.quantized,
         {variant: twin.difference for variant, twin in graphs.twins.items()},
     )
+
+
+@contextmanager
+def _scratch_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SparseServeError(
+            f"graphs cannot be written to {folder}, where they lie until they are judged: {error.strerror}; "
+            "make room there, several times the model's size, or name a folder that has it by TMPDIR"
+        ) from error
 
 
 def _reading(

@@ -92,6 +92,9 @@ def target_of(options: ExportOptions) -> GraphTarget:
     served = release(options.triton)
     precision = precision_of(options.dtype, options.computing.device)
     _refuse_of_integers(options, precision)
+    if options.columns and options.eval_file is None:
+        named = next(iter(options.columns)).replace("_", "-")
+        raise OptionError(f"--{named}-column names a column of --eval, which was not given: leave it out")
     target = GraphTarget(
         options.opset, FP32 if precision.is_quantized else precision, options.computing.device
     )

@@ -1,5 +1,6 @@
 """Export end to end: what an entry holds, and that nothing is written where the gate or an option says no."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -19,7 +20,14 @@ from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.entry_graphs import DENSE_TWINS, SPARSE_TWIN
 from sparse_export.export_options import ExportOptions
 from sparse_serve.digests import file_digest
-from sparse_serve.errors import CheckpointError, DataError, GateError, OptionError, RepositoryError
+from sparse_serve.errors import (
+    CheckpointError,
+    DataError,
+    GateError,
+    OptionError,
+    RepositoryError,
+    SparseServeError,
+)
 from sparse_serve.op_library import library_path
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.tasks import Embedding, Task
@@ -150,13 +158,24 @@ def test_gate_stops_logits_that_are_not_finite(
         ({"opset": 99}, "opset 99 is out of range"),
         ({"triton": "25.02", "opset": 22}, "Triton 25.02 runs ONNX Runtime 1.20.1, which takes 18 to 21"),
         ({"triton": "19.01"}, "19.01"),
-        ({"max_length": 2}, "--max-length 2 is out of range"),
-        ({"max_length": POSITIONS + 1}, f"3 to {POSITIONS} tokens"),
+        ({"max_length": 3}, "--max-length 3 is out of range: a pair has 3 special tokens"),
+        ({"max_length": POSITIONS + 1}, f"4 to {POSITIONS} tokens"),
+        ({"columns": {"text_pair": "b"}}, "--text-pair-column names a column of --eval, which was not given"),
     ],
 )
 def test_options_out_of_range(options: ExportOptions, changes: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         export_checkpoint(replace(options, **changes))  # type: ignore[arg-type]
+    assert is_unwritten(options)
+
+
+def test_a_full_scratch_disk_is_one_line(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnx.save", full)
+    with pytest.raises(SparseServeError, match=r"No space left on device; make room there, .* by TMPDIR"):
+        export_checkpoint(options)
     assert is_unwritten(options)
 
 

@@ -58,6 +58,10 @@ UNKNOWN = {
         """product = MatMul (x, weight) added = Add (product, bias) y = Reshape (added, threes)""",
         {"MatMul": 1, "Add": 1, "Reshape": 1},
     ),
+    "indices of several numbers": (
+        """flat = Reshape (x, fours) one = Unsqueeze (places, zeroth) y = GatherND (flat, one)""",
+        {"Reshape": 1, "Unsqueeze": 1, "GatherND": 1},
+    ),
     "another column": (
         """wide = Concat <axis = 1> (x, x) y = Gather <axis = 1> (wide, zero)""",
         {"Concat": 1, "Gather": 1},
@@ -70,7 +74,7 @@ def graph_of(nodes: str) -> onnx.ModelProto:
         f"""<ir_version: 9, opset_import: ["" : 20]> of_test (float[1, T, 4] x) => (float y)
         <{WEIGHTS}, int64[2] rows = {{-1, 6}}, int64[2] threes = {{-1, 3}}, int64[2] fours = {{-1, 4}},
         int64[4] by_head = {{1, -1, 2, 3}}, int64[3] halves = {{-1, 2, 2}}, int64[2] taken_over = {{0, -1}},
-        int64[1] second = {{1}}, int64 zero = {{0}}, int64[2] places = {{2, 0}}>
+        int64[1] second = {{1}}, int64[1] zeroth = {{0}}, int64 zero = {{0}}, int64[2] places = {{2, 0}}>
         {{ {nodes} }}"""
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")

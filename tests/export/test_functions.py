@@ -69,6 +69,25 @@ def test_packed_attention(case: AttentionCase, op_type: str) -> None:
         np.testing.assert_array_equal(answers[1], support.numpy())
 
 
+@pytest.mark.parametrize("op_type", ["SparsegenAttention", "SoftmaxAttention"])
+def test_attention_to_nothing_but_minus_infinity_is_zero(op_type: str) -> None:
+    """As the kernels have it, and the specification of both."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 5, 8), dtype=np.float32)
+    query[2], key = np.inf, -np.abs(key)
+    inputs = {"query": query, "key": key, "value": value, "cu_seqlens": np.array([0, 5], np.int32)}
+    sparse = op_type == "SparsegenAttention"
+    outputs: dict[str, int] = {"output": TensorProto.FLOAT}
+    attributes: dict[str, Any] = {"num_heads": 1, "scale": 1.0}
+    if sparse:
+        outputs["support"] = TensorProto.INT32
+        attributes["lambd"] = -4.0
+    output, *_ = run(op_type, inputs, outputs, **attributes)
+    tensors = (torch.from_numpy(array) for array in inputs.values())
+    expected, _ = packed_attention(*tensors, HeadSettings(1, 1.0, -4.0 if sparse else None))
+    assert not output[2].any()
+    np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-5)
+
+
 def rounded(array: Array, element: Element) -> Array:
     return array.astype(element).astype(np.float32)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +22,7 @@ from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import FP32
 from sparse_export.parity.examples import Examples, batches, text_examples
 from sparse_export.parity.executions import run_torch
-from sparse_export.parity.gate import MaskFlips, ParityReport, check_parity
+from sparse_export.parity.gate import MaskFlips, ParityReport, _farthest_flip, check_parity
 from sparse_serve.errors import GateError
 from sparse_serve.op_library import library_path
 from tiny_models import CLASSES, LAYERS, make_model, make_tokenizer
@@ -183,3 +185,11 @@ def test_weights_that_lie_beside_the_graph_are_found(
     onnx.save(onnx.load(graph), outside, save_as_external_data=True, location="model.onnx.data")
     assert (tmp_path / "model.onnx.data").stat().st_size > outside.stat().st_size
     parity(model, outside, checkpoint).require()
+
+
+def test_a_flip_among_logits_of_which_none_is_finite_is_no_crash() -> None:
+    """What is not finite is told of by the gate, behind this."""
+    on, off, logits = (torch.tensor([each]) for each in (True, False, torch.nan))
+    answer: Any = SimpleNamespace(indicators=[on])
+    expected: Any = SimpleNamespace(indicators=[off], axis_logits=[logits])
+    assert np.isnan(_farthest_flip(answer, expected))

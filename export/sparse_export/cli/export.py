@@ -211,6 +211,11 @@ def _summary(exported: "Exported") -> str:
     ]
     if parity.library.flips is not None and parity.portable.flips is not None:
         lines.append(_flips_line(parity.library.flips, parity.portable.flips))
+    if exported.quality is not None:
+        lines += _metric_lines(exported.quality)
+    if exported.quantized is not None:
+        lines += ["in int8, all of the above was before it:", *_metric_lines(exported.quantized)]
+        lines.append(_quantized_line(exported.quantized))
     if exported.texts is not None:
         lines.append(
             f"tokenizer in the graph: {exported.texts.tokenized} texts and random strings read as by the "
@@ -218,11 +223,6 @@ def _summary(exported: "Exported") -> str:
         )
     elif exported.server_side != ASKED_FOR:
         lines.append(f"tokenizer in the server: {exported.server_side}")
-    if exported.quality is not None:
-        lines += _metric_lines(exported.quality)
-    if exported.quantized is not None:
-        lines += ["in int8, all of the above was before it:", *_metric_lines(exported.quantized)]
-        lines.append(_quantized_line(exported.quantized))
     return "\n".join(lines)
 
 

@@ -90,13 +90,13 @@ def cut_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, wan
     """Return the tokens at which texts are cut: `wanted`, or what the encoder has positions for.
 
     Raises:
-        OptionError: more than those, or so few that the tokenizer would not cut a pair at all.
+        OptionError: more than those, or so few that a pair has room for special tokens alone.
     """
     positions = max_tokens(config)
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    if wanted is not None and not special <= wanted <= positions:
+    if wanted is not None and not special < wanted <= positions:
         raise OptionError(
             f"--max-length {wanted} is out of range: a pair has {special} special tokens and the encoder has "
-            f"positions for {positions}; give {special} to {positions} tokens"
+            f"positions for {positions}; give {special + 1} to {positions} tokens"
         )
     return wanted or positions

@@ -136,6 +136,8 @@ def _count_at_once(concat: ir.Node, graph: ir.Graph) -> None:
     makers = [None if value is None else value.producer() for value in kept]
     if _attribute(concat, "axis") != 1 or not all(each and each.domain == DOMAIN for each in makers):
         return
+    if not all(_sums_heads(value) for value in concat.inputs):
+        return
     axes = totals[0].producer().inputs[1]  # type: ignore[union-attr]  # there is one
     for number, value in enumerate(kept):
         total = ir.Value(name=f"{concat.outputs[0].name}.{number}", type=ir.TensorType(ir.DataType.INT32))
@@ -148,6 +150,19 @@ def _count_at_once(concat: ir.Node, graph: ir.Graph) -> None:
     graph.insert_after(concat, ir.node("Cast", [joined], {"to": ir.DataType.INT64.value}, outputs=[counts]))
 
 
+def _sums_heads(column: ir.Value | None) -> bool:
+    """Tell whether a sum takes the second axis away that it is given back as."""
+    unsqueeze, total = _maker(column), _maker(_given_to("Unsqueeze", column))
+    if total is None or _axes(unsqueeze) != [1] or _axes(total) != [1]:
+        return False
+    keepdims = total.attributes.get("keepdims")
+    return keepdims is not None and keepdims.as_int() == 0
+
+
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    return None if value is None else value.producer()
+
+
 def _gather_rows(gather: ir.Node) -> None:
     """Gather by numbers, not by indices of one number each."""
     numbers = _given_to("Unsqueeze", gather.inputs[1])
@@ -156,6 +171,7 @@ def _gather_rows(gather: ir.Node) -> None:
         or numbers.shape is None
         or len(numbers.shape) != 1
         or _attribute(gather, "batch_dims")
+        or _axes(_maker(gather.inputs[1])) not in [[1], [-1]]
     ):
         return
     gather.op_type = "Gather"
@@ -186,6 +202,11 @@ def _given_to(op_type: str, value: ir.Value | None) -> ir.Value | None:
     """Return what the node was given that makes a value; None where that is of another type."""
     node = None if value is None else value.producer()
     return node.inputs[0] if node is not None and node.op_type == op_type else None
+
+
+def _axes(node: ir.Node | None) -> list[int] | None:
+    """Return the axes that a node is given as its second input; None where they are not known."""
+    return None if node is None or len(node.inputs) < 2 else _numbers(node.inputs[1])
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:

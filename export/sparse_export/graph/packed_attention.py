@@ -131,4 +131,6 @@ def attend_hidden_first(
 
 
 def _normalize(scores: Tensor, lambd: float | None) -> Tensor:
-    return scores.softmax(-1) if lambd is None else sparsegen_lin(scores, lambd)
+    if lambd is not None:
+        return sparsegen_lin(scores, lambd)
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)

@@ -304,7 +304,8 @@ def _farthest_flip(answer: Answer, expected: TorchAnswer) -> float:
     layers = zip(answer.indicators, expected.indicators, expected.axis_logits, strict=True)
     return max(
         float(
-            logits.abs().where(ours != torchs, 0).max() / logits[logits.isfinite()].abs().max().clamp_min(1)
+            logits.abs().where(ours != torchs, 0).max()
+            / logits.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1)
         )
         for ours, torchs, logits in layers
     )

@@ -82,7 +82,9 @@ SPARSEGEN_HIDDEN_FIRST = Function(
 SOFTMAX_HIDDEN_FIRST = Function(
     GRAPH_DOMAIN,
     "SoftmaxHiddenFirst",
-    _TEXT.format(name="SoftmaxHiddenFirst", attributes="", normalise="Softmax", **_OWN_KEYS),
+    _TEXT.format(
+        name="SoftmaxHiddenFirst", attributes="", normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero", **_OWN_KEYS
+    ),
 )
 AXIS_HIDDEN_FIRST = Function(
     GRAPH_DOMAIN, "AxisHiddenFirst", {"softmax": _axis_text("softmax"), "sparsegen": _axis_text("sparsegen")}

@@ -16,7 +16,7 @@ SOFTMAX_ATTENTION = Function(
     PACKED_ATTENTION.format(
         name="SoftmaxAttention",
         attributes="",
-        normalise="Softmax",
+        normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero",
         counted=NOT_ZERO.format(kept="is_kept"),
         outputs="output",
         support="",
