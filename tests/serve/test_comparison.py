@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_report import JITTER, MIB, full_report, measurement, report_of, servers
 
 from command_line import outcome
 from sparse_serve.cli import app
+from sparse_serve.environment import Gpu
 from sparse_serve.report.comparison import compare
 from sparse_serve.report.document import Report
 from sparse_serve.report.measured import Measurement, Quality, Variant
@@ -78,6 +80,37 @@ def test_quality_that_is_no_longer_there_is_a_regression() -> None:
         "accuracy": "gone",
         "f1": "new",
     }
+
+
+def test_other_texts_machines_and_servers_are_cautions() -> None:
+    """What makes a figure another one, though it has the same name."""
+    before = full_report()
+    environment, (inputs, *others) = before.environment, before.inputs
+    gpu = Gpu(name="H200", memory_bytes=1, driver="580", cuda="13")
+    changes: list[tuple[dict[str, Any], str]] = [
+        (
+            {"environment": environment.model_copy(update={"gpus": (gpu,)})},
+            "on different GPUs: ",
+        ),
+        ({"environment": environment.model_copy(update={"kernel": "7.0"})}, "under different kernels"),
+        ({"environment": environment.model_copy(update={"remote": "a:1"})}, "of different servers"),
+        (
+            {"inputs": (inputs.model_copy(update={"row_lengths": (3,), "source": "day.tsv"}), *others)},
+            f"was asked other texts of up to {inputs.length} tokens",
+        ),
+    ]
+    for change, message in changes:
+        (caution,) = compare(before, before.model_copy(update=change), ("model",), 0, 0).cautions
+        assert message in caution
+    assert compare(before, before, ("model",), 0, 0).cautions == ()
+
+
+def test_markup_in_a_report_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(full_report().to_json().replace('"reviews"', '"[/b]\\u001b[31m"'), encoding="utf-8")
+    status, output, errors = outcome(capsys, app, "report", "show", str(path))
+    assert (status, "[/b]" in output + errors) == (0, True)
+    assert outcome(capsys, app, "report", "diff", str(path), str(path))[0] == 0
 
 
 def test_quality_is_compared_on_other_rows_too_with_a_caution() -> None:

@@ -31,6 +31,7 @@ from sparse_serve.profiling.measure import (
 from sparse_serve.profiling.memory import MemoryReading, measure_memory, reset_peaks
 from sparse_serve.profiling.subjects import MALLOC_MMAP_THRESHOLD, ServerGauges
 from sparse_serve.profiling.windows import (
+    Distribution,
     ServerTimes,
     Stretch,
     Timing,
@@ -152,7 +153,7 @@ def test_no_load_always_follows_the_same_other(clock: Clock) -> None:
         order: list[str] = []
         loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "abcd"}
         rule = StabilityRule(percentage=-1, max_trials=8)  # never stable
-        measure_latencies(loads, ONE, WindowRule(100, rule, seed=seed))
+        measure_latencies(loads, ONE, WindowRule(100, rule, seed=(seed,)))
         return [name for name, _ in groupby(order)]
 
     taken = turns(1)
@@ -341,9 +342,24 @@ def test_requests_of_an_open_loop_arrive_at_their_rate() -> None:
     gaps = [b - a for a, b in pairwise(drawn[0])]
     assert drawn[0] != drawn[1]
     assert drawn[0] == arrival_times_ns(200, 5000, "poisson", 1)
-    # Of exponential gaps mean and deviation are alike.
+    # As of exponential gaps mean and deviation are alike.
     assert statistics.fmean(gaps) == pytest.approx(5 * MS, rel=0.15)
     assert statistics.stdev(gaps) == pytest.approx(5 * MS, rel=0.15)
+
+
+@pytest.mark.parametrize("distribution", ["poisson", "constant"])
+def test_every_window_of_an_open_loop_has_the_same_rate(distribution: Distribution) -> None:
+    """Few requests, however they fall, are no reason to call a server that keeps up unstable."""
+    for seed in range(50):
+        due = arrival_times_ns(10, 1000, distribution, (1, seed))
+        assert (len(due), max(due) <= 1000 * MS) == (10, True)
+
+
+def test_the_throughput_of_an_open_loop_is_over_its_window(clock: Clock) -> None:
+    """Or over as long as the server took that fell behind."""
+    for interval_ms, throughput in ((1000.0, 8.0), (100.0, 50.0)):
+        window = measure_open_window([Slow(clock, 1)], [0] * 8, interval_ms=interval_ms)
+        assert window.requests_per_second == pytest.approx(throughput)
 
 
 class Slow:
@@ -376,6 +392,17 @@ def test_an_open_loop_is_measured_until_stable(clock: Clock) -> None:
     loads = {"a": [FakeLoad(clock, "a", [0.5])]}
     readings = measure_latencies(loads, Arrivals(request_rate=1e6), WindowRule(0.01, StabilityRule(1e9)))
     assert [len(window.timings) for window in readings["a"].windows] == [10] * 3
+
+
+def test_a_seed_of_its_own_gives_a_point_an_order_of_its_own(clock: Clock) -> None:
+    def turns(seed: tuple[int, int]) -> list[str]:
+        order: list[str] = []
+        loads = {name: [FakeLoad(clock, name, [50.0], order)] for name in "abcd"}
+        measure_latencies(loads, ONE, WindowRule(100, StabilityRule(-1, max_trials=4), seed=seed))
+        return order
+
+    assert len({tuple(turns((1, point))) for point in range(5)}) == 5
+    assert turns((1, 2)) == turns((1, 2))
 
 
 HOLDER = """

@@ -701,6 +701,28 @@ def test_the_reading_says_what_costs_more() -> None:
     assert "takes 30% more p50 latency at 128 tokens" in headline(report, "reviews")
 
 
+def test_doubts_name_the_point_that_was_sent_late_most() -> None:
+    late = [
+        measurement(concurrency=None, request_rate=rate).model_copy(update={"late_share": share})
+        for rate, share in ((10.0, 0.02), (40.0, 0.9))
+    ]
+    (told,) = (doubt for doubt in read_doubts(report_of(late)) if "sent late" in doubt)
+    assert "up to 90% of the requests" in told
+    assert "40 requests" in told
+
+
+def test_visits_to_a_running_server_are_no_fresh_servers() -> None:
+    report = full_report()
+    remote = report.environment.model_copy(update={"remote": "host:8001"})
+    visited = report.model_copy(update={"environment": remote})
+    told = " ".join(read_doubts(visited))
+    assert "3 visits to one running server, host:8001" in told
+    for words in ("fresh server", "All figures come from one machine", "shared the servers' cores"):
+        assert words not in told
+        assert words not in to_html(visited)
+    assert "3 fresh servers" in " ".join(read_doubts(report))
+
+
 def test_doubts_name_what_was_unstable() -> None:
     shaky = report_of([measurement("padded_fused", spread=0.4), measurement()])
     assert any("padded dense, fused at 128" in doubt for doubt in read_doubts(shaky))

@@ -145,6 +145,17 @@ def test_texts_of_a_file_are_sent_as_they_are(
         assert batch.row_lengths == (tokens.count("a film", sent),) * 2
 
 
+def test_texts_of_a_long_file_are_taken_from_all_of_it(tmp_path: Path) -> None:
+    tokens = bert_like(tmp_path / "tokenizer.json", CLASSES)
+    path = tmp_path / "day.txt"
+    path.write_text("".join(f"{number}\n" for number in range(2000)), encoding="utf-8")
+    workload = own_workload(tokens, read_data(path, task=None), 2)
+    sent = [int(text) for batch in workload.batches for text in batch.texts]
+    assert (len(workload.batches), len(sent)) == (512, 1024)
+    assert sent == sorted(set(sent))
+    assert (sent[0], sent[-1] > 1990) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("task", "in_graph", "turns", "record", "message"),
     [

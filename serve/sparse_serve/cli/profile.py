@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -140,8 +141,38 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
-    if input_data is not None and input_lengths is not None:
-        raise OptionError("give --input-data for texts or --input-lengths for their lengths alone, not both")
+    _refuse_without_effect(
+        (
+            "--input-data, which has texts of its own",
+            input_data is not None,
+            {
+                "--inputs": inputs is not None,
+                "--input-lengths": input_lengths is not None,
+                "--lengths": lengths != _ALL_LENGTHS,
+            },
+        ),
+        ("--input-lengths", input_lengths is not None, {"--lengths": lengths != _ALL_LENGTHS}),
+        ("no --eval", evaluation is None, {"--label-column": label_column is not None}),
+        (
+            "no --request-rate-range",
+            request_rate_range is None,
+            {"--request-distribution": request_distribution != "poisson"},
+        ),
+        (
+            "a running server (--url), whose settings and memory are its own",
+            profile_url is not None,
+            {
+                "--threads": threads is not None,
+                "--memory-limit": memory_limit is not None,
+                "--memory-budget": memory_budget is not None,
+            },
+        ),
+        (
+            "no --concurrency-range, at which memory is measured",
+            concurrency_range is None,
+            {"--memory-budget": memory_budget is not None},
+        ),
+    )
     if profile_url is not None and variants != _ALL_VARIANTS:
         raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     if profile_url is not None:
@@ -202,6 +233,8 @@ def profile_command(  # noqa: PLR0913  one parameter per option
                 write_report(report, output_dir)
             except SparseServeError as error:  # there may be room again when all is measured
                 progress.notice(str(error))
+            except Exception as error:  # what is still to be measured does not hang on it
+                progress.notice(f"the report so far cannot be made: {error!r}")
 
         report = profile(options, progress, keep)
     show_report(report, table_console(stderr=True))
@@ -213,6 +246,17 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         raise typer.Exit(130)
 
 
+def _refuse_without_effect(*without_effect: tuple[str, bool, Mapping[str, bool]]) -> None:
+    """Refuse options that nothing is done with: each of the given, where its cause holds.
+
+    Raises:
+        OptionError: one was given.
+    """
+    for cause, holds, options in without_effect:
+        for option in (name for name, is_given in options.items() if holds and is_given):
+            raise OptionError(f"{option} has no effect with {cause}; leave one of the two out")
+
+
 def _written(report: Report, folder: Path) -> list[Path]:
     """Write the report; where that cannot be, keep what was measured in a temporary folder.
 
@@ -221,13 +265,14 @@ def _written(report: Report, folder: Path) -> list[Path]:
     """
     try:
         return write_report(report, folder)
-    except SparseServeError as error:
+    except Exception as error:
         spare = Path(tempfile.gettempdir(), f"sparse-serve-report-{os.getpid()}.json")
         try:
             spare.write_text(report.to_json(), encoding="utf-8")
-        except OSError:
+        except (OSError, ValueError):
             raise error from None
-        raise SparseServeError(f"{error}; what was measured is in {spare}: see report show") from error
+        reason = error if isinstance(error, SparseServeError) else f"the report cannot be made: {error!r}"
+        raise SparseServeError(f"{reason}; what was measured is in {spare}: see report show") from error
 
 
 class ConsoleProgress:

@@ -10,7 +10,7 @@ import typer
 
 from sparse_serve.cli.options import Verbose, make_output_folder, table_console
 from sparse_serve.cli.variants import variants_named
-from sparse_serve.errors import GateError
+from sparse_serve.errors import GateError, in_brief
 from sparse_serve.extras import needing
 from sparse_serve.report.comparison import compare
 from sparse_serve.report.document import read_report
@@ -39,7 +39,7 @@ def diff(
         read_report(before), read_report(after), variants_named(variants), tolerance / 100, max_loss
     )
     for caution in comparison.cautions:
-        print(f"caution: {caution}", file=sys.stderr)
+        print(f"caution: {in_brief(caution)}", file=sys.stderr)
     if as_json:
         print(json.dumps(asdict(comparison) | {"worse": len(comparison.regressions)}, indent=2))
     else:

@@ -130,13 +130,14 @@ class LatencyReading:
 class WindowRule:
     """How windows are taken: how long, until when, and how requests arrive in an open loop.
 
-    `seed` makes the arrivals, each window's own, and the order that several loads take their turns in.
+    `seed` makes the arrivals, each window's own, and the order that several loads take their turns in: give
+    every point of a report its own, or all have the same.
     """
 
     interval_ms: float
     stability: StabilityRule
     distribution: Distribution = "poisson"
-    seed: int = 0
+    seed: Sequence[int] = (0,)
 
 
 def measure_latencies(
@@ -186,6 +187,8 @@ def _next_window(
         if before:
             settling = int(before[-1].timings[-1].total_ns < rule.interval_ms * 1e6)
         return measure_window(senders, rule.interval_ms, settling)
-    seed = 1000 * rule.seed + len(before)
-    due = arrival_times_ns(arrivals.request_rate, rule.interval_ms, rule.distribution, seed)
-    return measure_open_window(senders, due, 1 if before else WARM_UP_REQUESTS)
+    due = arrival_times_ns(
+        arrivals.request_rate, rule.interval_ms, rule.distribution, (*rule.seed, len(before))
+    )
+    interval_ms = 1000 * len(due) / arrivals.request_rate
+    return measure_open_window(senders, due, 1 if before else WARM_UP_REQUESTS, interval_ms)

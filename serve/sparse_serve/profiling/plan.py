@@ -74,7 +74,15 @@ def make_plan(name: str, options: ProfileOptions) -> Plan:
             f"'{entry.name}' has none of the variants {', '.join(options.variants)}; give others"
         )
     evaluation = _evaluation(entry, turns, options)
-    return Plan(entry, turns, subjects, absent, _workloads(entry, turns, options), evaluation)
+    workloads = _workloads(entry, turns, options)
+    rows = max(len(batch.row_lengths) for workload in workloads for batch in workload.batches)
+    if rows > most and any(subject.variant != "text" for subject in subjects):
+        raise OptionError(
+            f"a request of {options.batch_size} texts has up to {rows} rows, as long texts are read in "
+            f"windows, and '{entry.name}' takes {most}; give a smaller -b, or --variants text, which sends "
+            "as many requests as it takes"
+        )
+    return Plan(entry, turns, subjects, absent, workloads, evaluation)
 
 
 def steps(plan: Plan, options: ProfileOptions) -> int:

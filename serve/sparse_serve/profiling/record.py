@@ -55,6 +55,18 @@ _LATENCY_METHOD = (
 )
 
 
+_REMOTE_LATENCY_METHOD = (
+    "A server that was running, with the settings that it has, was visited once for each round, and asked "
+    "over gRPC in windows until the last "
+    f"{STABLE_WINDOWS} agreed in throughput and latency (perf_analyzer's rule); a visit's figures are over "
+    "those, and the report's are means over the visits. Requests are sent in an order that is drawn for the "
+    "round. In a closed loop N requests in flight are N threads of this client, each of which waits for its "
+    "answer before it sends again; in an open one requests arrive at a rate, and a latency begins when its "
+    "request was due. Whatever else the server was asked meanwhile is in the figures. "
+    f"{CLIENT_TIME}"
+)
+
+
 def report_of(plans: Sequence[Plan], found: Findings, run: Run, partial_reason: str | None) -> Report:
     """Return what the findings say, as far as they go."""
     options = run.options
@@ -185,5 +197,5 @@ def _settings(options: ProfileOptions, plans: Sequence[Plan]) -> Settings:
         memory_arena=False,
         malloc_mmap_threshold_bytes=MALLOC_MMAP_THRESHOLD,
         memory=_MEMORY_METHOD if options.url is None else "A running server's memory cannot be seen.",
-        latency=_LATENCY_METHOD,
+        latency=_LATENCY_METHOD if options.url is None else _REMOTE_LATENCY_METHOD,
     )

@@ -98,13 +98,14 @@ class Run:
         with on_cores(self._client_cores), self._all_serving(list(plan_of), number, found) as servers:
             lost: set[Subject] = set()
             # All entries have as many lengths, but their own texts of them.
-            for place, arrivals in product(range(len(plans[0].workloads)), self.options.arrivals):
+            points = product(range(len(plans[0].workloads)), self.options.arrivals)
+            for point, (place, arrivals) in enumerate(points):
                 left = [
                     (served, plan_of[served.subject].workloads[place])
                     for served in servers
                     if served.subject not in lost
                 ]
-                lost |= self._measure_latency(left, arrivals, number, found)
+                lost |= self._measure_latency(left, arrivals, number, point, found)
             for served in servers:
                 if served.subject not in lost:
                     self._measure_once(served, plan_of[served.subject], number, found)
@@ -162,9 +163,10 @@ class Run:
         servers: Sequence[tuple[ServedSubject, Workload]],
         arrivals: Arrivals,
         number: int,
+        point: int,
         found: Findings,
     ) -> set[Subject]:
-        """Measure one point of every server that is left, by its workload; return whom it lost."""
+        """Measure a round's `point` of every server that is left, by its workload; return whom it lost."""
         by_subject = {served.subject: (served, workload) for served, workload in servers}
         lost: set[Subject] = set()
 
@@ -186,7 +188,7 @@ class Run:
             self.options.measurement_interval_ms,
             self.options.rule,
             self.options.request_distribution,
-            seed=number,
+            seed=(number, point),
         )
         readings = measure_latencies(senders, arrivals, rule, done, failed)
         for subject, reading in readings.items():

@@ -172,25 +172,29 @@ def measure_window(senders: Sequence[Load], interval_ms: float, settling: int = 
 
 
 def arrival_times_ns(
-    rate: float, interval_ms: float, distribution: Distribution, seed: int
+    rate: float, interval_ms: float, distribution: Distribution, seed: int | Sequence[int]
 ) -> tuple[int, ...]:
     """Return when requests are due within a window, in ns from its start, one at least.
 
-    Of a Poisson process the gaps are exponential, so that requests come in bursts as clients' do.
+    Poisson's are those of a Poisson process of which so many fall into the window as its rate says: each
+    anywhere in it, so that requests come in bursts as clients' do, and every window has as many.
     """
     number = max(1, round(rate * interval_ms / 1000))
     if distribution == "constant":
-        gaps = np.full(number, 1 / rate)
+        due = np.arange(1, number + 1) / rate
     else:
-        gaps = np.random.default_rng(seed).exponential(1 / rate, number)
-    return tuple((1e9 * np.cumsum(gaps)).astype(np.int64).tolist())
+        due = np.sort(np.random.default_rng(seed).uniform(0, number / rate, number))
+    return tuple((1e9 * due).astype(np.int64).tolist())
 
 
-def measure_open_window(senders: Sequence[Load], arrivals_ns: Sequence[int], settling: int = 0) -> Window:
+def measure_open_window(
+    senders: Sequence[Load], arrivals_ns: Sequence[int], settling: int = 0, interval_ms: float = 0.0
+) -> Window:
     """Send requests when they are due, by whichever sender is free; each waits for its answer.
 
     Where all senders wait, a request is sent late, and is so much the longer. The window ends with the last
-    answer. First, `settling` requests are sent that are not counted.
+    answer; its throughput is over `interval_ms`, or over as long as it took where the server fell behind.
+    First, `settling` requests are sent that are not counted.
 
     Raises:
         ServerError: a request was refused, or the server is gone.
@@ -202,7 +206,7 @@ def measure_open_window(senders: Sequence[Load], arrivals_ns: Sequence[int], set
         first.request()
     before = first.server_times(earlier + settling)
     start, processor_start = time.perf_counter_ns(), time.process_time_ns()
-    stretch = calls.send()
+    stretch = calls.send(round(interval_ms * 1e6))
     elapsed, processor = time.perf_counter_ns() - start, time.process_time_ns() - processor_start
     gpu = _gpu_sample(first)
     server = first.server_times(before.requests + len(stretch.timings)) - before
@@ -220,8 +224,8 @@ class _Calls:
         self._abandoned = Event()
         self._start = 0
 
-    def send(self) -> Stretch:
-        """Return all requests, and the time from the start, of which they are due, to the last answer."""
+    def send(self, least_ns: int) -> Stretch:
+        """Return all requests, and the time from the start to the last answer, `least_ns` at least."""
         with ThreadPoolExecutor(len(self._senders)) as pool:
             self._start = time.perf_counter_ns()
             futures = [pool.submit(self._work, sender) for sender in self._senders]
@@ -230,7 +234,7 @@ class _Calls:
                     future.result()
             finally:
                 self._abandoned.set()
-        return Stretch(tuple(self._timings), time.perf_counter_ns() - self._start)
+        return Stretch(tuple(self._timings), max(least_ns, time.perf_counter_ns() - self._start))
 
     def _work(self, sender: Load) -> None:
         try:

@@ -324,14 +324,16 @@ def _cut_batches(
 def own_workload(tokens: Tokens, data: TextData, batch_size: int, turns: Turns = ONE_TASK) -> Workload:
     """Make requests of texts, or pairs, as they are, in their order, `MOST_OWN_REQUESTS` of them at most.
 
-    Rows that do not fill a last request are left out; fewer rows than a request has are sent again.
+    Of more rows than the requests have room for as many are taken, evenly from all of them; fewer rows than a
+    request has are sent again.
 
     Raises:
         DataError: the rows are single texts where a task reads pairs, or pairs where it reads single texts.
     """
     tokens.require_readable(data.source, turns, has_pairs=data.has_pairs)
     needed = min(max(len(data.rows) // batch_size, 1), MOST_OWN_REQUESTS)
-    chosen = list(islice(cycle(data.rows), needed * batch_size))
+    step = max(len(data.rows) / (needed * batch_size), 1)
+    chosen = [data.rows[int(row * step) % len(data.rows)] for row in range(needed * batch_size)]
     batches = []
     for request in range(needed):
         first = request * batch_size

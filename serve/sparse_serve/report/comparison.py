@@ -6,7 +6,7 @@ from typing import Literal
 
 from sparse_serve.errors import OptionError
 from sparse_serve.report.concluded import Quantity
-from sparse_serve.report.document import Report
+from sparse_serve.report.document import Environment, Report
 from sparse_serve.report.estimates import Estimate, estimate_change, estimate_ratio
 from sparse_serve.report.measured import Measurement, Memory, Quality, Variant
 from sparse_serve.report.titles import TITLES, load_title
@@ -195,21 +195,51 @@ def _in_one(what: str, figure: str, before: float | None, after: float | None) -
     return Difference(what, figure, before, after, None, None, None, verdict)
 
 
+def _other_machines(before: Environment, after: Environment) -> Iterator[str]:
+    """Say what of the machines and servers is not the same."""
+    told = (
+        ("on different machines", _processor),
+        ("under different kernels", lambda each: each.kernel),
+        ("on different GPUs", _gpus),
+        ("of different images", lambda each: each.image or "no image"),
+        ("of different servers", lambda each: each.remote or "servers of profile's own"),
+    )
+    for what, of in told:
+        if (one := of(before)) != (other := of(after)):
+            yield f"they were made {what}: {one}, and {other}"
+
+
+def _processor(environment: Environment) -> str:
+    return f"{environment.cpu.model}, {environment.cpu.cores} cores"
+
+
+def _gpus(environment: Environment) -> str:
+    return ", ".join(f"{gpu.name} (driver {gpu.driver})" for gpu in environment.gpus or ()) or "none"
+
+
+def _other_inputs(before: Report, after: Report) -> Iterator[str]:
+    """Say where both have a length and batch, but other texts of it."""
+    old, new = (
+        {(each.model, each.length, each.batch): each for each in report.inputs} for report in (before, after)
+    )
+    for key in (key for key in old if key in new):
+        one, other = old[key], new[key]
+        if (one.row_lengths, one.tasks) != (other.row_lengths, other.tasks):
+            model, length, _ = key
+            yield (
+                f"{model} was asked other texts of up to {length} tokens: {one.source}, "
+                f"{one.mean_length:.1f} on average, and {other.source}, {other.mean_length:.1f}"
+            )
+
+
 def _cautions(before: Report, after: Report, variants: Sequence[Variant], max_loss: float) -> Iterator[str]:
     for name, report in (("first", before), ("second", after)):
         if report.partial is not None:
             yield f"the {name} report is a part: {report.partial}"
         if report.settings.rounds < 2:
             yield f"the {name} report has one server each, so that nothing can be told from noise"
-    if (before.environment.cpu, before.environment.kernel) != (
-        after.environment.cpu,
-        after.environment.kernel,
-    ):
-        yield (
-            f"they were made on different machines: {before.environment.cpu.model}, "
-            f"{before.environment.cpu.cores} cores, and {after.environment.cpu.model}, "
-            f"{after.environment.cpu.cores} cores"
-        )
+    yield from _other_machines(before.environment, after.environment)
+    yield from _other_inputs(before, after)
     if before.settings.intra_op_threads != after.settings.intra_op_threads:
         yield (
             f"their sessions had {before.settings.intra_op_threads} and "

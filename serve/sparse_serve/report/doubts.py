@@ -15,30 +15,14 @@ def read_doubts(report: Report) -> list[str]:
     doubts = []
     if report.partial is not None:
         doubts.append(f"This is a part of the report: {report.partial}.")
-    servers = f"{settings.rounds} fresh server{'s' if settings.rounds > 1 else ''}"
-    intervals = (
-        "intervals are 95 %, by bootstrap over the servers, as wide as Student's t for so few"
-        if settings.rounds > 1
-        else "one server has no interval, so that every difference counts as noise"
-    )
-    doubts.append(f"Each figure is the mean of {servers} of its variant; {intervals}.")
-    where = "over loopback" if report.environment.remote is None else f"of {report.environment.remote}"
-    most = max((m.client_cores for m in report.measurements), default=0.0)
-    client = (
-        "had cores of its own"
-        if settings.client_has_own_cores
-        else f"shared the servers' cores and took up to {most:.2f} of them"
-    )
-    doubts.append(
-        f"All figures come from one machine with {report.environment.cpu.cores} cores on one day, {where}; "
-        f"the measuring client {client}."
-    )
+    doubts += _whence(report)
     doubts += _unsent(report)
     late = [m for m in report.measurements if (m.late_share or 0.0) > 0.01]
     if late:
+        worst = max(late, key=lambda m: m.late_share or 0.0)
         doubts.append(
-            f"In the open loop {max(m.late_share or 0.0 for m in late):.0%} of the requests were sent late, "
-            f"having waited for this client ({_point(late[0])}); the wait is in their latency."
+            f"In the open loop up to {worst.late_share:.0%} of the requests were sent late, having waited "
+            f"for this client ({_point(worst)}); the wait is in their latency."
         )
     unstable = [m for m in report.measurements if not m.stable]
     if unstable:
@@ -58,6 +42,43 @@ def read_doubts(report: Report) -> list[str]:
         f"{absent.model}: {TITLES[absent.variant]} is absent: {absent.reason}." for absent in report.absent
     ]
     return doubts
+
+
+def _whence(report: Report) -> Iterator[str]:
+    """Say of how many servers the figures are, and of which machine."""
+    settings, remote = report.settings, report.environment.remote
+    several = settings.rounds > 1
+    most = max((m.client_cores for m in report.measurements), default=0.0)
+    cores = report.environment.cpu.cores
+    if remote is not None:
+        visits = f"{settings.rounds} visits" if several else "one visit"
+        intervals = (
+            "intervals are 95 % over the visits: another server of the same model may lie outside them"
+            if several
+            else "one visit has no interval"
+        )
+        yield f"Each figure is the mean of {visits} to one running server, {remote}; {intervals}."
+        yield (
+            f"All figures come from one day; the measuring client took up to {most:.2f} of the {cores} cores "
+            "of its own machine, which may be the server's."
+        )
+        return
+    servers = f"{settings.rounds} fresh server{'s' if several else ''}"
+    intervals = (
+        "intervals are 95 %, by bootstrap over the servers, as wide as Student's t for so few"
+        if several
+        else "one server has no interval, so that every difference counts as noise"
+    )
+    yield f"Each figure is the mean of {servers} of its variant; {intervals}."
+    client = (
+        "had cores of its own"
+        if settings.client_has_own_cores
+        else f"shared the servers' cores and took up to {most:.2f} of them"
+    )
+    yield (
+        f"All figures come from one machine with {cores} cores on one day, over loopback; the measuring "
+        f"client {client}."
+    )
 
 
 def _unsent(report: Report) -> Iterator[str]:

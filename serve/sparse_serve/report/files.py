@@ -26,9 +26,11 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         try:
             beside.write_text(make(report), encoding="utf-8")
             beside.replace(path)
-        except OSError as error:
+        except BaseException as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             kept = f"; {', '.join(each.name for each in made)} is there" if made else ""
             raise SparseServeError(
                 f"{path} cannot be written: {error.strerror}{kept}: make room, or give another --output-dir"

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparse_serve.errors import in_brief
 from sparse_serve.report.comparison import Comparison, Difference
 from sparse_serve.report.concluded import Change
 from sparse_serve.report.document import Report
@@ -61,7 +62,7 @@ def show_report(report: Report, console: Console) -> None:
 
 def _row(report: Report, m: Measurement) -> Iterator[Text | str]:
     p50 = f"{'' if m.stable else '~'}{m.latency_ms.p50.value:.2f}"
-    yield from (m.model, TITLES[m.variant], str(m.length), p50)
+    yield from (Text(in_brief(m.model)), TITLES[m.variant], str(m.length), p50)
     yield "–" if m.latency_ms.p99 is None else f"{m.latency_ms.p99.value:.2f}"
     yield f"{m.texts_per_second.value:.1f}"
     memory = m.memory_bytes
@@ -110,7 +111,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _difference_row(each: Difference) -> Iterator[Text | str]:
-    yield from (each.what, each.figure)
+    yield from (Text(in_brief(each.what)), Text(in_brief(each.figure)))
     for number in (each.before, each.after):
         yield "–" if number is None else f"{number:,.4g}" if abs(number) < 1e5 else f"{number:,.0f}"
     yield "–" if each.change is None else f"{each.change:+.1%}"
