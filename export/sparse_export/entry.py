@@ -180,6 +180,7 @@ def export_checkpoint(
                 metrics=options.metrics,
                 baselines={variant: twin.graph for variant, twin in graphs.twins.items()},
                 token_graph=graphs.of_ids,
+                warn=warn,
             ),
             force=options.force,
         )

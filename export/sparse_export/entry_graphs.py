@@ -137,33 +137,34 @@ class _Maker:
             quality.require()
         of_ids = texts = None
         if asked.reader is None:
-            public = self._in_runs(self.model, core)
+            public = self._in_runs(self.model, core, parity.accepted)
         else:
             progress("comparing the tokenizer in the graph with the checkpoint's own")
             public = self._taking_text(self.model, core, asked.reader, "text")
-            texts = asked.reader.check(self.model, public, core)
+            texts = asked.reader.check(self.model, public, core, parity.accepted)
             of_ids = self._of_ids() if self.wanted.token_model else None
-        return EntryGraphs(public, of_ids, self._twins(), parity, quality, quantized, texts)
+        return EntryGraphs(public, of_ids, self._twins(parity.accepted), parity, quality, quantized, texts)
 
     def _of_ids(self) -> Path:
         self.progress("tracing the graph of token ids")
         traced = self._save(self._taking_ids(self.model, "packed"), "ids")
         asked = self.asked
-        check_parity(self.model, traced, asked.library, asked.padded, asked.atol, asked.provider).require()
-        return self._in_runs(self.model, self._in_precision(traced))
+        parity = check_parity(self.model, traced, asked.library, asked.padded, asked.atol, asked.provider)
+        parity.require()
+        return self._in_runs(self.model, self._in_precision(traced), parity.accepted)
 
-    def _twins(self) -> dict[str, Twin]:
+    def _twins(self, accepted: float) -> dict[str, Twin]:
         """Write the twins, where they are wanted."""
         if self.wanted.dense is None:
             return {}
         dense = self.wanted.dense(ModelSpec.of(self.model.config).tasks)
-        twins: dict[str, Twin] = {variant: self._twin(dense, variant) for variant in DENSE_TWINS}
+        twins: dict[str, Twin] = {variant: self._twin(dense, variant, accepted) for variant in DENSE_TWINS}
         attention = attention_of(self.model.config)
         if attention.pattern is None and attention.lambd is not None:
-            twins[SPARSE_TWIN] = self._twin(self.model, SPARSE_TWIN)
+            twins[SPARSE_TWIN] = self._twin(self.model, SPARSE_TWIN, accepted)
         return twins
 
-    def _twin(self, model: PreTrainedModel, variant: GraphKind) -> Twin:
+    def _twin(self, model: PreTrainedModel, variant: GraphKind, accepted: float) -> Twin:
         asked = self.asked
         self.progress(f"tracing the {variant.replace('_', ' ')} twin")
         if asked.reader is None:
@@ -173,14 +174,14 @@ class _Maker:
             twin = export_graph(model, kind, self.target)
         graph = self._save(twin, f"twins/{variant}")
         difference = twin_difference(model, graph, asked.library, asked.texts, asked.provider)
-        if not difference <= asked.atol:
+        if not difference <= accepted:
             raise GateError(
                 f"parity not met: the {variant} twin differs from torch by up to {difference:.3g} in its "
-                f"{asked.output}, accepted is {asked.atol:g} (--atol); nothing was written"
+                f"{asked.output}, accepted is {accepted:g} (--atol); nothing was written"
             )
         graph = self._in_precision(graph)
         if asked.reader is None:
-            graph = self._in_runs(model, graph)
+            graph = self._in_runs(model, graph, accepted)
         else:
             graph = self._taking_text(model, graph, asked.reader, f"text_twins/{variant}")
         return Twin(graph, difference)
@@ -194,7 +195,7 @@ class _Maker:
         proto = text_graph(onnx.load(core), model_head(model), reader.reading, self.target.run_tokens)
         return self._save(proto, name)
 
-    def _in_runs(self, model: PreTrainedModel, whole: Path) -> Path:
+    def _in_runs(self, model: PreTrainedModel, whole: Path, accepted: float) -> Path:
         """Write a graph of token ids once more: computing a few rows at a time.
 
         Raises:
@@ -203,10 +204,10 @@ class _Maker:
         asked, name = self.asked, whole.parent.relative_to(self.folder)
         graph = self._save(in_runs(onnx.load(whole)), f"runs/{name}")
         difference = runs_difference(model, whole, graph, asked.library, asked.padded, asked.provider)
-        if not difference <= asked.atol:
+        if not difference <= accepted:
             raise GateError(
                 f"parity not met: the graph differs by up to {difference:.3g} from itself where it computes "
-                f"a few rows at a time, accepted is {asked.atol:g} (--atol); nothing was written"
+                f"a few rows at a time, accepted is {accepted:g} (--atol); nothing was written"
             )
         if self.target.run_tokens == RUN_TOKENS:
             return graph

@@ -112,9 +112,33 @@ def test_gate_stops_a_graph_that_differs(options: ExportOptions) -> None:
 
 
 def test_gate_stops_a_graph_of_another_sparsity(exported: Exported) -> None:
+    """By any of the executions."""
     exported.parity.require()
-    with pytest.raises(GateError, match="layer 1 of the graph has a share of"):
-        replace(exported.parity, rho=[exported.parity.rho[0] + 0.01, *exported.parity.rho[1:]]).require()
+    for name, side in exported.parity.executions.items():
+        for changed, words in (
+            (replace(side, rho_diff=0.01), "zero attention weights"),
+            (replace(side, axes_diff=0.01), "rows or columns"),
+        ):
+            other = {**exported.parity.executions, name: changed}
+            with pytest.raises(GateError, match=f"a layer's share of {words}.* differs by 0.0100"):
+                replace(exported.parity, executions=other).require()
+
+
+def test_large_numbers_are_held_to_a_share_of_them(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As those of a regression of thousands, of which float32 has no tenth of a thousandth."""
+    great = shutil.copytree(checkpoint, tmp_path / "great")
+    weights = load_file(great / "model.safetensors")
+    weights["classifier.weight"] *= 1e5
+    save_file(weights, great / "model.safetensors", {"format": "pt"})
+    large = replace(options, checkpoint=str(great), with_baselines=True)
+    parity = export_checkpoint(large).parity
+    assert parity.largest > 1000
+    assert parity.atol < parity.library.max_abs_diff <= parity.accepted
+    assert parity.accepted == pytest.approx(parity.atol * parity.largest / 10)
+    with pytest.raises(GateError, match="parity not met: ONNX Runtime with the op library"):
+        replace(parity, atol=parity.atol / 1e4).require()
 
 
 def test_gate_stops_a_twin_that_differs(options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> None:

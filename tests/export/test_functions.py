@@ -82,8 +82,8 @@ def test_attention_to_nothing_but_minus_infinity_is_zero(op_type: str) -> None:
         outputs["support"] = TensorProto.INT32
         attributes["lambd"] = -4.0
     output, *_ = run(op_type, inputs, outputs, **attributes)
-    tensors = (torch.from_numpy(array) for array in inputs.values())
-    expected, _ = packed_attention(*tensors, HeadSettings(1, 1.0, -4.0 if sparse else None))
+    q, k, v, borders = (torch.from_numpy(array) for array in inputs.values())
+    expected, _ = packed_attention(q, k, v, borders, HeadSettings(1, 1.0, -4.0 if sparse else None))
     assert not output[2].any()
     np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-5)
 

@@ -137,9 +137,10 @@ def test_a_flip_far_from_the_threshold_does_not_pass(
 
 def test_shares_that_are_on_must_be_torchs(model: PreTrainedModel, graph: Path, checkpoint: Path) -> None:
     report = parity(model, graph, checkpoint)
-    columns = report.axes["columns_on"]
-    with pytest.raises(GateError, match=r"layer 2 of the graph has a share of 0\.\d+ columns that are on"):
-        replace(report, axes=report.axes | {"columns_on": [columns[0], columns[1] + 1e-4]}).require()
+    assert {side.axes_diff for side in report.executions.values()} == {0}
+    other = {**report.executions, "portable": replace(report.portable, axes_diff=1e-4)}
+    with pytest.raises(GateError, match=r"a layer's share of rows or columns that are on by ONNX Runtime"):
+        replace(report, executions=other).require()
 
 
 def test_torch_attends_by_given_masks_and_has_its_own_logits(

@@ -2,6 +2,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from fcntl import flock
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,10 @@ def test_versions_live_side_by_side(tmp_path: Path, make_spec: MakeSpec) -> None
     first = contents(tmp_path / "tiny_model" / "1")
     tuned = tmp_path / "tiny" / CONFIG_NAME
     edit(tuned, "count: 2", "count: 3")
-    write_entry(tmp_path, make_spec(version=2))
+    said: list[str] = []
+    write_entry(tmp_path, replace(make_spec(version=2), warn=said.append))
+    assert [line for line in said if line.startswith("tiny/config.pbtxt stays as the entry's other versions")]
+    assert "and so do its instance_group: change them there" in said[0]
     entry = read_entry(tmp_path / "tiny")
     assert entry.versions == (1, 2)
     assert entry.manifest.version == 2

@@ -207,7 +207,7 @@ def _summary(exported: "Exported") -> str:
     lines = [
         f"{exported.path}: largest difference from torch's {parity.output} over {parity.rows} texts of up to "
         f"{parity.longest} tokens: {parity.library.max_abs_diff:.1e} with the op library, "
-        f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.atol:g}"
+        f"{parity.portable.max_abs_diff:.1e} without; accepted {parity.accepted:g}"
     ]
     if parity.library.flips is not None and parity.portable.flips is not None:
         lines.append(_flips_line(parity.library.flips, parity.portable.flips))

@@ -234,7 +234,8 @@ LabelColumn = Annotated[
 Atol = Annotated[
     float | None,
     typer.Option(
-        help="Accepted difference of a logit, or of a number of an embedding, from torch's in fp32.",
+        help="Accepted difference of a logit, or of a number of an embedding, from torch's in fp32; of "
+        "numbers beyond 10 in proportion.",
         show_default="0.0001, in fp16 0.01; of int8 before it is quantized",
         rich_help_panel=_GATE,
     ),

@@ -30,6 +30,20 @@ def metrics_of(head: Head, examples: Examples, answers: Columns) -> dict[str, fl
     return None if examples.targets is None else head.task.evaluate(answers, examples.targets)
 
 
+def largest_number(answered: Sequence[Answer]) -> float:
+    """Return the largest finite |number| of the outputs of batches; 0 where none is finite."""
+    return float(max(np.abs(each.output[np.isfinite(each.output)]).max(initial=0) for each in answered))
+
+
+def accepted_difference(atol: float, largest: float) -> float:
+    """Return how far numbers may lie from torch's, the largest of which is given.
+
+    It is `atol` for numbers of up to 10, as logits are. Rounding grows with what it rounds: of larger ones,
+    as a regression's or a hidden state's may be, it is as large a share of them as `atol` is of 10.
+    """
+    return atol * max(1.0, largest / 10)
+
+
 def largest_difference(answered: Sequence[Answer], expected: Sequence[Answer]) -> float:
     """Return the largest |Δ| of two runs of the same batches; NaN where a number is none."""
     pairs = [(ours.output, torchs.output) for ours, torchs in zip(answered, expected, strict=True)]

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from sparse_export.graph.inputs import BATCH, SEQUENCE, graph_inputs
 from sparse_serve.data import TextData
 from sparse_serve.errors import DataError
+from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.tasks import TASK_IDS, EncodedText, Several, Task
 from sparse_serve.tasks.encoding import Truncation, Window, encode_cut
 
@@ -26,6 +27,8 @@ Batch = dict[str, npt.NDArray[np.int64]]
 
 # Padded tokens of one batch: torch and the fallback form N² scores.
 _BATCH_TOKENS = 1024
+SEVERAL_RUNS = 4 * RUN_TOKENS
+"""Padded tokens of a batch that a graph divides into runs."""
 _LENGTHS = (3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256)
 _LONGEST = 512
 # Masks that begin with a hole or have some: left padding, every third token, the last token alone.

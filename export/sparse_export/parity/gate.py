@@ -22,21 +22,24 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from sparse_export.graph.precision import FP32
-from sparse_export.parity.answers import answers_of, largest_difference, metrics_of
-from sparse_export.parity.examples import Batch, Examples, batches
+from sparse_export.parity.answers import (
+    accepted_difference,
+    answers_of,
+    largest_difference,
+    largest_number,
+    metrics_of,
+)
+from sparse_export.parity.examples import SEVERAL_RUNS, Batch, Examples, batches
 from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run_graph, run_torch
 from sparse_export.tasks import model_head
 from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
 from sparse_serve.repository.measures import AXES
-from sparse_serve.runs import RUN_TOKENS
 
 # Rounding may move single keys across sparsegen's threshold; the share of zeros moves by far less than this.
 _RHO_ATOL = 0.005
 # At equal masks these are counts over lengths.
 _AXES_ATOL = 1e-5
-# So many runs of a graph are asked for at once where they are held against one.
-_RUNS = 4
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,16 @@ class Agreement:
             numbers are the answer.
         metrics: the task metrics of this runtime by name, where labels were given.
         flips: learned rows and columns on which they disagree; None where none are learned.
+        rho_diff: the largest difference, among layers, of the mean share of zero attention weights.
+        axes_diff: likewise of the shares of rows and of columns that are on; 0 without a pattern.
     """
 
     max_abs_diff: float
     label_agreement: float | None
     metrics: dict[str, float] | None
     flips: MaskFlips | None = None
+    rho_diff: float = 0.0
+    axes_diff: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class ParityReport:
     Attributes:
         rows: number of texts.
         longest: tokens of the longest row of the graph.
-        atol: the accepted difference.
+        atol: the accepted difference of numbers of up to 10.
         output: what the graph answers: "logits" or "embedding".
         metric: name of the metric that the task is known by, one of `metrics`; None where it has none.
         torch_metrics: the task metrics of the torch model by name, where labels were given.
@@ -94,6 +101,7 @@ class ParityReport:
             on per layer in torch, mean over rows.
         axes: the same as the graph answers it by the first execution.
         provider: ONNX Runtime's name of what computed the graph.
+        largest: the largest finite number of torch's output.
     """
 
     rows: int
@@ -108,6 +116,12 @@ class ParityReport:
     axes_torch: dict[str, list[float]]
     axes: dict[str, list[float]]
     provider: str = CPU_PROVIDER
+    largest: float = 0.0
+
+    @property
+    def accepted(self) -> float:
+        """The accepted difference of an output: `atol`, or more of large numbers."""
+        return accepted_difference(self.atol, self.largest)
 
     @property
     def library(self) -> Agreement:
@@ -126,23 +140,23 @@ class ParityReport:
         return figures | by_execution
 
     def require(self) -> None:
-        """Raise `GateError` unless all executions are within the threshold, and the masks are torch's.
+        """Raise `GateError` unless all executions are within what is accepted, and the masks are torch's.
 
-        Within it a label can differ only where torch's two best logits are closer than twice the threshold.
+        Within it a label can differ only where torch's two best logits are closer than twice of it.
         """
         for execution in EXECUTIONS:
             self._require_agreement(execution.words, self.executions[execution.name])
-        compared = [("zero attention weights", self.rho, self.rho_torch, _RHO_ATOL)]
-        compared += [
-            (f"{name.removesuffix('_on')} that are on", self.axes[name], shares, _AXES_ATOL)
-            for name, shares in self.axes_torch.items()
-        ]
-        for what, shares, shares_torch, atol in compared:
-            for layer, (served, expected) in enumerate(zip(shares, shares_torch, strict=True), start=1):
-                if not abs(served - expected) <= atol:
+        for execution in EXECUTIONS:
+            side = self.executions[execution.name]
+            for what, difference, accepted in (
+                ("zero attention weights", side.rho_diff, _RHO_ATOL),
+                ("rows or columns that are on", side.axes_diff, _AXES_ATOL),
+            ):
+                if not difference <= accepted:
                     raise GateError(
-                        f"parity not met: layer {layer} of the graph has a share of {served:.4f} {what}, "
-                        f"torch of {expected:.4f}; accepted is a difference of {atol:g}; nothing was written"
+                        f"parity not met: a layer's share of {what} by ONNX Runtime {execution.words} "
+                        f"differs by {difference:.4f} from torch's, accepted is {accepted:g}; nothing was "
+                        "written"
                     )
 
     def _require_agreement(self, name: str, side: Agreement) -> None:
@@ -157,11 +171,11 @@ class ParityReport:
                 f"ONNX Runtime {name} and off in torch or the other way round, one with a logit of "
                 f"{side.flips.farthest:.3g} in torch; accepted is {self.atol:g} (--atol); nothing was written"
             )
-        if not side.max_abs_diff <= self.atol:
+        if not side.max_abs_diff <= self.accepted:
             raise GateError(
                 f"parity not met: ONNX Runtime {name} differs from torch by up to {side.max_abs_diff:.3g} in "
-                f"its {self.output} over {self.rows} texts, accepted is {self.atol:g} (--atol); nothing was "
-                "written"
+                f"its {self.output} over {self.rows} texts, accepted is {self.accepted:g} (--atol); nothing "
+                "was written"
             )
 
 
@@ -180,7 +194,8 @@ def check_parity(
         graph: its packed ONNX graph.
         op_library: path of `libsparse_ops.so`.
         examples: tokenised texts.
-        atol: accepted difference, recorded in the report.
+        atol: accepted difference of numbers of up to 10 (`answers.accepted_difference`), recorded in the
+            report.
         provider: ONNX Runtime's name of what computes the graph, recorded in the report; torch is on the CPU.
     """
     head = model_head(model)
@@ -197,6 +212,7 @@ def check_parity(
         for each in EXECUTIONS
     }
     expected_answers = answers_of(head, examples, own)
+    axes = [name for name in AXES if name in own[0].measures]
 
     def agreement(comparison: _Comparison) -> Agreement:
         served, torchs = (
@@ -207,11 +223,12 @@ def check_parity(
             max_abs_diff=largest_difference(comparison.served, comparison.expected),
             label_agreement=None if same is None else float(same.mean()),
             metrics=metrics_of(head, examples, served),
+            rho_diff=comparison.apart(["rho"]),
+            axes_diff=comparison.apart(axes),
             flips=comparison.flips(),
         )
 
     first = next(iter(compared.values()))
-    axes = [name for name in AXES if name in own[0].measures]
     return ParityReport(
         rows=len(examples.texts),
         longest=max(len(row["input_ids"]) for row in rows),
@@ -225,6 +242,7 @@ def check_parity(
         axes_torch={name: _mean(first.expected, name) for name in axes},
         axes={name: _mean(first.served, name) for name in axes},
         provider=provider,
+        largest=largest_number(own),
     )
 
 
@@ -254,7 +272,7 @@ def runs_difference(
 
     It is asked batches of several runs each.
     """
-    run = list(batches(examples.rows, model.config, most_tokens=_RUNS * RUN_TOKENS))
+    run = list(batches(examples.rows, model.config, most_tokens=SEVERAL_RUNS))
     return largest_difference(
         run_graph(divided, op_library, run, provider), run_graph(whole, op_library, run, provider)
     )
@@ -282,6 +300,11 @@ class _Comparison:
             for batch, answer, first in zip(rows, served, own, strict=True)
         ]
         return cls(served, own, expected)
+
+    def apart(self, measures: Sequence[str]) -> float:
+        """Return the largest difference, among layers and measures, of their means over rows."""
+        pairs = [(_mean(self.served, name), _mean(self.expected, name)) for name in measures]
+        return max((float(np.abs(np.subtract(*pair)).max()) for pair in pairs), default=0.0)
 
     def flips(self) -> MaskFlips | None:
         if not self.own[0].axis_logits:

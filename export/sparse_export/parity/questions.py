@@ -75,19 +75,18 @@ class Questions:
             DeviceError: what is for GPUs alone cannot be judged, as there is none here.
         """
         library, provider = _judging(target, warn)
-        accepted = atol or target.precision.atol
         make = builtin_examples if are_built_in else text_examples
         examples = make(task, tokenizer, max_length, texts)
         reader = None
         if reading is not None:
-            reader = TextGate(library, tokenizer, reading, target, texts, accepted, provider)
+            reader = TextGate(library, tokenizer, reading, target, texts, provider)
         return cls(
             library=library,
             provider=provider,
             texts=examples if reading is None else replace(examples, others=()),
             padded=examples,
             labelled=labelled,
-            atol=accepted,
+            atol=atol or target.precision.atol,
             output=task.graph_output,
             reader=reader,
         )

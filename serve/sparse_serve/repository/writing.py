@@ -4,9 +4,9 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -37,6 +37,9 @@ from sparse_serve.tasks.encoding import load_tokenizer
 
 _MOST_CHARACTERS = 100
 
+# The parts of a configuration that may differ from what an export would write; fixed parameters do not.
+_TUNED = ("max_batch_size", "instance_group", "dynamic_batching", "parameters")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntrySpec:
@@ -46,7 +49,7 @@ class EntrySpec:
     `token_graph` one of token ids beside a graph that takes text; `baselines` maps variants ("packed_dense")
     to ONNX files. `manifest` says what it is called and answers, and comes without `files` and `baselines`,
     which `write_entry` fills in. With `metrics` the public model sums up what the graph measures on Triton's
-    metrics port.
+    metrics port. `warn` is told what has no effect, as other versions have settled it.
     """
 
     graph: Path
@@ -57,6 +60,7 @@ class EntrySpec:
     metrics: bool = False
     baselines: Mapping[str, Path] = field(default_factory=dict)
     token_graph: Path | None = None
+    warn: Callable[[str], object] = lambda _: None
 
     @property
     def name(self) -> str:
@@ -261,12 +265,13 @@ def _write_models(new: Path, spec: EntrySpec, signature: Signature, *, keep_sett
             metrics=spec.metrics,
             device=spec.computing.device,
         )
-        _write_config(public, config, keep_settings=keep_settings)
+        _write_config(public, config, spec, keep_settings=keep_settings)
         _write_graph(beside, spec.graph, spec, keep_settings=keep_settings)
     baselines = {variant: f"{spec.name}_{variant}" for variant in spec.baselines}
+    silent = replace(spec, warn=lambda _: None)  # the model has told of the same
     for variant, graph in spec.baselines.items():
         folder = public / BASELINES_NAME / baselines[variant]
-        _write_graph(folder, graph, spec, keep_settings=(folder / CONFIG_NAME).exists())
+        _write_graph(folder, graph, silent, keep_settings=(folder / CONFIG_NAME).exists())
     digests = {
         str(path.relative_to(new)): file_digest(path) for path in sorted(new.rglob("*")) if path.is_file()
     }
@@ -303,7 +308,7 @@ def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: b
         op_library=uses_op_library(model),
         computing=spec.computing,
     )
-    _write_config(folder, config, keep_settings=keep_settings)
+    _write_config(folder, config, spec, keep_settings=keep_settings)
     warming = warmups(spec.computing.device, spec.max_batch_size, spec.manifest.max_length)
     if (files := warmup_files(config, signature, warming)) and not keep_settings:
         (folder / "warmup").mkdir()
@@ -311,11 +316,18 @@ def _write_graph(folder: Path, graph: Path, spec: EntrySpec, *, keep_settings: b
             (folder / "warmup" / name).write_bytes(content)
 
 
-def _write_config(folder: Path, config: ModelConfig, *, keep_settings: bool) -> None:
-    if keep_settings:
-        _require_same_interface(folder / CONFIG_NAME, config)
-    else:
-        (folder / CONFIG_NAME).write_text(to_text(config), encoding="utf-8")
+def _write_config(folder: Path, config: ModelConfig, spec: EntrySpec, *, keep_settings: bool) -> None:
+    path = folder / CONFIG_NAME
+    if not keep_settings:
+        path.write_text(to_text(config), encoding="utf-8")
+        return
+    found = read_config(path)
+    _require_same_interface(path, found, config)
+    if other := [part for part in _TUNED if getattr(found, part) != getattr(config, part)]:
+        spec.warn(
+            f"{folder.name}/{CONFIG_NAME} stays as the entry's other versions have it, and so do its "
+            f"{', '.join(other)}: change them there"
+        )
 
 
 def _external_locations(model: onnx.ModelProto) -> list[str]:
@@ -341,9 +353,8 @@ def _require_same_bytes(path: Path, content: bytes) -> None:
         raise _disagreement(path)
 
 
-def _require_same_interface(path: Path, wanted: ModelConfig) -> None:
+def _require_same_interface(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
     """Compare what clients and the graph see; what is computed with may have been tuned since and is kept."""
-    found = read_config(path)
     if fixed_parameters(found) != fixed_parameters(wanted) or any(
         getattr(found, part) != getattr(wanted, part)
         for part in ("backend", "input", "output", "model_operations")
