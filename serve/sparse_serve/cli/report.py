@@ -58,7 +58,7 @@ def show(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json of profile.")],
     *,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Write report.csv and report.html anew into this folder.")
+        Path | None, typer.Option(help="Write report.json, report.csv and report.html anew into this folder.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print it as JSON, of today's schema.")
@@ -71,7 +71,8 @@ def show(
         with needing("report show --output-dir", "report"):  # what draws
             import sparse_serve.report.page  # noqa: F401, PLC0415
         make_output_folder(output_dir)
-        write_report(found, output_dir)
+        for path in write_report(found, output_dir):
+            print(f"wrote {path}", file=sys.stderr)
     if as_json:
         print(found.to_json(), end="")
     elif output_dir is None:

@@ -381,14 +381,13 @@ class _Cuts:
         return text
 
     def _words(self, start: int, least: int) -> tuple[str, list[int]]:
-        """Return all texts as one, from text `start`, of so many tokens at least, and where each ends."""
-        if start not in self._joined:
-            words = " ".join(islice(cycle(self._texts), start, start + len(self._texts)))
-            self._joined[start] = words, self._tokens.ends(words)
-        words, ends = self._joined[start]
+        """Return texts as one, from text `start`, of so many tokens at least, and where each ends."""
+        words, ends = self._joined.get(start, ("", []))
+        count = 1
         while len(ends) < least:
-            words = f"{words} {words}"
+            words = " ".join(islice(cycle(self._texts), start, start + count))
             ends = self._tokens.ends(words)
+            count *= 2
         self._joined[start] = words, ends
         return words, ends
 
