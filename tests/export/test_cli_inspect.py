@@ -182,7 +182,7 @@ def test_labels_and_texts_cannot_write_on_the_terminal(
         (["--lambda", "1"], 2, ["below 1"]),
         (["--layer", "3"], 2, ["--layer 3", "1 to 2"]),
         (["--head", "0"], 2, ["--head"]),
-        (["--max-length", "9999"], 2, ["--max-length 9999", "3 to 160"]),
+        (["--max-length", "9999"], 2, ["--max-length 9999", "4 to 160"]),
         (["--text-pair", "b", "--text-pair", "c"], 2, ["2 --text-pair for 1 texts"]),
         (["--file", "absent.tsv"], 2, ["not both"]),
         (["--beside", "absent/"], 1, ["absent/"]),

@@ -295,8 +295,8 @@ def test_long_texts_are_cut_and_say_so(checkpoint: Path) -> None:
     text = inspector.inspect("x" * 99 + " y" * 999).text
     assert (len(text.tokens), text.truncated) == (POSITIONS, True)
     assert not inspector.inspect("").text.truncated
-    short = Inspector(InspectOptions(str(checkpoint), max_length=3)).inspect("a film", "or two").text
-    assert (short.tokens, short.truncated) == (("[CLS]", "[SEP]", "[SEP]"), True)
+    short = Inspector(InspectOptions(str(checkpoint), max_length=4)).inspect("a film", "or two").text
+    assert (short.tokens, short.truncated) == (("[CLS]", "[SEP]", "o", "[SEP]"), True)
 
 
 @pytest.mark.parametrize(

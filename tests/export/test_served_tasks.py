@@ -110,12 +110,11 @@ def repository(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> P
             checkpoint=str(checkpoints / name),
             repository=path,
             name=name,
-            columns=NAMES,
             tokenizer="server",
         )
         if name in LABELS:
             file = write_rows(path.parent / f"{name}.jsonl", LABELS[name])
-            options = replace(options, eval_file=file)
+            options = replace(options, eval_file=file, columns=NAMES)
         export_checkpoint(options)
     return path
 
