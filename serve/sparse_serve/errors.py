@@ -19,6 +19,7 @@
 Messages are one line and say what was wrong, what was received, what is accepted and what to do.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ class JobError(SparseServeError):
 
 class MissingPackageError(SparseServeError):
     """A package is not installed that what was asked for needs."""
+
+
+def refuse_without_effect(*without_effect: tuple[str, bool, Mapping[str, bool]]) -> None:
+    """Refuse options that nothing is done with.
+
+    Args:
+        without_effect: a cause, whether it holds, and of options whether they were given.
+
+    Raises:
+        OptionError: a cause holds, and one of its options was given.
+    """
+    for cause, holds, options in without_effect:
+        for option in (name for name, is_given in options.items() if holds and is_given):
+            raise OptionError(f"{option} has no effect with {cause}; leave one of the two out")
 
 
 def in_brief(said: object) -> str:

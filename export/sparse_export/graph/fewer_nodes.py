@@ -133,7 +133,7 @@ def _count_at_once(concat: ir.Node, graph: ir.Graph) -> None:
     """
     totals = [_given_to("Unsqueeze", value) for value in concat.inputs]
     kept = [_given_to("Cast", _given_to("ReduceSum", total)) for total in totals]
-    makers = [None if value is None else value.producer() for value in kept]
+    makers = [_maker(value) for value in kept]
     if _attribute(concat, "axis") != 1 or not all(each and each.domain == DOMAIN for each in makers):
         return
     if not all(_sums_heads(value) for value in concat.inputs):
@@ -157,10 +157,6 @@ def _sums_heads(column: ir.Value | None) -> bool:
         return False
     keepdims = total.attributes.get("keepdims")
     return keepdims is not None and keepdims.as_int() == 0
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    return None if value is None else value.producer()
 
 
 def _gather_rows(gather: ir.Node) -> None:
@@ -198,9 +194,14 @@ def _pass_on(node: ir.Node, source: ir.Value) -> None:
     node.replace_input_with(0, source)
 
 
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that makes a value; None where there is none."""
+    return None if value is None else value.producer()
+
+
 def _given_to(op_type: str, value: ir.Value | None) -> ir.Value | None:
     """Return what the node was given that makes a value; None where that is of another type."""
-    node = None if value is None else value.producer()
+    node = _maker(value)
     return node.inputs[0] if node is not None and node.op_type == op_type else None
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from sparse_export.multitask.plan import Sampling
 from sparse_export.multitask.task_file import TaskFile
 from sparse_export.training.options import LOSS, TrainingOptions, refuse_out_of_range
-from sparse_serve.errors import OptionError
+from sparse_serve.errors import OptionError, refuse_without_effect
 from sparse_serve.metrics import greater_is_better
 
 SimcseForm = Literal["infonce", "cross-entropy"]
@@ -86,7 +86,7 @@ class MultitaskOptions(TrainingOptions):
             "--freeze-layers": self.freeze_layers is not None,
             "--dense-epochs": bool(self.dense_epochs),
         }
-        without_effect = (
+        refuse_without_effect(
             ("--no-adapters", not self.adapters, adapters | self._changed("adapter_learning_rate")),
             # The checkpoint has adapters of its own sizes or none, and whatever it has stays as it is.
             ("--add-task", self.add_task, adapters | others),
@@ -118,10 +118,6 @@ class MultitaskOptions(TrainingOptions):
                 {"--from-scratch": self.from_scratch, "--freeze-layers": self.freeze_layers is not None},
             ),
         )
-        for cause, holds, options in without_effect:
-            given = [option for option, is_given in options.items() if is_given]
-            if holds and given:
-                raise OptionError(f"{given[0]} has no effect with {cause}; leave one of the two out")
         rows = [each for task in self.tasks.tasks.values() for each in (task, *task.extra)]
         factors = [each.factor for each in rows if each.factor != 1]
         if factors and self.sampling != "annealed":

@@ -26,7 +26,6 @@ from sparse_export.tasks import model_head
 from sparse_serve.cuda import CPU_PROVIDER
 from sparse_serve.errors import GateError
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
-from sparse_serve.runs import RUN_TOKENS
 from sparse_serve.tasks.encoding import encode_cut
 
 Array = npt.NDArray[Any]
@@ -93,9 +92,7 @@ class TextGate:
         if model_head(model).task.reads_pairs:
             short = [text[:_PAIRED_CHARACTERS] for text in singles]
             self._require_same_tokens(short, [*short[1:], short[0]])
-        # Batches of one run, and such as the graph divides.
-        compared = [self._difference(model, graph, core, tokens) for tokens in (RUN_TOKENS, SEVERAL_RUNS)]
-        answered, difference = compared[0][0], max(each for _, each in compared)
+        answered, difference = self._difference(model, graph, core)
         if not difference <= accepted:
             raise GateError(
                 f"parity not met: from text to answer the graph differs by up to {difference:.3g} from "
@@ -131,37 +128,39 @@ class TextGate:
         )
         return open_session(model.SerializeToString(), Path(), self.library)
 
-    def _difference(
-        self, model: PreTrainedModel, graph: Path, core: Path, most_tokens: int
-    ) -> tuple[int, float]:
+    def _difference(self, model: PreTrainedModel, graph: Path, core: Path) -> tuple[int, float]:
         """Return how many texts were asked, and the largest difference of a number; refuse other words.
 
-        They are asked in batches of so many padded tokens at most.
+        They are asked twice: in batches of one run, and in such as the graph divides.
         """
         head = model_head(model)
         task, output = head.task, head.task.graph_output
         asked, examples = reading_examples(
             task, self.tokenizer, self.reading.max_length, self.reading.truncation, self.texts
         )
-        columns: dict[str, Sequence[str]] = {TEXT_INPUT: [text for text, _ in asked]}
+        texts = [*examples.texts, *examples.texts]
+        columns: dict[str, Sequence[str]] = {TEXT_INPUT: [text for text, _ in asked] * 2}
         if task.reads_pairs:
-            columns[TEXT_PAIR_INPUT] = [pair or "" for _, pair in asked]
+            columns[TEXT_PAIR_INPUT] = [pair or "" for _, pair in asked] * 2
         if examples.tasks:
-            columns[TASK_INPUT] = [text.task or "" for text in examples.texts]
-        run = list(batches(examples.rows, model.config, most_tokens=most_tokens))
+            columns[TASK_INPUT] = [text.task or "" for text in texts]
+        run = [
+            *batches(examples.rows, model.config),
+            *batches(examples.rows, model.config, most_tokens=SEVERAL_RUNS),
+        ]
         theirs = np.concatenate([each.output for each in run_graph(core, self.library, run, self.provider)])
         # In equal batches every number is rounded alike, and no row or column of attention flips.
         session = open_session(str(graph), graph.parent, self.library, self.provider)
         ours = _answers(session, columns, [len(batch["input_ids"]) for batch in run])
-        said = task.answer(examples.texts, ours[output])
+        said = task.answer(texts, ours[output])
         if self.reading.truncation == "error":
-            is_refused = np.array([text.truncated for text in examples.texts])
+            is_refused = np.array([text.truncated for text in texts])
             theirs[is_refused] = np.nan
             for name in said.keys() & {"label"}:
                 said[name][is_refused] = b""
-        counts = np.array([[text.token_count, text.truncated] for text in examples.texts])
+        counts = np.array([[text.token_count, text.truncated] for text in texts])
         same = np.all(np.hstack([ours["token_count"], ours["truncated"]]) == counts, axis=1)
-        answers = head.same_answers(examples.texts, {name: ours[name] for name in said}, said)
+        answers = head.same_answers(texts, {name: ours[name] for name in said}, said)
         if not (same.all() and (answers is None or answers.all())):
             raise GateError(
                 "parity not met: the graph that takes text says otherwise what its numbers say than the "

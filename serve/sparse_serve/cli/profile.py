@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +63,7 @@ from sparse_serve.cli.signals import ENDING, handled
 from sparse_serve.cli.variants import variants_named
 from sparse_serve.connection import checked_address
 from sparse_serve.environment import available_cores
-from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.errors import OptionError, SparseServeError, refuse_without_effect
 from sparse_serve.extras import needing
 from sparse_serve.profiling.measure import StabilityRule
 from sparse_serve.profiling.options import LENGTHS, MOST_CONCURRENT, ROUNDS, ProfileOptions
@@ -141,7 +140,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
-    _refuse_without_effect(
+    refuse_without_effect(
         (
             "--input-data, which has texts of its own",
             input_data is not None,
@@ -244,17 +243,6 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         print(report.to_json(), end="")
     if report.partial is not None:
         raise typer.Exit(130)
-
-
-def _refuse_without_effect(*without_effect: tuple[str, bool, Mapping[str, bool]]) -> None:
-    """Refuse options that nothing is done with: each of the given, where its cause holds.
-
-    Raises:
-        OptionError: one was given.
-    """
-    for cause, holds, options in without_effect:
-        for option in (name for name, is_given in options.items() if holds and is_given):
-            raise OptionError(f"{option} has no effect with {cause}; leave one of the two out")
 
 
 def _written(report: Report, folder: Path) -> list[Path]:

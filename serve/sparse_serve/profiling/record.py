@@ -42,28 +42,27 @@ CLIENT_TIME = (
     "one server in turns, by 0.3 to 0.6 ms with 1 request in flight and by 0.2 to 0.9 ms with 4 "
     "(benchmarks/serving/perf_analyzer.csv)."
 )
+_LOOPS = (
+    "In a closed loop N requests in flight are N threads of this client, each of which waits for its answer "
+    "before it sends again; in an open one requests arrive at a rate, and a latency begins when its request "
+    "was due."
+)
 _LATENCY_METHOD = (
     "In every round a fresh server per variant of every model, all running, with the entry's own settings "
     "but for a session's threads, which are as many in all; one is asked at a time over gRPC: one window of "
     "each, in an order drawn anew each time, until the last "
     f"{STABLE_WINDOWS} windows of a server agree in throughput and latency (perf_analyzer's rule); its "
     "figures are over those, and the report's are means over the servers. Requests are sent in an order that "
-    "is drawn for the round, the same for all. In a closed loop N requests in flight are N threads of this "
-    "client, each of which waits for its answer before it sends again; in an open one requests arrive at a "
-    "rate, and a latency begins when its request was due. Other work on the machine shows as spread. "
-    f"{CLIENT_TIME}"
+    "is drawn for the round, the same for all. "
+    f"{_LOOPS} Other work on the machine shows as spread. {CLIENT_TIME}"
 )
-
-
 _REMOTE_LATENCY_METHOD = (
     "A server that was running, with the settings that it has, was visited once for each round, and asked "
     "over gRPC in windows until the last "
     f"{STABLE_WINDOWS} agreed in throughput and latency (perf_analyzer's rule); a visit's figures are over "
     "those, and the report's are means over the visits. Requests are sent in an order that is drawn for the "
-    "round. In a closed loop N requests in flight are N threads of this client, each of which waits for its "
-    "answer before it sends again; in an open one requests arrive at a rate, and a latency begins when its "
-    "request was due. Whatever else the server was asked meanwhile is in the figures. "
-    f"{CLIENT_TIME}"
+    "round. "
+    f"{_LOOPS} Whatever else the server was asked meanwhile is in the figures. {CLIENT_TIME}"
 )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import cycle, islice
 from math import ceil, gcd
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from sparse_serve.errors import DataError, OptionError, RepositoryError, TaskErr
 from sparse_serve.records import PLAIN, TABLES, iter_records, place
 from sparse_serve.tasks import TASK_IDS, EncodedText, Pairs, Task
 from sparse_serve.tasks.encoding import Truncation, graph_inputs, load_tokenizer, of_tasks, pad_id
+
+Row = TypeVar("Row")
 
 BUILT_IN = "built-in texts"
 REQUESTS = 4
@@ -294,15 +296,20 @@ def recorded_workload(
     Raises:
         DataError: the texts cannot be cut to a length (no word of them is a single token).
     """
-    requests = min(max(len(counts) // batch_size, 1), MOST_OWN_REQUESTS)
-    rows = requests * batch_size
-    step = max(len(counts) / rows, 1)
-    lengths = np.clip(
-        [counts[int(row * step) % len(counts)] for row in range(rows)], tokens.shortest, tokens.longest
-    )
-    of_requests = lengths.reshape(requests, batch_size).tolist()
-    batches = tuple(_cut_batches(tokens, texts, of_requests, turns))
+    lengths: Int64 = np.clip(np.array(_requests_of(counts, batch_size)), tokens.shortest, tokens.longest)
+    batches = tuple(_cut_batches(tokens, texts, lengths.tolist(), turns))
     return Workload(int(lengths.max()), source, batches)
+
+
+def _requests_of(rows: Sequence[Row], batch_size: int) -> list[list[Row]]:
+    """Divide rows into `MOST_OWN_REQUESTS` requests at most, in their order.
+
+    Of more rows than these have room for as many are taken, evenly; fewer than a request has are repeated.
+    """
+    requests = min(max(len(rows) // batch_size, 1), MOST_OWN_REQUESTS)
+    step = max(len(rows) / (requests * batch_size), 1)
+    taken = [rows[int(number * step) % len(rows)] for number in range(requests * batch_size)]
+    return [taken[first : first + batch_size] for first in range(0, len(taken), batch_size)]
 
 
 def _cut_batches(
@@ -331,14 +338,9 @@ def own_workload(tokens: Tokens, data: TextData, batch_size: int, turns: Turns =
         DataError: the rows are single texts where a task reads pairs, or pairs where it reads single texts.
     """
     tokens.require_readable(data.source, turns, has_pairs=data.has_pairs)
-    needed = min(max(len(data.rows) // batch_size, 1), MOST_OWN_REQUESTS)
-    step = max(len(data.rows) / (needed * batch_size), 1)
-    chosen = [data.rows[int(row * step) % len(data.rows)] for row in range(needed * batch_size)]
     batches = []
-    for request in range(needed):
-        first = request * batch_size
-        part = chosen[first : first + batch_size]
-        own_turns = [turns[(first + row) % len(turns)] for row in range(batch_size)]
+    for request, part in enumerate(_requests_of(data.rows, batch_size)):
+        own_turns = [turns[(request * batch_size + row) % len(turns)] for row in range(batch_size)]
         pairs = [row.text_pair for row in part] if data.has_pairs else None
         batches.append(tokens.batch([row.text for row in part], pairs, own_turns))
     longest = max(max(batch.row_lengths) for batch in batches)

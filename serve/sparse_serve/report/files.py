@@ -26,14 +26,13 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         try:
             beside.write_text(make(report), encoding="utf-8")
             beside.replace(path)
-        except BaseException as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             kept = f"; {', '.join(each.name for each in made)} is there" if made else ""
             raise SparseServeError(
                 f"{path} cannot be written: {error.strerror}{kept}: make room, or give another --output-dir"
             ) from error
+        finally:  # where it has not become the file
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
         made.append(path)
     return made

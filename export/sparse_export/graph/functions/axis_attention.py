@@ -1,7 +1,7 @@
 """`AxisAttention` and `AxisCrossAttention`: attention on the allowed pairs, with either normalizer."""
 
 from sparse_export.graph.functions.axis_pairs import PAIRS_ATTRIBUTES, PAIRS_OF
-from sparse_export.graph.functions.function import GRAPH_DOMAIN, Function, Normalizer
+from sparse_export.graph.functions.function import Function, Normalizer
 from sparse_export.graph.functions.packed_text import (
     CROSS,
     NOT_ZERO,
@@ -9,12 +9,13 @@ from sparse_export.graph.functions.packed_text import (
     PACKED_ATTENTION,
     SUPPORT,
 )
+from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OF
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_OF
 from sparse_serve.op_library import DOMAIN
 
 AXIS_ATTRIBUTES = f'{PAIRS_ATTRIBUTES}, normalizer: string = "softmax", lambd: float = 0.0'
 NORMALISE_ALLOWED: dict[Normalizer, str] = {
-    "softmax": f"{GRAPH_DOMAIN}.SoftmaxOrZero",
+    "softmax": SOFTMAX_OF,
     "sparsegen": SPARSEGEN_OF,
 }
 

@@ -3,6 +3,7 @@
 from sparse_export.graph.functions.axis_attention import AXIS_ATTRIBUTES, NORMALISE_ALLOWED
 from sparse_export.graph.functions.axis_pairs import PAIRS_OF
 from sparse_export.graph.functions.function import GRAPH_DOMAIN, Function, Normalizer
+from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OF
 from sparse_export.graph.functions.sparsegen_lin import SPARSEGEN_OF
 
 # Dense over all tokens under `allowed` (R, T), which `{pairs}` may compute, and only where R > 0.
@@ -82,9 +83,7 @@ SPARSEGEN_HIDDEN_FIRST = Function(
 SOFTMAX_HIDDEN_FIRST = Function(
     GRAPH_DOMAIN,
     "SoftmaxHiddenFirst",
-    _TEXT.format(
-        name="SoftmaxHiddenFirst", attributes="", normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero", **_OWN_KEYS
-    ),
+    _TEXT.format(name="SoftmaxHiddenFirst", attributes="", normalise=SOFTMAX_OF, **_OWN_KEYS),
 )
 AXIS_HIDDEN_FIRST = Function(
     GRAPH_DOMAIN, "AxisHiddenFirst", {"softmax": _axis_text("softmax"), "sparsegen": _axis_text("sparsegen")}

@@ -1,6 +1,6 @@
 """`SoftmaxAttention` and `SoftmaxCrossAttention`: dense attention within each sequence."""
 
-from sparse_export.graph.functions.function import GRAPH_DOMAIN, Function
+from sparse_export.graph.functions.function import Function
 from sparse_export.graph.functions.packed_text import (
     ALL_KEYS,
     CROSS_ALL_KEYS,
@@ -8,6 +8,7 @@ from sparse_export.graph.functions.packed_text import (
     OWN_NOT_ZERO,
     PACKED_ATTENTION,
 )
+from sparse_export.graph.functions.softmax_or_zero import SOFTMAX_OF
 from sparse_serve.op_library import DOMAIN
 
 SOFTMAX_ATTENTION = Function(
@@ -16,7 +17,7 @@ SOFTMAX_ATTENTION = Function(
     PACKED_ATTENTION.format(
         name="SoftmaxAttention",
         attributes="",
-        normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero",
+        normalise=SOFTMAX_OF,
         counted=NOT_ZERO.format(kept="is_kept"),
         outputs="output",
         support="",
@@ -30,7 +31,7 @@ SOFTMAX_CROSS_ATTENTION = Function(
     PACKED_ATTENTION.format(
         name="SoftmaxCrossAttention",
         attributes="",
-        normalise=f"{GRAPH_DOMAIN}.SoftmaxOrZero",
+        normalise=SOFTMAX_OF,
         counted=OWN_NOT_ZERO,
         outputs="output",
         support="",

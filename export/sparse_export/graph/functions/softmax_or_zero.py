@@ -19,3 +19,4 @@ SoftmaxOrZero (scores) => (weights)
 """
 
 SOFTMAX_OR_ZERO = Function(GRAPH_DOMAIN, "SoftmaxOrZero", _TEXT)
+SOFTMAX_OF = f"{GRAPH_DOMAIN}.{SOFTMAX_OR_ZERO.name}"
