@@ -88,6 +88,7 @@ AXIS_CASES: tuple[AxisCase, ...] = (
     _case("few_of_one_vector", (100, 400), 0.01, 0.005, (0,), seed=3),
     _case("far_diagonals", (90, 300), 0.02, 0.02, (0, 3, 17, 64, 128, 299, 300, 5000), seed=1),
     _case("odd_diagonals", (200,), 0, 0.05, (99, 5, 5, 1, 99)),
+    _case("strips", (300, 7, 45), 0.02, 0.03, (*range(4), 9, 20, 21, *range(40, 51), 70, 72, 74)),
     _case("wide_band", (400, 90, 3), 0.02, 0.03, tuple(range(40)), seed=2),
     _case("band_and_far_diagonals", (500,), 0.02, 0.03, (*range(30), 200, 333)),
     _case("every_diagonal", (1, 70, 33), 0, 0, tuple(range(70))),

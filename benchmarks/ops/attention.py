@@ -2,13 +2,15 @@
 
     python benchmarks/ops/attention.py [--threads 1] [--output attention.csv]
 
-Every variant computes the same problem of `tests/cases.py`, all but the softmax ones sparsegen-lin
-attention; on a CPU only our kernels take other types than float32. The variants take turns and the best time
-of each counts. `fused_over_this` is the time of ONNX Runtime's fused softmax attention, in float32, over the
-variant's: above 1 is faster than it.
+Every variant computes the same problem of `tests/cases.py`, all but the softmax ones sparsegen-lin attention;
+on a CPU only our kernels take other types than float32. Short problems are computed up to eight times in one
+run, by as many nodes, as the layers of a model are: a run alone takes ONNX Runtime as long as attention to a
+hundred tokens. The variants take turns and the best time of each counts. `fused_over_this` is the time of
+ONNX Runtime's fused softmax attention, in float32, over the variant's: above 1 is faster than it.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -40,6 +42,8 @@ OURS = {"sparsegen_attention": "SparsegenAttention", "softmax_attention": "Softm
 ELEMENTS: tuple[Element, ...] = get_args(Element)
 REFERENCE: tuple[str, Element] = ("ort_fused_softmax", "float32")
 
+MOST_NODES, TOKENS_OF_RUN = 8, 4096
+
 Variant = tuple[str, Element]
 
 
@@ -55,18 +59,20 @@ def main(
     lines: list[dict[str, Any]] = []
     for case in BENCHMARK_CASES:
         support = mean_support(case)
+        nodes = nodes_of_run(case)
         variants = {
-            (name, element): op_session(replace(case, element=element), op, threads)
+            (name, element): op_session(replace(case, element=element), op, threads, nodes)
             for name, op in OURS.items()
             for element in ELEMENTS
         } | {
-            REFERENCE: fused_softmax(case, threads),
+            REFERENCE: fused_softmax(case, threads, nodes),
             ("ort_standard_ops_topk", "float32"): op_session(
-                case, "SparsegenAttention", threads, with_library=False
+                case, "SparsegenAttention", threads, nodes, with_library=False
             ),
-            ("torch_entmax_sort", "float32"): torch_entmax(case),
+            ("torch_entmax_sort", "float32"): torch_entmax(case, nodes),
         }
         best, rounds = time_in_turns(variants)
+        best = {variant: seconds / nodes for variant, seconds in best.items()}
         for (name, element), seconds in best.items():
             lines.append(
                 {
@@ -112,7 +118,52 @@ def session(
     )
 
 
-def op_session(case: AttentionCase, op: str, threads: int, *, with_library: bool = True) -> Run:
+def nodes_of_run(case: AttentionCase) -> int:
+    """How many nodes compute the problem in one run."""
+    return min(MOST_NODES, max(1, TOKENS_OF_RUN // sum(case.lengths)))
+
+
+def run_of_nodes(
+    node: onnx.NodeProto,
+    inputs: dict[str, npt.NDArray[Any]],
+    outputs: Mapping[str, int],
+    nodes: int,
+    threads: int,
+    *,
+    with_library: bool,
+    arena: bool = True,
+) -> Run:
+    """Run copies of a node. Their inputs have names of their own: copies with the same inputs become one."""
+    values = {name: ort_value(array) for name, array in inputs.items()}
+    copies, graph_inputs, graph_outputs, feed = [], [], [], {}
+    for number in range(nodes):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"copy_{number}"
+        copy.input[:] = [f"{name}_{number}" for name in inputs]
+        copy.output[:] = [f"{name}_{number}" for name in outputs]
+        copies.append(copy)
+        for name, array in inputs.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            graph_inputs.append(helper.make_tensor_value_info(f"{name}_{number}", kind, [None] * array.ndim))
+            feed[f"{name}_{number}"] = values[name]
+        graph_outputs += [
+            helper.make_tensor_value_info(f"{name}_{number}", kind, None) for name, kind in outputs.items()
+        ]
+    graph = helper.make_graph(copies, "copies", graph_inputs, graph_outputs)
+    imports = [
+        helper.make_opsetid(*each) for each in {"": OPSET, DOMAIN: OPSET_VERSION, "com.microsoft": 1}.items()
+    ]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    if node.domain == DOMAIN:
+        attach_functions(model, OPSET)
+    runner = session(model, threads, with_library, arena=arena)
+    return lambda: runner.run_with_ort_values(None, feed)
+
+
+def op_session(
+    case: AttentionCase, op: str, threads: int, nodes: int = 1, *, with_library: bool = True
+) -> Run:
     """Run one op of ours on packed rows: its kernel, or its function of standard ops."""
     sparse = op == "SparsegenAttention"
     attributes: dict[str, Any] = {"num_heads": case.num_heads, "scale": case.scale} | (
@@ -123,23 +174,8 @@ def op_session(case: AttentionCase, op: str, threads: int, *, with_library: bool
     inputs = dict(zip(names, (*tensors, case.cu_seqlens), strict=True))
     kind = helper.np_dtype_to_tensor_dtype(tensors[0].dtype)
     outputs = {"output": kind} | ({"support": TensorProto.INT32} if sparse else {})
-    graph = helper.make_graph(
-        [helper.make_node(op, names, list(outputs), domain=DOMAIN, **attributes)],
-        op,
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim
-            )
-            for name, array in inputs.items()
-        ],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    attach_functions(model, OPSET)
-    runner = session(model, threads, with_library)
-    feed = {name: ort_value(array) for name, array in inputs.items()}
-    return lambda: runner.run_with_ort_values(None, feed)
+    node = helper.make_node(op, names, list(outputs), domain=DOMAIN, **attributes)
+    return run_of_nodes(node, inputs, outputs, nodes, threads, with_library=with_library)
 
 
 def ort_value(array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
@@ -155,37 +191,28 @@ def ort_value(array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
     )
 
 
-def fused_softmax(case: AttentionCase, threads: int) -> Run:
+def fused_softmax(case: AttentionCase, threads: int, nodes: int = 1) -> Run:
     """Run ONNX Runtime's own fused attention on `(B, L, H·D)`."""
     names = ["query", "key", "value"]
     width = case.num_heads * case.head_size
     shape = (len(case.lengths), case.lengths[0], width)
-    inputs = {name: ort_value(array.reshape(shape)) for name, array in zip(names, case.inputs(), strict=True)}
-    graph = helper.make_graph(
-        [
-            helper.make_node(
-                "MultiHeadAttention", names, ["output"], domain="com.microsoft", num_heads=case.num_heads
-            )
-        ],
-        "fused",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, width]) for name in names],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+    inputs = {name: array.reshape(shape) for name, array in zip(names, case.inputs(), strict=True)}
+    node = helper.make_node(
+        "MultiHeadAttention", names, ["output"], domain="com.microsoft", num_heads=case.num_heads
     )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    runner = session(helper.make_model(graph, opset_imports=imports, ir_version=9), threads, False)
-    return lambda: runner.run_with_ort_values(None, inputs)
+    return run_of_nodes(node, inputs, {"output": TensorProto.FLOAT}, nodes, threads, with_library=False)
 
 
-def torch_entmax(case: AttentionCase) -> Run:
+def torch_entmax(case: AttentionCase, times: int = 1) -> Run:
     """Run eager torch with entmax' exact sparsemax by sorting."""
     shape = (len(case.lengths), case.lengths[0], case.num_heads, case.head_size)
     query, key, value = (torch.from_numpy(array).view(shape).transpose(1, 2) for array in case.inputs())
     factor = case.head_size**-0.5 / (1 - case.lambd)
 
     @torch.inference_mode()
-    def run() -> torch.Tensor:
-        weights: torch.Tensor = entmax.sparsemax(query @ key.transpose(-1, -2) * factor, dim=-1)
-        return weights @ value
+    def run() -> None:
+        for _ in range(times):
+            entmax.sparsemax(query @ key.transpose(-1, -2) * factor, dim=-1) @ value
 
     return run
 

@@ -7,7 +7,8 @@
 "everything" has every row and column on, which is the worst there is. With a checkpoint the rows and columns
 are those that it turns on in each layer for its texts, joined until they fill the length.
 
-Both take turns and the best time of each counts; `fused_over_this` is the time of ONNX Runtime's
+As in `attention.py` short problems are computed several times in a run. Both take turns and the best time of
+each counts; `fused_over_this` is the time of ONNX Runtime's
 `com.microsoft.MultiHeadAttention` over ours. `peak_bytes` is what a run adds at most to the memory of a
 process that holds the inputs, outputs left out, and `of_eager_scores` its share of H·L² scores of float32.
 """
@@ -28,16 +29,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from attention import OPSET, Variant, environment_of, fused_softmax, ort_value, session
+from attention import Variant, environment_of, fused_softmax, nodes_of_run, run_of_nodes
 from onnx import TensorProto, helper
 
 from sparse_export.attention.patterns import LayerPattern, Pattern
 from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.patterned import recorded
 from sparse_export.encoders.tokenizer import load_tokenizer
-from sparse_export.graph.functions import attach_functions
 from sparse_serve.data import read_data
-from sparse_serve.op_library import DOMAIN, OPSET_VERSION
+from sparse_serve.op_library import DOMAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -145,12 +145,13 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
     """The medians over the draws of one problem."""
     seconds, ratios = [], []
     for problem in problems:
+        nodes = nodes_of_run(problem.attention)
         variants: dict[Variant, Run] = {
-            ("axis", "float32"): axis_attention(problem, threads),
-            ("fused", "float32"): fused_softmax(problem.attention, threads),
+            ("axis", "float32"): axis_attention(problem, threads, nodes),
+            ("fused", "float32"): fused_softmax(problem.attention, threads, nodes),
         }
         best, _ = time_in_turns(variants)
-        seconds.append(best["axis", "float32"])
+        seconds.append(best["axis", "float32"] / nodes)
         ratios.append(best["fused", "float32"] / best["axis", "float32"])
     first = problems[0]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
@@ -172,7 +173,7 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
     }
 
 
-def axis_attention(problem: Problem, threads: int, *, arena: bool = True) -> Run:
+def axis_attention(problem: Problem, threads: int, nodes: int = 1, *, arena: bool = True) -> Run:
     """Run the kernel."""
     names = ["query", "key", "value", "rows", "columns", "cu_seqlens"]
     case, pattern = problem.attention, problem.pattern
@@ -187,23 +188,8 @@ def axis_attention(problem: Problem, threads: int, *, arena: bool = True) -> Run
         random_keys=pattern.random_keys,
         seed=pattern.seed,
     )
-    graph = helper.make_graph(
-        [node],
-        "axis",
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim
-            )
-            for name, array in inputs.items()
-        ],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, OPSET_VERSION)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    attach_functions(model, OPSET)
-    runner = session(model, threads, True, arena=arena)
-    feed = {name: ort_value(array) for name, array in inputs.items()}
-    return lambda: runner.run_with_ort_values(None, feed)
+    outputs = {"output": TensorProto.FLOAT}
+    return run_of_nodes(node, inputs, outputs, nodes, threads, with_library=True, arena=arena)
 
 
 def peak_bytes(problem: Problem, threads: int) -> int:

@@ -218,9 +218,10 @@ inline void AddPanelTile(const float* weights, ptrdiff_t weight_stride, const in
   }
 }
 
-// Vectors of a tile at most. With 4 queries 8 sums of 2 vectors just hide the latency of an addition; 4
-// vectors are faster as two tiles of 2.
-constexpr int64_t kTileVectors = kLanes == 8 ? 3 : 2;
+// Queries and vectors of a tile at most. Their sums hide the latency of an addition, and each load serves a
+// few of them: some processors load but one AVX-512 vector in the time of two multiplications.
+constexpr int64_t kTileQueries = 4;
+constexpr int64_t kTileVectors = kLanes == 16 ? 4 : kLanes == 8 ? 3 : 2;
 
 // Sums of up to kPanelQueries queries over all weights, zero or not. keys: which value row each weight
 // belongs to (Indexed).
@@ -228,7 +229,6 @@ template <bool Indexed, class Element>
 inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_t* keys, int64_t count,
                      const Element* value, ptrdiff_t value_stride, int64_t head_size, int64_t queries,
                      float* sums, ptrdiff_t sums_stride) {
-  constexpr int64_t kQueries = kLanes < 8 ? kLanes : kLanes / 2;
   // Values and weights of this many keys stay in the first cache.
   constexpr int64_t kKeyBlock = kLanes == 8 ? 64 : 128;
   for (int64_t begin = 0; begin < count; begin += kKeyBlock) {
@@ -236,12 +236,14 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
     int64_t vectors = 0;
     for (int64_t d = 0; d < head_size; d += vectors * kLanes) {
       const int64_t left = RoundUp(head_size - d, kLanes) / kLanes;
-      vectors = left == 4 ? 2 : Min(left, kTileVectors);
-      const auto add = vectors == 1   ? AddPanelTile<kQueries, 1, Indexed, Element>
-                       : vectors == 2 ? AddPanelTile<kQueries, 2, Indexed, Element>
-                                      : AddPanelTile<kQueries, kTileVectors, Indexed, Element>;
+      // Four vectors are two tiles of 2 where no tile has all.
+      vectors = left == 4 && kTileVectors < 4 ? 2 : Min(left, kTileVectors);
+      const auto add = vectors == 1   ? AddPanelTile<kTileQueries, 1, Indexed, Element>
+                       : vectors == 2 ? AddPanelTile<kTileQueries, 2, Indexed, Element>
+                       : vectors == 3 ? AddPanelTile<kTileQueries, 3, Indexed, Element>
+                                      : AddPanelTile<kTileQueries, 4, Indexed, Element>;
       const int64_t columns = Min(head_size - d - (vectors - 1) * kLanes, kLanes);
-      for (int64_t q = 0; q < queries; q += kQueries) {
+      for (int64_t q = 0; q < queries; q += kTileQueries) {
         add(weights + q, weight_stride, keys, begin, end, value + d, value_stride, columns,
             sums + q * sums_stride + d, sums_stride);
       }

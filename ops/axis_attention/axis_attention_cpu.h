@@ -1,9 +1,10 @@
 // Attention to the keys of axis_keys_cpu.h. A panel holds the scores of a block as in packed_attention_cpu.h,
-// but its rows are slots: first the columns, gathered once for each head, then the band, then the pairs. The
-// score of a key that a lane does not attend to is -inf, so that both normalizers work as they do on all
-// keys.
+// but its rows are slots: first the columns, gathered once for each head, then the band, the diagonals and
+// the pairs. The score of a key that a lane does not attend to is -inf, so that both normalizers work as they
+// do on all keys.
 #pragma once
 
+#include "axis_attention/axis_diagonals_cpu.h"
 #include "axis_attention/axis_full_rows_cpu.h"
 #include "axis_attention/axis_head_cpu.h"
 #include "softmax_attention/softmax_attention_cpu.h"
@@ -51,40 +52,6 @@ inline void GatherColumns(const AxisHead<Element, Held>& head, const int32_t* co
   }
 }
 
-// Adds the products of query and keys[t] in Vectors * kLanes columns from d on to products[t * stride], lane
-// by lane. Where d is 0 the sum begins there.
-template <int64_t Vectors, class Element>
-inline void AddProducts(const float* query, const Element* const* keys, int64_t count, int64_t d,
-                        Floats* products, ptrdiff_t stride) {
-  Floats q[Vectors];
-  SPARSE_OPS_UNROLL
-  for (int64_t v = 0; v < Vectors; ++v) q[v] = Load(query + d + v * kLanes);
-  for (int64_t t = 0; t < count; ++t) {
-    Floats sum = d == 0 ? Floats{} : products[t * stride];
-    SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) sum = MulAdd(q[v], Load(keys[t] + d + v * kLanes), sum);
-    products[t * stride] = sum;
-  }
-}
-
-// The products of query (padded head size) and some keys, those of a key at every `stride`-th vector. SumEach
-// turns them into scores.
-template <class Element>
-inline void Multiply(const float* query, const Element* const* keys, int64_t count, int64_t head_size,
-                     Floats* products, ptrdiff_t stride) {
-  int64_t d = 0;
-  for (; d + 8 * kLanes <= head_size; d += 8 * kLanes)
-    AddProducts<8>(query, keys, count, d, products, stride);
-  for (; d + 4 * kLanes <= head_size; d += 4 * kLanes)
-    AddProducts<4>(query, keys, count, d, products, stride);
-  for (; d + kLanes <= head_size; d += kLanes) AddProducts<1>(query, keys, count, d, products, stride);
-  if (d == head_size) return;
-  for (int64_t t = 0; t < count; ++t) {
-    const Floats sum = d == 0 ? Floats{} : products[t * stride];
-    products[t * stride] = MulAdd(Load(query + d), LoadPartial(keys[t] + d, head_size - d), sum);
-  }
-}
-
 // Scores `rows` columns, kKeyRows at most, from `key` on.
 template <int64_t Vectors, int64_t Rows = kKeyRows, class Element, class Held>
 inline void ScoreSome(const AxisHead<Element, Held>& head, int64_t rows, const float* key, float* scores,
@@ -107,54 +74,58 @@ inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, c
   }
 }
 
-// Scores all pairs, row by row, as the pairs of neighbouring rows have keys in common.
+// Scores all pairs, (pairs, kPanelQueries).
 template <class Element, class Held>
-inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at,
+inline void ScorePairs(const AxisHead<Element, Held>& head, const AxisBlock& block, const FloatRows& queries,
                        float* scores) {
-  constexpr int64_t kTogether = 8;
-  Floats products[kTogether][kLanes];
-  const Held* keys[kTogether];
+  constexpr int64_t kTogether = 4;
   for (int64_t lane = 0; lane < block.count; lane += kLanes) {
-    for (int64_t p = 0; p < block.pairs; p += kTogether) {
-      const int64_t pairs = Min(kTogether, block.pairs - p);
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const int32_t* own = block.pair_keys + p * kPanelQueries + lane + i;
-        for (int64_t t = 0; t < pairs; ++t)
-          keys[t] = head.keys.key + own[t * kPanelQueries] * head.keys.stride;
-        Multiply(at.queries + (lane + i) * head.padded, keys, pairs, head.head_size, &products[0][i], kLanes);
+    for (int64_t p = 0; p < block.pairs; ++p) {
+      Floats products[kLanes];
+      SPARSE_OPS_UNROLL
+      for (int64_t first = 0; first < kLanes; first += kTogether) {
+        const int32_t* keys = block.pair_keys + p * kPanelQueries + lane + first;
+        const float* query = queries.first + (lane + first) * queries.stride;
+        Floats sum[kTogether] = {};
+        ForEachVector(head.head_size, [&](int64_t d, int64_t columns) {
+          SPARSE_OPS_UNROLL
+          for (int64_t i = 0; i < kTogether; ++i) {
+            const Floats key = LoadFirst(head.keys.key + keys[i] * head.keys.stride + d, columns);
+            sum[i] = MulAdd(Load(query + i * queries.stride + d), key, sum[i]);
+          }
+        });
+        SPARSE_OPS_UNROLL
+        for (int64_t i = 0; i < kTogether; ++i) products[first + i] = sum[i];
       }
-      for (int64_t t = 0; t < pairs; ++t) {
-        const Mask mask = MaskOf(block.pair_words[p + t] >> lane);
-        Store(scores + (p + t) * kPanelQueries + lane,
-              Select(mask, SumEach(products[t]) * Broadcast(head.scale), Broadcast(-kInfinity)));
-      }
+      Store(scores + p * kPanelQueries + lane,
+            Select(MaskOf(block.pair_words[p] >> lane), SumEach(products) * Broadcast(head.scale),
+                   Broadcast(-kInfinity)));
     }
   }
 }
 
-// Prefetch the rows of a lane of the next block: those that scoring reads, and those that summing reads and
-// writes.
-template <class Element, class Held>
-[[gnu::always_inline]] inline void PrefetchBeforeScoring(const AxisHead<Element, Held>& head,
-                                                         const AxisBlock& block, int64_t lane) {
-  const AxisLane next = NextLane(block, lane);
-  if (next.query < 0) return;
-  Prefetch(head.query + next.query * head.stride, head.head_size);
-  Prefetch(head.keys.key + next.row * head.keys.stride, head.head_size);
-}
-template <class Element, class Held>
-[[gnu::always_inline]] inline void PrefetchBeforeSumming(const AxisHead<Element, Held>& head,
-                                                         const AxisBlock& block, int64_t lane) {
-  const AxisLane next = NextLane(block, lane);
-  if (next.query < 0) return;
-  Prefetch(head.keys.value + next.row * head.keys.stride, head.head_size);
-  Prefetch(head.output + next.query * head.stride, head.head_size);
+// Whether the queries of a block can be read where they lie: in every lane there is that of its row, asked
+// for or not.
+template <class Element>
+inline bool AreInPlace(const QueryRange& range, const AxisBlock& block, int64_t head_size) {
+  if (sizeof(Element) != sizeof(float) || head_size % kLanes != 0) return false;
+  if (block.count < kPanelQueries || block.rows[0] + kPanelQueries > range.sequence_queries) return false;
+  for (int64_t i = 0; i < kPanelQueries; ++i) {
+    if (block.rows[i] != block.rows[0] + i) return false;
+    if (block.queries[i] >= 0 && block.queries[i] != block.rows[i]) return false;
+  }
+  return true;
 }
 
+// The queries of all lanes, of the padded head size. In place, lanes that are not asked for have those of
+// their rows too, else 0.
 template <class Element, class Held>
-inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& block, const AxisScratch& at) {
+inline FloatRows LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& block, bool in_place,
+                             const AxisScratch& at) {
+  if constexpr (sizeof(Element) == sizeof(float)) {
+    if (in_place) return {head.query + block.rows[0] * head.stride, head.stride};
+  }
   for (int64_t i = 0; i < kPanelQueries; ++i) {
-    PrefetchBeforeScoring(head, block, i);
     float* lane = at.queries + i * head.padded;
     if (i < block.count && block.queries[i] >= 0) {
       CopyRow(head.query + block.queries[i] * head.stride, head.head_size, lane);
@@ -162,25 +133,26 @@ inline void LoadQueries(const AxisHead<Element, Held>& head, const AxisBlock& bl
       for (int64_t d = 0; d < head.padded; ++d) lane[d] = 0.0f;
     }
   }
+  return {at.queries, head.padded};
 }
 
 // Computes the panel of a block, (slots, kPanelQueries). Returns the number of classes whose maxima it has
 // computed, or 0.
 template <int64_t Vectors, class Element, class Held>
 inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
-                          const AxisScratch& at) {
+                          const FloatRows& queries, const AxisScratch& at, BlockAhead* ahead) {
   if (block.columns + block.band_keys > 0) {
-    Transpose(at.queries, head.padded, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
+    Transpose(queries.first, queries.stride, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
   }
   if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
   float* band = at.scores + block.columns * kPanelQueries;
   const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
   int64_t classes = 0;
-  NoRowsAhead ahead;  // the next block is prefetched lane by lane
+  NoRowsAhead none;  // the next block is prefetched by BlockAhead
   ForEachBandPart(head, band_key, block.band_keys, [&](int64_t j, int64_t count) {
-    classes = ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
-                                  head.head_size, head.scale, at.buffer, band + j * kPanelQueries, at.maxima,
-                                  ahead);
+    classes =
+        ScorePanel<Vectors>(at.query_panel, band_key + j * head.keys.stride, head.keys.stride, count,
+                            head.head_size, head.scale, at.buffer, band + j * kPanelQueries, at.maxima, none);
   });
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     for (int64_t v = 0; v < Vectors; ++v) {
@@ -188,9 +160,11 @@ inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& 
       Store(score, Select(MaskOf(block.band_words[j] >> v * kLanes), Load(score), Broadcast(-kInfinity)));
     }
   }
-  ScorePairs(head, block, at, band + block.band_keys * kPanelQueries);
-  const bool is_one_part = block.columns == 0 && block.pairs == 0 && block.band_words == nullptr &&
-                           block.band_keys == BandPart(head, block.band_keys);
+  float* diagonals = band + block.band_keys * kPanelQueries;
+  ScoreDiagonals(head, block, queries, at, diagonals, ahead);
+  ScorePairs(head, block, queries, diagonals + block.diagonals * kPanelQueries);
+  const bool is_one_part = block.columns + block.diagonals + block.pairs == 0 &&
+                           block.band_words == nullptr && block.band_keys == BandPart(head, block.band_keys);
   return is_one_part ? classes : 0;
 }
 
@@ -220,6 +194,9 @@ inline Ints CountAllowed(const AxisBlock& block, int64_t first) {
   for (int64_t j = 0; block.band_words != nullptr && j < block.band_keys; ++j) {
     count = CountIf(MaskOf(block.band_words[j] >> first), count);
   }
+  for (int64_t t = 0; t < block.diagonals; ++t) {
+    count = CountIf(MaskOf(block.diagonal_words[t] >> first), count);
+  }
   for (int64_t p = 0; p < block.pairs; ++p) {
     count = CountIf(MaskOf(block.pair_words[p] >> first), count);
   }
@@ -240,62 +217,69 @@ inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, 
   return Select(survivors->nan, Broadcast(__builtin_nanf("")), Broadcast(1.0f));
 }
 
-// Rows that are summed at a time: they share the loads of the columns' values.
-constexpr int64_t kSummedRows = 2;
+// Lanes that are summed at a time: they share the loads of values.
+constexpr int64_t kSummedLanes = kLanes == 16 ? 4 : 2;
 
-// Writes Vectors * kLanes columns from d on of the outputs of some lanes: the sums of their bands (at.sums),
-// plus those of columns and pairs. count: how many columns exist from d on.
-template <int64_t Rows, int64_t Vectors, class Element, class Held>
-inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& block, const int64_t* lanes,
+// Writes Vectors * kLanes columns from d on of the outputs of kSummedLanes lanes, `lane` the first: the sums
+// of their bands (at.sums), plus those of their other keys. count: how many columns exist from d on.
+template <int64_t Vectors, class Element, class Held>
+inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t lane,
                          const float* normalizer, int64_t d, int64_t count, const AxisScratch& at) {
-  constexpr int64_t kLast = (Vectors - 1) * kLanes;
-  Floats sum[Rows][Vectors] = {};
-  for (int64_t r = 0; block.band_keys > 0 && r < Rows; ++r) {
+  Floats sum[kSummedLanes][Vectors];
+  SPARSE_OPS_UNROLL
+  for (int64_t r = 0; r < kSummedLanes; ++r) {
     SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Load(at.sums + lanes[r] * head.padded + d + v * kLanes);
+    for (int64_t v = 0; v < Vectors; ++v) {
+      sum[r][v] = block.band_keys > 0 ? Load(at.sums + (lane + r) * head.padded + d + v * kLanes) : Floats{};
+    }
   }
   const float* weights = at.scores;
+  AddDiagonals(head, block, weights + (block.columns + block.band_keys) * kPanelQueries, lane, d, count, sum);
   for (int64_t c = 0; c < block.columns; ++c) {
     Floats x[Vectors];
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) x[v] = Load(at.column_values + c * head.padded + d + v * kLanes);
     SPARSE_OPS_UNROLL
-    for (int64_t r = 0; r < Rows; ++r) {
-      const Floats weight = Broadcast(weights[c * kPanelQueries + lanes[r]]);
+    for (int64_t r = 0; r < kSummedLanes; ++r) {
+      const Floats weight = Broadcast(weights[c * kPanelQueries + lane + r]);
       SPARSE_OPS_UNROLL
       for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(weight, x[v], sum[r][v]);
     }
   }
-  weights += (block.columns + block.band_keys) * kPanelQueries;
-  SPARSE_OPS_UNROLL
-  for (int64_t r = 0; r < Rows; ++r) {
-    for (int64_t p = lanes[r]; p < block.pairs * kPanelQueries; p += kPanelQueries) {
-      if (weights[p] == 0.0f) continue;  // the row may have no key there
-      const Held* value = head.keys.value + block.pair_keys[p] * head.keys.stride + d;
-      const Floats weight = Broadcast(weights[p]);
-      SPARSE_OPS_UNROLL
-      for (int64_t v = 0; v < Vectors - 1; ++v)
-        sum[r][v] = MulAdd(weight, Load(value + v * kLanes), sum[r][v]);
-      sum[r][Vectors - 1] = MulAdd(weight, LoadFirst(value + kLast, count - kLast), sum[r][Vectors - 1]);
-    }
-    Element* output = head.output + block.queries[lanes[r]] * head.stride + d;
-    const Floats factor = Broadcast(normalizer[lanes[r]]);
+  weights += (block.columns + block.band_keys + block.diagonals) * kPanelQueries;
+  for (int64_t p = 0; p < block.pairs; ++p) {
     SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors - 1; ++v) Store(output + v * kLanes, sum[r][v] * factor);
-    StoreFirst(output + kLast, count - kLast, sum[r][Vectors - 1] * factor);
+    for (int64_t r = 0; r < kSummedLanes; ++r) {
+      const int64_t pair = p * kPanelQueries + lane + r;
+      if (weights[pair] == 0.0f) continue;  // the lane may have no key there
+      const Held* value = head.keys.value + block.pair_keys[pair] * head.keys.stride + d;
+      const Floats weight = Broadcast(weights[pair]);
+      SPARSE_OPS_UNROLL
+      for (int64_t v = 0; v < Vectors; ++v) {
+        sum[r][v] = MulAdd(weight, LoadTile<Vectors>(value, v, count), sum[r][v]);
+      }
+    }
+  }
+  SPARSE_OPS_UNROLL
+  for (int64_t r = 0; r < kSummedLanes; ++r) {
+    if (lane + r >= block.count || block.queries[lane + r] < 0) continue;
+    Element* output = head.output + block.queries[lane + r] * head.stride + d;
+    const Floats factor = Broadcast(normalizer[lane + r]);
+    SPARSE_OPS_UNROLL
+    for (int64_t v = 0; v < Vectors; ++v) StoreTile<Vectors>(output, v, count, sum[r][v] * factor);
   }
 }
 
-template <int64_t Rows, class Element, class Held>
-inline void SumLanes(const AxisHead<Element, Held>& head, const AxisBlock& block, const int64_t* lanes,
+template <class Element, class Held>
+inline void SumLanes(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t lane,
                      const float* normalizer, const AxisScratch& at) {
   constexpr int64_t kVectors = 4;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
-    SumLanesTile<Rows, kVectors>(head, block, lanes, normalizer, d, kVectors * kLanes, at);
+    SumLanesTile<kVectors>(head, block, lane, normalizer, d, kVectors * kLanes, at);
   }
   for (; d < head.head_size; d += kLanes) {
-    SumLanesTile<Rows, 1>(head, block, lanes, normalizer, d, head.head_size - d, at);
+    SumLanesTile<1>(head, block, lane, normalizer, d, head.head_size - d, at);
   }
 }
 
@@ -311,37 +295,29 @@ inline void SumBand(const AxisHead<Element, Held>& head, const AxisBlock& block,
   });
 }
 
-// Writes the outputs of the first `rows` lanes, whose weights are in the panel.
-template <class Element, class Held>
-inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
-                     const float* normalizer, const AxisScratch& at) {
-  if (block.band_keys > 0) SumBand(head, block, rows, at);
-  for (int64_t first = 0; first < rows; first += kSummedRows) {
-    int64_t lanes[kSummedRows];
-    int64_t asked = 0;
-    for (int64_t r = first; r < Min(first + kSummedRows, rows); ++r) {
-      PrefetchBeforeSumming(head, block, r);
-      if (block.queries[r] >= 0) lanes[asked++] = r;
-    }
-    if (asked == kSummedRows) {
-      SumLanes<kSummedRows>(head, block, lanes, normalizer, at);
-    } else if (asked == 1) {
-      SumLanes<1>(head, block, lanes, normalizer, at);
-    }
-  }
-}
-
 // How many lanes of a block there are from `first` up to the last one before `end` that is asked for.
 inline int64_t AskedLanes(const AxisBlock& block, int64_t first, int64_t end) {
   while (end > first && block.queries[end - 1] < 0) --end;
   return end - first;
 }
 
+// Writes the outputs of the lanes that are asked for, whose weights are in the panel.
+template <class Element, class Held>
+inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t rows,
+                     const float* normalizer, const AxisScratch& at, BlockAhead* ahead) {
+  if (block.band_keys > 0) SumBand(head, block, rows, at);
+  for (int64_t lane = 0; lane < rows; lane += kSummedLanes) {
+    ahead->Step(kSummedLanes);
+    if (AskedLanes(block, lane, Min(lane + kSummedLanes, rows)) > 0)
+      SumLanes(head, block, lane, normalizer, at);
+  }
+}
+
 template <int64_t Vectors, class Element, class Held>
-inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& block,
-                        const AxisPattern& pattern, float divisor, const AxisScratch& at) {
+inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, const FloatRows& queries,
+                        const AxisPattern& pattern, float divisor, const AxisScratch& at, BlockAhead* ahead) {
   const int64_t slots = block.slots();
-  int64_t classes = ScoreBlock<Vectors>(head, block, at);
+  int64_t classes = ScoreBlock<Vectors>(head, block, queries, at, ahead);
   if (classes == 0) classes = ClassMaxima<Vectors>(at.scores, slots, at.maxima);
   const ScoreColumn panel{at.scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes};
   Floats normalizer[kPanelVectors] = {};
@@ -365,7 +341,7 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
   }
   float factors[kPanelQueries];
   for (int64_t v = 0; v < kPanelVectors; ++v) Store(factors + v * kLanes, normalizer[v]);
-  SumBlock(head, block, AskedLanes(block, 0, block.count), factors, at);
+  SumBlock(head, block, AskedLanes(block, 0, block.count), factors, at, ahead);
 }
 
 template <class Element>
@@ -408,18 +384,20 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
   for (int64_t first = range.first; first < end; first += kPanelQueries) {
     const int64_t count = Min(kPanelQueries, end - first);
     AxisBlock block = MakeBlock(keys, rows + first, queries + first, count, full);
-    block.next = Min(kPanelQueries, end - first - count);
     if (full && count <= kFewRows && !pattern.extent.sparsegen) {
       AttendFew(tensors, range, block, at);
       continue;
     }
+    BlockAhead ahead(tensors, range, rows[first] + count, full ? 0 : Min(kPanelQueries, end - first - count));
+    const bool in_place = AreInPlace<Element>(range, block, tensors.head_size);
     const auto attend_block = [&](const auto& head, const AxisScratch& own) {
-      if (count > kLanes) return AttendBlock<2>(head, block, pattern, tensors.divisor, own);
-      AttendBlock<1>(head, block, pattern, tensors.divisor, own);
+      const FloatRows own_queries = LoadQueries(head, block, in_place, own);
+      if (count > kLanes)
+        return AttendBlock<2>(head, block, own_queries, pattern, tensors.divisor, own, &ahead);
+      AttendBlock<1>(head, block, own_queries, pattern, tensors.divisor, own, &ahead);
     };
     for (int64_t h = 0; h < range.heads; ++h) {
       const QueryRange of_head = range_of_head(h);
-      LoadQueries(HeadOf(tensors, of_head), block, at);
       if (is_held) {
         attend_block(HeadOf(tensors, of_head, Hold(tensors, of_head, at.held)), at);
       } else {

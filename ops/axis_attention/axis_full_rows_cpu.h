@@ -11,7 +11,7 @@ namespace SPARSE_OPS_TARGET {
 // Up to this many full rows are cheaper this way than in a panel.
 constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
 // Full rows that are computed at a time: they share the loads of keys and values.
-constexpr int64_t kRowsAtOnce = 3;
+constexpr int64_t kRowsAtOnce = kLanes == 16 ? 6 : 3;
 // Keys whose values are added up at a time.
 constexpr int64_t kKeysAtOnce = 32;
 
@@ -29,18 +29,18 @@ struct FullRows {
   int64_t scores_stride() const { return RoundUp(keys, kLanes); }
 };
 
-// products[r][t] is the product of the r-th query and the t-th of `count` keys, summed lane by lane; beyond
-// `count` it is that of the last key.
+// SumQuads of quads[r] are the products of the r-th query and `count` keys, kLanes at most; beyond `count`
+// they are those of the last key.
 template <int64_t Rows, class Element>
 inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* const* queries,
                          ptrdiff_t own_head, const Element* key, int64_t count,
-                         Floats (&products)[Rows][kLanes]) {
+                         Floats (&quads)[Rows][kLanes / 4]) {
   constexpr int64_t kKeys = 4;  // at a time: their sums fill the registers
   SPARSE_OPS_UNROLL
-  for (int64_t first = 0; first < kLanes; first += kKeys) {
+  for (int64_t quad = 0; quad < kLanes / kKeys; ++quad) {
     const Element* keys[kKeys];
     SPARSE_OPS_UNROLL
-    for (int64_t t = 0; t < kKeys; ++t) keys[t] = key + Min(first + t, count - 1) * head.keys.stride;
+    for (int64_t t = 0; t < kKeys; ++t) keys[t] = key + Min(quad * kKeys + t, count - 1) * head.keys.stride;
     Floats sum[Rows][kKeys] = {};
     ForEachVector(head.head_size, [&](int64_t d, int64_t columns) {
       Floats query[Rows];
@@ -54,10 +54,7 @@ inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* 
       }
     });
     SPARSE_OPS_UNROLL
-    for (int64_t r = 0; r < Rows; ++r) {
-      SPARSE_OPS_UNROLL
-      for (int64_t t = 0; t < kKeys; ++t) products[r][first + t] = sum[r][t];
-    }
+    for (int64_t r = 0; r < Rows; ++r) quads[r][quad] = SumFour(sum[r]);
   }
 }
 
@@ -66,13 +63,13 @@ template <int64_t Rows, class Element>
 inline void ScoreFull(const FullRows<Element>& rows, int64_t h, int64_t first, int64_t j, float* scores) {
   const ptrdiff_t own_head = h * rows.head.head_size;
   const int64_t count = Min(kLanes, rows.keys - j);
-  Floats products[Rows][kLanes];
+  Floats quads[Rows][kLanes / 4];
   MultiplyRows<Rows>(rows.head, rows.queries + first, own_head,
-                     rows.head.keys.key + own_head + j * rows.head.keys.stride, count, products);
+                     rows.head.keys.key + own_head + j * rows.head.keys.stride, count, quads);
   const Mask exists = MaskOf((1u << count) - 1);
   for (int64_t r = 0; r < Rows; ++r) {
     Store(scores + (h * rows.count + first + r) * rows.scores_stride() + j,
-          Select(exists, SumEach(products[r]) * Broadcast(rows.head.scale), Broadcast(-kInfinity)));
+          Select(exists, SumQuads(quads[r]) * Broadcast(rows.head.scale), Broadcast(-kInfinity)));
   }
 }
 
@@ -151,13 +148,11 @@ struct RowCount {
   static constexpr int64_t kRows = Count;
 };
 
-// Calls visit(RowCount, first) for kRowsAtOnce rows at a time, then for those that are left.
-template <class Visit>
-inline void ForEachRows(int64_t count, const Visit& visit) {
-  int64_t r = 0;
-  for (; r + kRowsAtOnce <= count; r += kRowsAtOnce) visit(RowCount<kRowsAtOnce>{}, r);
-  if (count - r == 2) visit(RowCount<2>{}, r);
-  if (count - r == 1) visit(RowCount<1>{}, r);
+// Calls visit(RowCount, first) for Most rows at a time, then for those that are left.
+template <int64_t Most = kRowsAtOnce, class Visit>
+inline void ForEachRows(int64_t count, const Visit& visit, int64_t first = 0) {
+  for (; first + Most <= count; first += Most) visit(RowCount<Most>{}, first);
+  if constexpr (Most > 1) ForEachRows<Most - 1>(count, visit, first);
 }
 
 // Softmax over all keys. A row's result does not depend on which rows and heads are computed together.

@@ -6,6 +6,11 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
+// Lanes whose diagonals are scored together, as many as SumFour adds up, and the diagonals: their sums fill
+// the registers.
+constexpr int64_t kStripLanes = 4;
+constexpr int64_t kStripDiagonals = kLanes == 16 ? 5 : 2;
+
 struct AxisScratch {
   HeldHead held;
   float *column_keys, *column_values;  // (columns, padded head size)
@@ -22,7 +27,8 @@ struct AxisScratch {
     column_values = layout.Take(extent.columns * padded);
     queries = layout.Take(kPanelQueries * padded);
     query_panel = layout.Take(extent.head_size * kPanelQueries);
-    buffer = layout.Take(RowsBufferFloats(kBufferRows, extent.head_size));
+    constexpr int64_t kStripKeys = kStripDiagonals + kStripLanes - 1;
+    buffer = layout.Take(RowsBufferFloats(Max(kBufferRows, kStripKeys), extent.head_size));
     // Columns are scored kKeyRows at a time, and keys that are in the lanes kLanes at a time.
     scores = layout.Take(RoundUp(extent.slots + kKeyRows, kLanes) * kPanelQueries);
     maxima = layout.Take(kMaxClasses * kPanelQueries);
@@ -77,6 +83,68 @@ template <class Element>
 inline AxisHead<Element, Element> HeadOf(const PackedAttention<Element>& tensors, const QueryRange& range) {
   return HeadOf(tensors, range, KeysAndValuesOf(tensors, range, range.head));
 }
+
+// The v-th vector of a tile of a row. A tile of several vectors is full; of one of a single vector `count`
+// columns exist.
+template <int64_t Vectors, class Element>
+inline Floats LoadTile(const Element* tile, int64_t v, int64_t count) {
+  if constexpr (Vectors > 1) return Load(tile + v * kLanes);
+  return LoadFirst(tile, count);
+}
+
+template <int64_t Vectors, class Element>
+inline void StoreTile(Element* tile, int64_t v, int64_t count, Floats a) {
+  if constexpr (Vectors > 1) return Store(tile + v * kLanes, a);
+  StoreFirst(tile, count, a);
+}
+
+// Prefetches the rows of the next block a piece at a time, in the order in which they lie in memory: the
+// processor then fetches those that follow by itself.
+class BlockAhead {
+ public:
+  // The rows from the row-th on of the sequence, in all heads of a range. They are the queries of that
+  // number.
+  template <class Element>
+  BlockAhead(const PackedAttention<Element>& tensors, const QueryRange& range, int64_t row, int64_t count) {
+    const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
+    const ptrdiff_t first = (range.sequence_begin + row) * stride + range.head * tensors.head_size;
+    const void* const begins[] = {tensors.query + first, tensors.key + first, tensors.value + first,
+                                  tensors.output + first};
+    for (int64_t i = 0; i < kTensors; ++i) begins_[i] = static_cast<const char*>(begins[i]);
+    row_bytes_ = range.heads * tensors.head_size * static_cast<int64_t>(sizeof(Element));
+    stride_ = stride * static_cast<ptrdiff_t>(sizeof(Element));
+    rows_ = count;
+    tensor_ = count > 0 ? 0 : kTensors;
+  }
+
+  // Prefetches the next pieces.
+  void Step(int64_t pieces) {
+    for (; pieces > 0; --pieces) Step();
+  }
+
+ private:
+  [[gnu::always_inline]] void Step() {
+    if (tensor_ == kTensors) return;
+    const char* piece = begins_[tensor_] + row_ * stride_ + byte_;
+    SPARSE_OPS_UNROLL
+    for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(piece + i * kLine, 0, 2);
+    byte_ += kLines * kLine;
+    if (byte_ < row_bytes_) return;
+    byte_ = 0;
+    if (++row_ < rows_) return;
+    row_ = 0;
+    ++tensor_;
+  }
+
+  static constexpr int64_t kTensors = 4;
+  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kLines = 8;  // of a piece
+
+  const char* begins_[kTensors];
+  int64_t row_bytes_, rows_;
+  ptrdiff_t stride_;
+  int64_t tensor_, row_ = 0, byte_ = 0;
+};
 
 }  // namespace SPARSE_OPS_TARGET
 }  // namespace sparse_ops

@@ -1,11 +1,12 @@
 // Which keys a block of queries attends to.
 //
-// A block is up to kPanelQueries rows of one sequence, one to a lane. Its keys come in three kinds, and no
-// pair of a row and a key is in two of them:
+// A block is up to kPanelQueries rows of one sequence, one to a lane: full ones, or consecutive ones. Its
+// keys come in four kinds, and no pair of a row and a key is in two of them:
 //
-//   columns   every lane attends to them
-//   band      consecutive keys; bit i of a key's word says whether lane i attends to it
-//   pairs     a key of each lane's own; bit i of a pair's word says whether lane i has one
+//   columns    every lane attends to them
+//   band       consecutive keys; bit i of a key's word says whether lane i attends to it
+//   diagonals  the keys at one distance from each lane's row; bit i of a diagonal's word likewise
+//   pairs      a key of each lane's own; bit i of a pair's word says whether lane i has one
 #pragma once
 
 #include "attention/packed_attention_cpu.h"
@@ -21,37 +22,30 @@ struct AxisBlock {
   const int32_t* rows;
   const int32_t* queries;  // in each lane; -1 where none is asked for
   int64_t count;
-  int64_t next;  // number of lanes of the next block, whose rows and queries follow these in memory
+  int64_t keys;  // of the sequence
   int64_t columns;
   int64_t band_begin;
   int64_t band_keys;
   const uint32_t* band_words;  // null: every lane attends to the whole band
+  int64_t diagonals;
+  const int32_t* distances;        // (diagonals) from a row to its key
+  const uint32_t* diagonal_words;  // (diagonals)
   int64_t pairs;
   const int32_t* pair_keys;    // (pairs, kPanelQueries): a valid position also where there is no key
   const uint32_t* pair_words;  // (pairs)
 
-  int64_t slots() const { return columns + band_keys + pairs; }
+  int64_t slots() const { return columns + band_keys + diagonals + pairs; }
 };
-
-struct AxisLane {
-  int32_t row;
-  int32_t query;
-};
-
-// A lane of the next block; -1 where its row is not a key or no query is asked for.
-inline AxisLane NextLane(const AxisBlock& block, int64_t lane) {
-  if (lane >= block.next) return {-1, -1};
-  const AxisLane next{block.rows[block.count + lane], block.queries[block.count + lane]};
-  return next.row < 0 || next.query < 0 ? AxisLane{-1, -1} : next;
-}
 
 struct AxisKeysScratch {
-  uint32_t *band_words, *drawn, *pair_words;
-  int32_t* pair_keys;
+  uint32_t *band_words, *drawn, *diagonal_words, *pair_words;
+  int32_t *distances, *pair_keys;
 
   void Allocate(ScratchLayout* layout, const AxisExtent& extent) {
     band_words = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
     drawn = reinterpret_cast<uint32_t*>(layout->Take(extent.keys));
+    diagonal_words = reinterpret_cast<uint32_t*>(layout->Take(extent.diagonals));
+    distances = reinterpret_cast<int32_t*>(layout->Take(extent.diagonals));
     pair_words = reinterpret_cast<uint32_t*>(layout->Take(extent.pairs));
     pair_keys = reinterpret_cast<int32_t*>(layout->Take(extent.pairs * kPanelQueries));
   }
@@ -157,19 +151,18 @@ inline void AddBand(const AxisKeys& keys, AxisBlock* block) {
 // A valid key, to stand where a lane has none.
 inline int32_t AnyKey(int32_t row) { return row < 0 ? 0 : row; }
 
-// Adds the pairs of each row and the key at one distance before or after it.
-inline void AddDiagonal(const AxisKeys& keys, int64_t distance, AxisBlock* block) {
-  int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
-  uint32_t word = 0;
-  for (int64_t i = 0; i < block->count; ++i) {
-    const int64_t key = block->rows[i] + distance;
-    const bool within = IsWithin(keys, key);
-    pair[i] = within ? static_cast<int32_t>(key) : AnyKey(block->rows[i]);
-    word |= uint32_t{within && !keys.is_column[key]} << i;
+// Adds the diagonals at the distances from `first` to `last`, those left out that no row has a key on.
+inline void AddDiagonals(const AxisKeys& keys, int64_t first, int64_t last, AxisBlock* block) {
+  for (int64_t distance = first; distance <= last; ++distance) {
+    uint32_t word = 0;
+    for (int64_t i = 0; i < block->count; ++i) {
+      const int64_t key = block->rows[i] + distance;
+      word |= uint32_t{IsWithin(keys, key) && !keys.is_column[key]} << i;
+    }
+    keys.at.distances[block->diagonals] = static_cast<int32_t>(distance);
+    keys.at.diagonal_words[block->diagonals] = word;
+    if (word != 0) ++block->diagonals;
   }
-  for (int64_t i = block->count; i < kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
-  keys.at.pair_words[block->pairs] = word;
-  if (word != 0) ++block->pairs;
 }
 
 // Adds the pairs of each row and its random keys. They are fewer than the sequence has keys: with more of
@@ -205,7 +198,20 @@ inline void AddRandom(const AxisKeys& keys, AxisBlock* block) {
 // query's result is the same to the bit.
 inline AxisBlock MakeBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
                            bool full) {
-  AxisBlock block{rows, queries, count, 0, 0, 0, 0, nullptr, 0, keys.at.pair_keys, keys.at.pair_words};
+  AxisBlock block{rows,
+                  queries,
+                  count,
+                  keys.length,
+                  0,
+                  0,
+                  0,
+                  nullptr,
+                  0,
+                  keys.at.distances,
+                  keys.at.diagonal_words,
+                  0,
+                  keys.at.pair_keys,
+                  keys.at.pair_words};
   if (full) {
     block.band_keys = keys.length;
     return block;
@@ -217,10 +223,10 @@ inline AxisBlock MakeBlock(const AxisKeys& keys, const int32_t* rows, const int3
     const OffsetRun run = keys.pattern.runs[r];
     const int64_t first = run.first > keys.sequence.reach ? run.first : keys.sequence.reach + 1;
     const int64_t farthest = rows[0] < 0 ? keys.length : keys.length - 1;
-    for (int64_t offset = first; offset <= Min(run.last, farthest); ++offset) {
-      AddDiagonal(keys, offset, &block);
-      if (offset > 0) AddDiagonal(keys, -offset, &block);
-    }
+    const int64_t last = Min(run.last, farthest);
+    if (first > last) continue;
+    AddDiagonals(keys, -last, -Max(first, 1), &block);
+    AddDiagonals(keys, first, last, &block);
   }
   if (keys.pattern.random_keys > 0) AddRandom(keys, &block);
   return block;

@@ -5,7 +5,8 @@
 namespace sparse_ops {
 namespace {
 
-// A pair that is scored by itself costs about as much as this many in a panel.
+// What a key costs a row, in keys of a dense panel: a diagonal's, and one of the row's own.
+constexpr int64_t kDiagonalCost = 2;
 constexpr int64_t kPairCost = 3;
 
 // Most floats of keys and values that a block of queries reads, in all heads that are computed together: they
@@ -21,7 +22,6 @@ AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
       is_row_(is_row),
       is_column_(is_column),
       shape_(shape),
-      order_(static_cast<size_t>(borders.back())),
       columns_(static_cast<size_t>(borders.back())) {
   for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(borders[b], borders[b + 1] - borders[b]);
   // The largest distance is the number of keys, from a query before the first token to the last key.
@@ -37,26 +37,26 @@ AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
   }
 }
 
-// Chooses `reach` such that the cost is least where offsets up to it are a band and the others pairs. Where
-// even that costs as much as all keys, the band is the whole sequence.
+// Chooses `reach` such that the cost is least where offsets up to it are a band and the others diagonals.
+// Where even that costs as much as all keys, the band is the whole sequence.
 AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) {
   const auto end = std::lower_bound(fixed_.offsets.begin(), fixed_.offsets.end(), length);
   const int64_t offsets = end - fixed_.offsets.begin();
-  const auto pairs = [&](int64_t first) {  // pairs of a row by the offsets from the first-th on
+  const auto diagonals = [&](int64_t first) {  // of the offsets from the first-th on
     const int64_t both_sides = 2 * (offsets - first);
     return both_sides - (first == 0 && offsets > 0 && fixed_.offsets[0] == 0 ? 1 : 0);
   };
   const int64_t random = std::min(fixed_.random_keys, length);
   int64_t reach = -1;
-  int64_t pair_count = pairs(0);
-  int64_t least = kPairCost * pair_count;
+  int64_t diagonal_count = diagonals(0);
+  int64_t least = kDiagonalCost * diagonal_count;
   for (int64_t o = 0; o < offsets; ++o) {
     const int64_t offset = fixed_.offsets[static_cast<size_t>(o)];
-    const int64_t cost = std::min(length, shape_.query_block + 2 * offset) + kPairCost * pairs(o + 1);
+    const int64_t cost = std::min(length, shape_.query_block + 2 * offset) + kDiagonalCost * diagonals(o + 1);
     if (cost >= least) continue;
     least = cost;
     reach = offset;
-    pair_count = pairs(o + 1);
+    diagonal_count = diagonals(o + 1);
   }
   const int64_t cost = columns + least + kPairCost * random;
   slots_.push_back(std::min(cost, length));
@@ -67,8 +67,9 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
   }
   const int64_t heads = HeadsTogether(columns + (reach < 0 ? 0 : 2 * reach));
   extent_.columns = std::max(extent_.columns, heads * (columns + kColumnPadding));
-  extent_.pairs = std::max(extent_.pairs, pair_count + random);
-  const int64_t slots = columns + (reach >= 0 ? length : 0) + pair_count + random;
+  extent_.diagonals = std::max(extent_.diagonals, diagonal_count);
+  extent_.pairs = std::max(extent_.pairs, random);
+  const int64_t slots = columns + (reach >= 0 ? length : 0) + diagonal_count + random;
   extent_.slots = std::max({extent_.slots, slots, full_rows > 0 ? length : 0});
   return {0, full_rows, columns, reach, false, heads};
 }
@@ -91,19 +92,25 @@ void AxisPlan::AddSequence(int64_t begin, int64_t length) {
   const int64_t columns = std::count_if(is_column, is_column + length, [](uint8_t on) { return on != 0; });
   const int64_t rows = std::count_if(is_row, is_row + length, [](uint8_t on) { return on != 0; });
   AxisSequence sequence = Plan(length, columns == length ? length : rows, columns);
-  sequence.order = begin;
+  sequence.order = static_cast<int64_t>(order_.size());
   sequences_.push_back(sequence);
   if (length >= kHeldKeys && sequence.full_rows >= kHeldQueries) {
     extent_.held_keys = std::max(extent_.held_keys, length);
   }
 
-  int32_t* full = order_.data() + begin;
-  int32_t* other = full + sequence.full_rows;
+  const auto is_full = [&](int32_t row) {
+    return sequence.full_rows == length || (sequence.full_rows > 0 && is_row[row] != 0);
+  };
+  for (int32_t row = 0; row < length; ++row) {
+    if (is_full(row)) order_.push_back(row);
+  }
+  queries_.insert(queries_.end(), order_.begin() + sequence.order, order_.end());
   int32_t* column = columns_.data() + begin;
-  for (int32_t i = 0; i < length; ++i) {
-    const bool is_full = sequence.full_rows == length || (sequence.full_rows > 0 && is_row[i] != 0);
-    *(is_full ? full : other)++ = i;
-    if (sequence.columns > 0 && is_column[i] != 0) *column++ = i;
+  for (int32_t row = 0; row < length; ++row) {
+    if (sequence.columns > 0 && is_column[row] != 0) *column++ = row;
+    if (sequence.full_rows == length) continue;
+    order_.push_back(row);
+    queries_.push_back(is_full(row) ? -1 : row);
   }
 }
 
@@ -111,7 +118,7 @@ AxisPattern AxisPlan::Pattern(bool sparsegen) const {
   AxisPattern pattern{};
   pattern.sequences = sequences_.data();
   pattern.order = order_.data();
-  pattern.queries = order_.data();
+  pattern.queries = queries_.data();
   pattern.columns = columns_.data();
   pattern.is_row = is_row_;
   pattern.is_column = is_column_;
@@ -139,7 +146,7 @@ std::vector<CostedRange> AxisPlan::CostedRanges() const {
       ranges.push_back({range, BlockWork(b, full)});
     };
     add(0, sequence.full_rows, true);
-    add(sequence.full_rows, length - sequence.full_rows, false);
+    if (sequence.full_rows < length) add(sequence.full_rows, length, false);
   }
   return ranges;
 }
@@ -166,8 +173,12 @@ AxisCrossPlan::AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>
 void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   const int64_t begin = borders_[sequence];
   const int64_t length = borders_[sequence + 1] - begin;
-  int32_t* places = places_.data() + begin;
-  for (int32_t place = 0; place < length; ++place) places[tokens.order[begin + place]] = place;
+  const AxisSequence& planned = tokens.sequences[sequence];
+  const int64_t rows = planned.full_rows + (planned.full_rows < length ? length : 0);
+  for (int64_t place = 0; place < rows; ++place) {
+    const int32_t row = tokens.queries[planned.order + place];
+    if (row >= 0) places_[static_cast<size_t>(begin + row)] = static_cast<int32_t>(place);
+  }
 
   std::vector<PlacedQuery> inside;
   std::vector<int32_t> full_outside, other_outside;
@@ -176,7 +187,7 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
     const int64_t token = query_tokens_[q];
     const auto query = static_cast<int32_t>(q - first_query);
     if (token >= begin && token < begin + length) {
-      inside.push_back({places[token - begin], query});
+      inside.push_back({places_[static_cast<size_t>(token)], query});
     } else {
       // In an empty sequence every query is full: all keys are none.
       (length == 0 || tokens.is_row[token] != 0 ? full_outside : other_outside).push_back(query);
@@ -185,12 +196,11 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   std::sort(inside.begin(), inside.end(), [](const PlacedQuery& a, const PlacedQuery& b) {
     return a.place != b.place ? a.place < b.place : a.query < b.query;
   });
-  const auto first_other = std::find_if(inside.begin(), inside.end(), [&](const PlacedQuery& each) {
-    return each.place >= tokens.sequences[sequence].full_rows;
-  });
+  const auto first_other = std::find_if(
+      inside.begin(), inside.end(), [&](const PlacedQuery& each) { return each.place >= planned.full_rows; });
   const auto full_inside = static_cast<size_t>(first_other - inside.begin());
 
-  sequences_.push_back(tokens.sequences[sequence]);
+  sequences_.push_back(planned);
   sequences_.back().order = static_cast<int64_t>(order_.size());
   // Where the rows of all tokens are full, the plan has nothing for a row that is not.
   if (sequences_.back().full_rows == length) sequences_.back().masked = true;
@@ -209,7 +219,7 @@ void AxisCrossPlan::AddBlocks(size_t sequence, const AxisPattern& tokens, const 
   const int64_t length = borders_[sequence + 1] - borders_[sequence];
   const bool full = count > 0 && queries[0].place < planned.full_rows;
   const int64_t kind_begin = full ? 0 : planned.full_rows;
-  const int64_t kind_end = full ? planned.full_rows : length;
+  const int64_t kind_end = planned.full_rows + (full ? 0 : length);
   int64_t block = -1;
   for (size_t i = 0; i < count; ++i) {
     const int64_t place = queries[i].place;
@@ -261,7 +271,7 @@ AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {
   pattern.queries = queries_.data();
   if (any_outside_) {
     // Queries outside may be full where no token is, and may be on a diagonal that no token is on.
-    pattern.extent.pairs += 2;
+    pattern.extent.diagonals += 2;
     pattern.extent.slots = std::max(pattern.extent.slots + 2, pattern.extent.keys);
   }
   return pattern;

@@ -43,7 +43,7 @@ class AxisPlan {
   const AttentionShape shape_;
   std::vector<AxisSequence> sequences_;
   std::vector<int64_t> slots_;  // of each sequence: what a row that is not full costs, in dense keys
-  std::vector<int32_t> order_, columns_;
+  std::vector<int32_t> order_, queries_, columns_;
   std::vector<OffsetRun> runs_;
   std::vector<uint8_t> is_offset_;
   AxisExtent extent_{};

@@ -16,6 +16,9 @@
 //   SetIf               sets bits in the lanes of the mask
 //   Bits, MaskOf        bit i is lane i; the mask of such bits, of which higher ones do not count
 //   SumEach             lane i is the sum of the lanes of rows[i]
+//   SumFour, SumQuads   SumEach in two steps: lanes 4k to 4k + 3 of SumQuads are the sums of the four rows
+//   that
+//                       the k-th is the SumFour of
 //   LoadQuads           lanes 4i to 4i + 3 are from[4i * stride] and the three numbers after it
 //   TransposeQuads      exchanges i and j where rows[i] has lane 4k + j, for every k
 //   HalfWords           kLanes 16-bit words: float16 or bfloat16 as they lie in memory
@@ -64,6 +67,13 @@ inline void StoreInts(int32_t* to, Ints a) { __builtin_memcpy(to, &a, sizeof(a))
 
 // Bits 0 to count - 1.
 inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
+
+inline Floats SumEach(const Floats (&rows)[kLanes]) {
+  Floats quads[kLanes / 4];
+  SPARSE_OPS_UNROLL
+  for (int64_t i = 0; i < kLanes / 4; ++i) quads[i] = SumFour(rows + 4 * i);
+  return SumQuads(quads);
+}
 
 inline bool Any(Mask mask) { return Bits(mask) != 0; }
 

@@ -47,14 +47,18 @@ inline Floats CombineFour(const Floats* rows, const Combine& combine) {
   return combine(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
 }
 template <class Combine>
+inline Floats CombineQuads(const Floats (&quads)[2], const Combine& combine) {
+  return combine(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
+                 _mm256_permute2f128_ps(quads[0], quads[1], 0x31));
+}
+template <class Combine>
 inline Floats CombineEach(const Floats (&rows)[kLanes], const Combine& combine) {
-  const Floats a = CombineFour(rows, combine), b = CombineFour(rows + 4, combine);
-  return combine(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  return CombineQuads({CombineFour(rows, combine), CombineFour(rows + 4, combine)}, combine);
 }
 
-inline Floats SumEach(const Floats (&rows)[kLanes]) {
-  return CombineEach(rows, [](Floats a, Floats b) { return a + b; });
-}
+inline Floats Add(Floats a, Floats b) { return a + b; }
+inline Floats SumFour(const Floats* rows) { return CombineFour(rows, Add); }
+inline Floats SumQuads(const Floats (&quads)[2]) { return CombineQuads(quads, Add); }
 
 inline Floats LoadQuads(const float* from, ptrdiff_t stride) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from)), _mm_loadu_ps(from + 4 * stride), 1);

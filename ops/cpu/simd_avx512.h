@@ -48,17 +48,23 @@ inline Floats CombineFour(const Floats* rows, const Combine& combine) {
   return combine(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
 }
 template <class Combine>
-inline Floats CombineEach(const Floats (&rows)[kLanes], const Combine& combine) {
-  const Floats a = CombineFour(rows, combine), b = CombineFour(rows + 4, combine);
-  const Floats c = CombineFour(rows + 8, combine), d = CombineFour(rows + 12, combine);
-  const Floats ab = combine(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  const Floats cd = combine(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+inline Floats CombineQuads(const Floats (&quads)[4], const Combine& combine) {
+  const Floats ab =
+      combine(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88), _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+  const Floats cd =
+      combine(_mm512_shuffle_f32x4(quads[2], quads[3], 0x88), _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd));
   return combine(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
 }
-
-inline Floats SumEach(const Floats (&rows)[kLanes]) {
-  return CombineEach(rows, [](Floats a, Floats b) { return a + b; });
+template <class Combine>
+inline Floats CombineEach(const Floats (&rows)[kLanes], const Combine& combine) {
+  return CombineQuads({CombineFour(rows, combine), CombineFour(rows + 4, combine),
+                       CombineFour(rows + 8, combine), CombineFour(rows + 12, combine)},
+                      combine);
 }
+
+inline Floats Add(Floats a, Floats b) { return a + b; }
+inline Floats SumFour(const Floats* rows) { return CombineFour(rows, Add); }
+inline Floats SumQuads(const Floats (&quads)[4]) { return CombineQuads(quads, Add); }
 
 inline Floats LoadQuads(const float* from, ptrdiff_t stride) {
   Floats a = _mm512_castps128_ps512(_mm_loadu_ps(from));

@@ -40,11 +40,12 @@ inline unsigned Bits(Mask mask) {
   return static_cast<unsigned>(bit[0] | bit[1] | bit[2] | bit[3]);
 }
 inline Mask MaskOf(unsigned bits) { return (Ints{1, 2, 4, 8} & static_cast<int>(bits)) != 0; }
-inline Floats SumEach(const Floats (&rows)[kLanes]) {
+inline Floats SumFour(const Floats* rows) {
   Floats sums;
   for (int64_t i = 0; i < kLanes; ++i) sums[i] = (rows[i][0] + rows[i][2]) + (rows[i][1] + rows[i][3]);
   return sums;
 }
+inline Floats SumQuads(const Floats (&quads)[1]) { return quads[0]; }
 inline Floats LoadQuads(const float* from, ptrdiff_t) { return Load(from); }
 
 inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {

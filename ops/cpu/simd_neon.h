@@ -40,9 +40,10 @@ inline Mask Or(Mask a, Mask b) { return a | b; }
 inline unsigned Bits(Mask mask) { return vaddvq_u32(mask & Words{1, 2, 4, 8}); }
 inline Mask MaskOf(unsigned bits) { return vtstq_u32(vdupq_n_u32(bits), Words{1, 2, 4, 8}); }
 
-inline Floats SumEach(const Floats (&rows)[kLanes]) {
+inline Floats SumFour(const Floats* rows) {
   return vpaddq_f32(vpaddq_f32(rows[0], rows[1]), vpaddq_f32(rows[2], rows[3]));
 }
+inline Floats SumQuads(const Floats (&quads)[1]) { return quads[0]; }
 inline Floats LoadQuads(const float* from, ptrdiff_t) { return Load(from); }
 
 inline HalfWords LoadPartialWords(const uint16_t* from, int64_t count) {

@@ -378,6 +378,24 @@ def test_a_nan_key_reaches_only_those_who_may_read_it(
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("length", [3, 32, 70])
+def test_a_nan_at_the_border_of_a_sequence_stays_on_its_side(
+    library: Path, length: int, normalizer: Any
+) -> None:
+    """The keys of a row's diagonals go on beyond its sequence; what lies there is read by nobody."""
+    attention = AttentionCase("border", (length,) * 3, 2, 24, scores="trained")
+    case = AxisCase(attention, diagonals=(*LOCAL2, 40), normalizer=normalizer)
+    inputs, attributes = axis_inputs(case), axis_attributes(case)
+    middle = slice(length, 2 * length)
+    ordinary = run_op(library, "AxisAttention", inputs, **attributes)
+    for tensor in ("key", "value"):
+        inputs[tensor][: middle.start] = inputs[tensor][middle.stop :] = np.nan
+    found = run_op(library, "AxisAttention", inputs, **attributes)
+    assert_same_bits([tensor[middle] for tensor in found], [tensor[middle] for tensor in ordinary])
+    assert np.isnan(found[0][: middle.start]).all()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("length", [5, 50, 200])
 @pytest.mark.parametrize("pattern", [{"diagonals": (0, 1)}, {"rows": 1}, {"columns": 1}], ids=str)
 def test_non_finite_scores(library: Path, length: int, pattern: dict[str, Any], normalizer: Any) -> None:
