@@ -194,7 +194,7 @@ def axis_attention(problem: Problem, threads: int, nodes: int = 1, *, arena: boo
 
 def peak_bytes(problem: Problem, threads: int) -> int:
     """What one run adds to this process' memory at most, its output left out."""
-    axis_attention(drawn(8, 0), threads)()  # what a process loads once
+    axis_attention(drawn(64, 0), threads)()  # what a process loads once
     run = axis_attention(problem, threads, arena=False)
     gc.collect()
     status = Path("/proc/self/status")

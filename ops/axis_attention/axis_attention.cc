@@ -11,8 +11,18 @@
 namespace sparse_ops {
 namespace {
 
-// Every task gathers the columns anew, so tasks are larger than those of ops that gather nothing.
-constexpr int64_t kAxisTaskWork = 8 * kTaskWork;
+// Every task gathers the columns anew, so tasks are larger than those of ops that gather nothing, if there
+// are then so many that a few threads end at about the same time.
+constexpr int64_t kMostTaskWork = 8 * kTaskWork;
+constexpr int64_t kTasksOfCall = 8;
+
+int64_t TaskWork(const std::vector<CostedRange>& ranges, int64_t num_heads, int64_t query_block) {
+  int64_t work = 0;
+  for (const CostedRange& costed : ranges) {
+    work += (costed.range.count + query_block - 1) / query_block * costed.block_work * num_heads;
+  }
+  return std::clamp(work / kTasksOfCall, kTaskWork, kMostTaskWork);
+}
 
 int64_t NotNegative(const KernelInfo& info, const Attribute<int64_t>& attribute, const char* accepted,
                     int64_t most) {
@@ -135,7 +145,8 @@ void RunAxisAttention(CpuContext& context, const PackedAttention<Element>& tenso
                       const AxisPattern& pattern, const std::vector<CostedRange>& ranges) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  const auto tasks = DivideWork(ranges, tensors.num_heads, kernels.query_block, kAxisTaskWork);
+  const int64_t task_work = TaskWork(ranges, tensors.num_heads, kernels.query_block);
+  const auto tasks = DivideWork(ranges, tensors.num_heads, kernels.query_block, task_work);
   context.ParallelFor(tasks.size(), kernels.axis_attention_scratch(pattern.extent),
                       [&](size_t task, float* memory) {
                         for (const QueryRange& range : tasks[task]) {

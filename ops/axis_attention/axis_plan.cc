@@ -143,7 +143,7 @@ std::vector<CostedRange> AxisPlan::CostedRanges() const {
       if (count == 0) return;
       const int64_t heads = full ? HeadsOfFullRows(count) : sequence.heads;
       const QueryRange range{static_cast<int64_t>(b), begin, length, begin, length, first, count, 0, heads};
-      ranges.push_back({range, BlockWork(b, full)});
+      ranges.push_back({range, BlockWork(b, count, full)});
     };
     add(0, sequence.full_rows, true);
     if (sequence.full_rows < length) add(sequence.full_rows, length, false);
@@ -151,10 +151,12 @@ std::vector<CostedRange> AxisPlan::CostedRanges() const {
   return ranges;
 }
 
-int64_t AxisPlan::BlockWork(size_t sequence, bool full) const {
+int64_t AxisPlan::BlockWork(size_t sequence, int64_t rows, bool full) const {
   const int64_t keys = full ? borders_[sequence + 1] - borders_[sequence] : slots_[sequence];
+  // A few full rows cost less than a block of them, though more than their share.
+  const int64_t lanes = full ? std::min(2 * rows, shape_.query_block) : shape_.query_block;
   // Reading a query and writing its output costs about as much as a few keys.
-  return shape_.query_block * (keys + 8) * shape_.head_size;
+  return lanes * (keys + 8) * shape_.head_size;
 }
 
 AxisCrossPlan::AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
@@ -261,7 +263,7 @@ void AxisCrossPlan::AddRange(size_t sequence, int64_t first, bool full) {
                          count,
                          0,
                          full ? plan_.HeadsOfFullRows(count) : own.heads};
-  ranges_.push_back({range, plan_.BlockWork(sequence, full)});
+  ranges_.push_back({range, plan_.BlockWork(sequence, count, full)});
 }
 
 AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {

@@ -28,8 +28,8 @@ class AxisPlan {
   std::vector<CostedRange> CostedRanges() const;
   // How many heads are computed together for `rows` full rows.
   int64_t HeadsOfFullRows(int64_t rows) const;
-  // Multiply-adds of QK^T for one block of queries and one head.
-  int64_t BlockWork(size_t sequence, bool full) const;
+  // Multiply-adds of QK^T for one head and one block of queries, of a range of so many rows.
+  int64_t BlockWork(size_t sequence, int64_t rows, bool full) const;
 
  private:
   void AddSequence(int64_t begin, int64_t length);
