@@ -8,9 +8,9 @@
 are those that it turns on in each layer for its texts, joined until they fill the length.
 
 As in `attention.py` short problems are computed several times in a run. Both take turns and the best time of
-each counts; `fused_over_this` is the time of ONNX Runtime's
-`com.microsoft.MultiHeadAttention` over ours. `peak_bytes` is what a run adds at most to the memory of a
-process that holds the inputs, outputs left out, and `of_eager_scores` its share of H·L² scores of float32.
+each counts; `fused_over_this` is the time of ONNX Runtime's `com.microsoft.MultiHeadAttention` over ours.
+`peak_bytes` is what a run adds at most to the memory of a process that holds the inputs, outputs left out,
+and `of_eager_scores` its share of H·L² scores of float32.
 """
 
 import gc
@@ -162,6 +162,7 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
         "num_heads": HEADS,
         "head_size": HEAD_SIZE,
         "draws": len(problems),
+        "nodes": nodes_of_run(first.attention),
         "rows_on": round(float(np.mean([problem.rows.mean() for problem in problems])), 4),
         "columns_on": round(float(np.mean([problem.columns.mean() for problem in problems])), 4),
         "rho": round(float(np.mean([problem.rho for problem in problems])), 4),

@@ -240,8 +240,9 @@ inline void AddDense(const float* weights, ptrdiff_t weight_stride, const int32_
       vectors = left == 4 && kTileVectors < 4 ? 2 : Min(left, kTileVectors);
       const auto add = vectors == 1   ? AddPanelTile<kTileQueries, 1, Indexed, Element>
                        : vectors == 2 ? AddPanelTile<kTileQueries, 2, Indexed, Element>
-                       : vectors == 3 ? AddPanelTile<kTileQueries, 3, Indexed, Element>
-                                      : AddPanelTile<kTileQueries, 4, Indexed, Element>;
+                       : vectors < kTileVectors
+                           ? AddPanelTile<kTileQueries, kTileVectors - 1, Indexed, Element>
+                           : AddPanelTile<kTileQueries, kTileVectors, Indexed, Element>;
       const int64_t columns = Min(head_size - d - (vectors - 1) * kLanes, kLanes);
       for (int64_t q = 0; q < queries; q += kTileQueries) {
         add(weights + q, weight_stride, keys, begin, end, value + d, value_stride, columns,

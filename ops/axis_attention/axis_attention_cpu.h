@@ -219,6 +219,7 @@ inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, 
 
 // Lanes that are summed at a time: they share the loads of values.
 constexpr int64_t kSummedLanes = kLanes == 16 ? 4 : 2;
+static_assert(kPanelQueries % kSummedLanes == 0, "no group reaches beyond the lanes");
 
 // Writes Vectors * kLanes columns from d on of the outputs of kSummedLanes lanes, `lane` the first: the sums
 // of their bands (at.sums), plus those of their other keys. count: how many columns exist from d on.
@@ -234,7 +235,7 @@ inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& b
     }
   }
   const float* weights = at.scores;
-  AddDiagonals(head, block, weights + (block.columns + block.band_keys) * kPanelQueries, lane, d, count, sum);
+  SumDiagonals(head, block, weights + (block.columns + block.band_keys) * kPanelQueries, lane, d, count, sum);
   for (int64_t c = 0; c < block.columns; ++c) {
     Floats x[Vectors];
     SPARSE_OPS_UNROLL
@@ -383,7 +384,8 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
   const int64_t end = range.first + range.count;
   for (int64_t first = range.first; first < end; first += kPanelQueries) {
     const int64_t count = Min(kPanelQueries, end - first);
-    AxisBlock block = MakeBlock(keys, rows + first, queries + first, count, full);
+    const AxisBlock block = MakeBlock(keys, rows + first, queries + first, count, full);
+    if (AskedLanes(block, 0, count) == 0) continue;
     if (full && count <= kFewRows && !pattern.extent.sparsegen) {
       AttendFew(tensors, range, block, at);
       continue;

@@ -7,6 +7,8 @@
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
+static_assert(kPanelQueries % kStripLanes == 0, "no strip reaches beyond the lanes");
+
 // Calls visit(first, count) for the diagonals of each strip, up to kStripDiagonals of them at a time.
 template <class Visit>
 inline void ForEachStrip(const AxisBlock& block, const Visit& visit) {
@@ -153,7 +155,7 @@ inline void AddStrip(const AxisHead<Element, Held>& head, const AxisBlock& block
 // consecutive lanes, `lane` the first. weights: (diagonals, kPanelQueries). count: how many columns exist
 // from d on.
 template <int64_t Rows, int64_t Vectors, class Element, class Held>
-inline void AddDiagonals(const AxisHead<Element, Held>& head, const AxisBlock& block, const float* weights,
+inline void SumDiagonals(const AxisHead<Element, Held>& head, const AxisBlock& block, const float* weights,
                          int64_t lane, int64_t d, int64_t count, Floats (&sums)[Rows][Vectors]) {
   ForEachStrip(block, [&](int64_t first, int64_t diagonals) {
     VisitCount(diagonals, [&](auto some) {

@@ -106,6 +106,7 @@ class BlockAhead {
   // number.
   template <class Element>
   BlockAhead(const PackedAttention<Element>& tensors, const QueryRange& range, int64_t row, int64_t count) {
+    if (count == 0) return;
     const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
     const ptrdiff_t first = (range.sequence_begin + row) * stride + range.head * tensors.head_size;
     const void* const begins[] = {tensors.query + first, tensors.key + first, tensors.value + first,
@@ -114,7 +115,7 @@ class BlockAhead {
     row_bytes_ = range.heads * tensors.head_size * static_cast<int64_t>(sizeof(Element));
     stride_ = stride * static_cast<ptrdiff_t>(sizeof(Element));
     rows_ = count;
-    tensor_ = count > 0 ? 0 : kTensors;
+    tensor_ = 0;
   }
 
   // Prefetches the next pieces.
@@ -143,7 +144,8 @@ class BlockAhead {
   const char* begins_[kTensors];
   int64_t row_bytes_, rows_;
   ptrdiff_t stride_;
-  int64_t tensor_, row_ = 0, byte_ = 0;
+  int64_t tensor_ = kTensors;  // none are left
+  int64_t row_ = 0, byte_ = 0;
 };
 
 }  // namespace SPARSE_OPS_TARGET

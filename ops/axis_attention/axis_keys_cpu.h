@@ -148,9 +148,6 @@ inline void AddBand(const AxisKeys& keys, AxisBlock* block) {
   if (masked && keys.pattern.random_keys > 0) NoteDrawn(keys, *block, words);
 }
 
-// A valid key, to stand where a lane has none.
-inline int32_t AnyKey(int32_t row) { return row < 0 ? 0 : row; }
-
 // Adds the diagonals at the distances from `first` to `last`, those left out that no row has a key on.
 inline void AddDiagonals(const AxisKeys& keys, int64_t first, int64_t last, AxisBlock* block) {
   for (int64_t distance = first; distance <= last; ++distance) {
@@ -169,11 +166,10 @@ inline void AddDiagonals(const AxisKeys& keys, int64_t first, int64_t last, Axis
 // them its band is the whole sequence.
 inline void AddRandom(const AxisKeys& keys, AxisBlock* block) {
   const int64_t most_pairs = Min(keys.pattern.random_keys, keys.length);
-  int32_t* pair = keys.at.pair_keys + block->pairs * kPanelQueries;
-  uint32_t* words = keys.at.pair_words + block->pairs;
+  int32_t* pair = keys.at.pair_keys;
+  uint32_t* words = keys.at.pair_words;
   for (int64_t t = 0; t < most_pairs; ++t) words[t] = 0;
-  for (int64_t i = 0; i < most_pairs * kPanelQueries; ++i) pair[i] = AnyKey(block->rows[0]);
-  int64_t most = 0;
+  for (int64_t i = 0; i < most_pairs * kPanelQueries; ++i) pair[i] = 0;  // a key, where a lane has none
   for (int64_t i = 0; i < block->count; ++i) {
     const int32_t row = block->rows[i];
     const uint32_t lane = uint32_t{1} << i;
@@ -187,10 +183,9 @@ inline void AddRandom(const AxisKeys& keys, AxisBlock* block) {
       ++count;
       return true;
     });
-    if (count > most) most = count;
+    if (count > block->pairs) block->pairs = count;
   }
-  for (int64_t i = 0; i < most * kPanelQueries; ++i) keys.at.drawn[pair[i]] = 0;
-  block->pairs += most;
+  for (int64_t i = 0; i < block->pairs * kPanelQueries; ++i) keys.at.drawn[pair[i]] = 0;
 }
 
 // The block of `count` rows from `rows` on, all of which are full or none. `drawn` must be all 0, and is
@@ -198,20 +193,15 @@ inline void AddRandom(const AxisKeys& keys, AxisBlock* block) {
 // query's result is the same to the bit.
 inline AxisBlock MakeBlock(const AxisKeys& keys, const int32_t* rows, const int32_t* queries, int64_t count,
                            bool full) {
-  AxisBlock block{rows,
-                  queries,
-                  count,
-                  keys.length,
-                  0,
-                  0,
-                  0,
-                  nullptr,
-                  0,
-                  keys.at.distances,
-                  keys.at.diagonal_words,
-                  0,
-                  keys.at.pair_keys,
-                  keys.at.pair_words};
+  AxisBlock block{};
+  block.rows = rows;
+  block.queries = queries;
+  block.count = count;
+  block.keys = keys.length;
+  block.distances = keys.at.distances;
+  block.diagonal_words = keys.at.diagonal_words;
+  block.pair_keys = keys.at.pair_keys;
+  block.pair_words = keys.at.pair_words;
   if (full) {
     block.band_keys = keys.length;
     return block;

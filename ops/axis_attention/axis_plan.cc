@@ -61,7 +61,7 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
   const int64_t cost = columns + least + kPairCost * random;
   slots_.push_back(std::min(cost, length));
   extent_.keys = std::max(extent_.keys, length);
-  if (full_rows == length || cost >= length) {
+  if (full_rows == length || full_rows + cost >= length) {
     extent_.slots = std::max(extent_.slots, length);
     return {0, full_rows == length ? length : 0, 0, length, full_rows < length, HeadsTogether(length)};
   }
@@ -153,7 +153,8 @@ std::vector<CostedRange> AxisPlan::CostedRanges() const {
 
 int64_t AxisPlan::BlockWork(size_t sequence, int64_t rows, bool full) const {
   const int64_t keys = full ? borders_[sequence + 1] - borders_[sequence] : slots_[sequence];
-  // A few full rows cost less than a block of them, though more than their share.
+  // A few full rows, which softmax computes side by side, cost less than a block, though more than their
+  // share.
   const int64_t lanes = full ? std::min(2 * rows, shape_.query_block) : shape_.query_block;
   // Reading a query and writing its output costs about as much as a few keys.
   return lanes * (keys + 8) * shape_.head_size;
@@ -179,7 +180,7 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   const int64_t rows = planned.full_rows + (planned.full_rows < length ? length : 0);
   for (int64_t place = 0; place < rows; ++place) {
     const int32_t row = tokens.queries[planned.order + place];
-    if (row >= 0) places_[static_cast<size_t>(begin + row)] = static_cast<int32_t>(place);
+    if (row >= 0) places_[static_cast<size_t>(begin + row)] = place;
   }
 
   std::vector<PlacedQuery> inside;

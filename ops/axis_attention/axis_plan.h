@@ -65,7 +65,7 @@ class AxisCrossPlan {
  private:
   // A query of a sequence, and its place in the order of the sequence's rows.
   struct PlacedQuery {
-    int32_t place;
+    int64_t place;
     int32_t query;
   };
 
@@ -79,7 +79,7 @@ class AxisCrossPlan {
   const std::vector<int64_t>& query_borders_;
   const int64_t* query_tokens_;
   const int64_t query_block_;
-  std::vector<int32_t> places_;  // each token's place in the order of its sequence
+  std::vector<int64_t> places_;  // each token's place in the order of its sequence
   std::vector<AxisSequence> sequences_;
   std::vector<int32_t> order_, queries_;
   std::vector<CostedRange> ranges_;

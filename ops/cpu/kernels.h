@@ -31,7 +31,7 @@ struct OffsetRun {
 
 // What axis attention allows in one sequence, and how its kernel computes it.
 struct AxisSequence {
-  int64_t order;      // where its rows begin in the pattern's order: the full ones, then, if any is not, all
+  int64_t order;      // where its rows begin in the pattern's order
   int64_t full_rows;  // rows that attend to every key
   int64_t columns;    // keys that every row attends to and that are gathered; 0 where masked
   int64_t reach;      // offsets up to this one lie in a block's band of masked keys; -1: none do
@@ -61,10 +61,10 @@ struct AxisExtent {
 // key of it has position -1.
 struct AxisPattern {
   const AxisSequence* sequences;
-  const int32_t* order;      // each sequence's full rows, rising, then blocks of consecutive rows
-  const int32_t* queries;    // of each row in order: its query of the sequence; -1: not asked for there
-  const int32_t* columns;    // (tokens): from a sequence's first token on, its gathered columns, rising
-  const uint8_t* is_row;     // (tokens)
+  const int32_t* order;    // each sequence's full rows, then blocks of consecutive rows, full ones among them
+  const int32_t* queries;  // of each row in order: its query of the sequence; -1: not asked for there
+  const int32_t* columns;  // (tokens): from a sequence's first token on, its gathered columns, rising
+  const uint8_t* is_row;   // (tokens)
   const uint8_t* is_column;  // (tokens)
   const OffsetRun* runs;     // of diagonals: rising, with gaps between them
   int64_t run_count;

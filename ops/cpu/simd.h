@@ -16,9 +16,7 @@
 //   SetIf               sets bits in the lanes of the mask
 //   Bits, MaskOf        bit i is lane i; the mask of such bits, of which higher ones do not count
 //   SumEach             lane i is the sum of the lanes of rows[i]
-//   SumFour, SumQuads   SumEach in two steps: lanes 4k to 4k + 3 of SumQuads are the sums of the four rows
-//   that
-//                       the k-th is the SumFour of
+//   SumFour, SumQuads   SumEach in two steps: SumFour of four rows each, and SumQuads of what they give
 //   LoadQuads           lanes 4i to 4i + 3 are from[4i * stride] and the three numbers after it
 //   TransposeQuads      exchanges i and j where rows[i] has lane 4k + j, for every k
 //   HalfWords           kLanes 16-bit words: float16 or bfloat16 as they lie in memory
