@@ -144,8 +144,9 @@ def learned(checkpoint: Path, texts: Path) -> Iterator[list[Problem]]:
 def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
     """The medians over the draws of one problem."""
     seconds, ratios = [], []
+    first = problems[0]
+    nodes = nodes_of_run(first.attention)
     for problem in problems:
-        nodes = nodes_of_run(problem.attention)
         variants: dict[Variant, Run] = {
             ("axis", "float32"): axis_attention(problem, threads, nodes),
             ("fused", "float32"): fused_softmax(problem.attention, threads, nodes),
@@ -153,7 +154,6 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
         best, _ = time_in_turns(variants)
         seconds.append(best["axis", "float32"] / nodes)
         ratios.append(best["fused", "float32"] / best["axis", "float32"])
-    first = problems[0]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         peak = fresh.submit(peak_bytes, first, threads).result()
     return {
@@ -162,7 +162,7 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
         "num_heads": HEADS,
         "head_size": HEAD_SIZE,
         "draws": len(problems),
-        "nodes": nodes_of_run(first.attention),
+        "nodes": nodes,
         "rows_on": round(float(np.mean([problem.rows.mean() for problem in problems])), 4),
         "columns_on": round(float(np.mean([problem.columns.mean() for problem in problems])), 4),
         "rho": round(float(np.mean([problem.rho for problem in problems])), 4),

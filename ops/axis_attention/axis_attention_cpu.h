@@ -27,13 +27,11 @@ inline int64_t BandPart(const AxisHead<Element, Held>& head, int64_t keys) {
 template <class Element, class Held, class Visit>
 inline void ForEachBandPart(const AxisHead<Element, Held>& head, const Held* band, int64_t keys,
                             const Visit& visit) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Held));
   const int64_t part = BandPart(head, keys);
   for (int64_t j = 0; j < keys; j += part) {
     const int64_t next = Min(part, keys - j - part);
     for (int64_t t = 0; t < next; ++t) {
-      const Held* row = band + (j + part + t) * head.keys.stride;
-      for (int64_t d = 0; d < head.head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
+      Prefetch(band + (j + part + t) * head.keys.stride, head.head_size);
     }
     visit(j, Min(part, keys - j));
   }
@@ -52,17 +50,6 @@ inline void GatherColumns(const AxisHead<Element, Held>& head, const int32_t* co
   }
 }
 
-// Scores `rows` columns, kKeyRows at most, from `key` on.
-template <int64_t Vectors, int64_t Rows = kKeyRows, class Element, class Held>
-inline void ScoreSome(const AxisHead<Element, Held>& head, int64_t rows, const float* key, float* scores,
-                      const AxisScratch& at) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return ScoreSome<Vectors, Rows - 1>(head, rows, key, scores, at);
-  }
-  ScoreKeys<Rows, Vectors>(at.query_panel, key, head.padded, head.head_size, head.scale, at.buffer, scores,
-                           at.maxima);
-}
-
 // Scores all columns in groups of about the same size, of which the last may reach into the padding.
 template <int64_t Vectors, class Element, class Held>
 inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at) {
@@ -70,7 +57,11 @@ inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, c
   const int64_t groups = (columns + kKeyRows - 1) / kKeyRows;
   const int64_t rows = (columns + groups - 1) / groups;
   for (int64_t c = 0; c < columns; c += rows) {
-    ScoreSome<Vectors>(head, rows, at.column_keys + c * head.padded, at.scores + c * kPanelQueries, at);
+    VisitCount<kKeyRows>(rows, [&](auto some) {
+      ScoreKeys<some.kCount, Vectors>(at.query_panel, at.column_keys + c * head.padded, head.padded,
+                                      head.head_size, head.scale, at.buffer, at.scores + c * kPanelQueries,
+                                      at.maxima);
+    });
   }
 }
 

@@ -23,19 +23,6 @@ inline void ForEachStrip(const AxisBlock& block, const Visit& visit) {
   }
 }
 
-// Calls visit(DiagonalCount) for `count` of them.
-template <int64_t Count>
-struct DiagonalCount {
-  static constexpr int64_t kDiagonals = Count;
-};
-template <int64_t Most = kStripDiagonals, class Visit>
-inline void VisitCount(int64_t count, const Visit& visit) {
-  if constexpr (Most > 1) {
-    if (count < Most) return VisitCount<Most - 1>(count, visit);
-  }
-  visit(DiagonalCount<Most>{});
-}
-
 inline bool IsKey(const AxisBlock& block, int64_t position) { return position >= 0 && position < block.keys; }
 
 // `count` consecutive keys from position `first` on. Those before the sequence and behind it are not attended
@@ -100,10 +87,9 @@ inline void ScoreDiagonals(const AxisHead<Element, Held>& head, const AxisBlock&
     ForEachStrip(block, [&](int64_t first, int64_t count) {
       const FloatRows keys = StripKeys(head, block, block.rows[0] + lane + block.distances[first],
                                        count + kStripLanes - 1, at.buffer);
-      VisitCount(count, [&](auto some) {
-        MultiplyStrip<decltype(some)::kDiagonals>({queries.first + lane * queries.stride, queries.stride},
-                                                  keys, head.head_size,
-                                                  scores + first * kPanelQueries + lane);
+      VisitCount<kStripDiagonals>(count, [&](auto some) {
+        MultiplyStrip<some.kCount>({queries.first + lane * queries.stride, queries.stride}, keys,
+                                   head.head_size, scores + first * kPanelQueries + lane);
       });
     });
   }
@@ -122,7 +108,7 @@ inline void ScoreDiagonals(const AxisHead<Element, Held>& head, const AxisBlock&
 template <int64_t Diagonals, int64_t Rows, int64_t Vectors, class Element, class Held>
 inline void AddStrip(const AxisHead<Element, Held>& head, const AxisBlock& block, const float* weights,
                      int64_t position, int64_t d, int64_t count, Floats (&sums)[Rows][Vectors]) {
-  Floats sum[Rows][Vectors];
+  Floats sum[Rows][Vectors];  // in registers, where sums are in memory
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
     SPARSE_OPS_UNROLL
@@ -158,9 +144,9 @@ template <int64_t Rows, int64_t Vectors, class Element, class Held>
 inline void SumDiagonals(const AxisHead<Element, Held>& head, const AxisBlock& block, const float* weights,
                          int64_t lane, int64_t d, int64_t count, Floats (&sums)[Rows][Vectors]) {
   ForEachStrip(block, [&](int64_t first, int64_t diagonals) {
-    VisitCount(diagonals, [&](auto some) {
-      AddStrip<decltype(some)::kDiagonals>(head, block, weights + first * kPanelQueries + lane,
-                                           block.rows[0] + lane + block.distances[first], d, count, sums);
+    VisitCount<kStripDiagonals>(diagonals, [&](auto some) {
+      AddStrip<some.kCount>(head, block, weights + first * kPanelQueries + lane,
+                            block.rows[0] + lane + block.distances[first], d, count, sums);
     });
   });
 }

@@ -109,7 +109,7 @@ inline void AddRowTile(const float* weights, ptrdiff_t weights_stride, int64_t c
     for (int64_t r = 0; r < Rows; ++r) weight[r] = Broadcast(weights[r * weights_stride + j]);
     SPARSE_OPS_UNROLL
     for (int64_t v = 0; v < Vectors; ++v) {
-      const Floats x = LoadFirst(value + j * stride + v * kLanes, columns - v * kLanes);
+      const Floats x = LoadTile<Vectors>(value + j * stride, v, columns);
       SPARSE_OPS_UNROLL
       for (int64_t r = 0; r < Rows; ++r) sum[r][v] = MulAdd(weight[r], x, sum[r][v]);
     }
@@ -143,16 +143,12 @@ inline void AddFull(const FullRows<Element>& rows, int64_t h, int64_t first, int
   }
 }
 
-template <int64_t Count>
-struct RowCount {
-  static constexpr int64_t kRows = Count;
-};
-
-// Calls visit(RowCount, first) for Most rows at a time, then for those that are left.
-template <int64_t Most = kRowsAtOnce, class Visit>
-inline void ForEachRows(int64_t count, const Visit& visit, int64_t first = 0) {
-  for (; first + Most <= count; first += Most) visit(RowCount<Most>{}, first);
-  if constexpr (Most > 1) ForEachRows<Most - 1>(count, visit, first);
+// Calls visit(Constant, first) for kRowsAtOnce rows at a time, then for those that are left.
+template <class Visit>
+inline void ForEachRows(int64_t count, const Visit& visit) {
+  for (int64_t first = 0; first < count; first += kRowsAtOnce) {
+    VisitCount<kRowsAtOnce>(Min(kRowsAtOnce, count - first), [&](auto some) { visit(some, first); });
+  }
 }
 
 // Softmax over all keys. A row's result does not depend on which rows and heads are computed together.
@@ -160,9 +156,8 @@ template <class Element>
 inline void AttendFull(const FullRows<Element>& rows, const AxisScratch& at) {
   for (int64_t j = 0; j < rows.keys; j += kLanes) {
     for (int64_t h = 0; h < rows.heads; ++h) {
-      ForEachRows(rows.count, [&](auto some, int64_t first) {
-        ScoreFull<decltype(some)::kRows>(rows, h, first, j, at.scores);
-      });
+      ForEachRows(rows.count,
+                  [&](auto some, int64_t first) { ScoreFull<some.kCount>(rows, h, first, j, at.scores); });
     }
   }
   Floats normalizer[kPanelQueries];
@@ -174,7 +169,7 @@ inline void AttendFull(const FullRows<Element>& rows, const AxisScratch& at) {
   for (int64_t j = 0; j < rows.keys; j += kKeysAtOnce) {
     for (int64_t h = 0; h < rows.heads; ++h) {
       ForEachRows(rows.count, [&](auto some, int64_t first) {
-        AddFull<decltype(some)::kRows>(rows, h, first, j, Min(kKeysAtOnce, rows.keys - j), at);
+        AddFull<some.kCount>(rows, h, first, j, Min(kKeysAtOnce, rows.keys - j), at);
       });
     }
   }

@@ -84,6 +84,21 @@ inline AxisHead<Element, Element> HeadOf(const PackedAttention<Element>& tensors
   return HeadOf(tensors, range, KeysAndValuesOf(tensors, range, range.head));
 }
 
+// A number that is known when compiled.
+template <int64_t Count>
+struct Constant {
+  static constexpr int64_t kCount = Count;
+};
+
+// Calls visit(Constant<count>), 0 < count <= Most.
+template <int64_t Most, class Visit>
+inline void VisitCount(int64_t count, const Visit& visit) {
+  if constexpr (Most > 1) {
+    if (count < Most) return VisitCount<Most - 1>(count, visit);
+  }
+  visit(Constant<Most>{});
+}
+
 // The v-th vector of a tile of a row. A tile of several vectors is full; of one of a single vector `count`
 // columns exist.
 template <int64_t Vectors, class Element>
