@@ -44,13 +44,13 @@ inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& te
 // head. In the tensors each row of a head lies in a page of its own, and many keys need more pages than the
 // processor's TLB holds; and rows of 16 bits would be converted anew for each block.
 struct HeldHead {
-  int64_t* number;   // of the head that is held, counted from 1 over all sequences; 0: none is
-  int64_t* rounded;  // of the head whose keys are rounded to bytes (Screen), likewise
+  int64_t* number;    // of the head that is held, counted from 1 over all sequences; 0: none is
+  int64_t* prepared;  // of the head of which the kernel keeps something else, likewise
   float *keys, *values;
 
   void Allocate(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
     number = reinterpret_cast<int64_t*>(layout->Take(4));
-    rounded = number + 1;
+    prepared = number + 1;
     const int64_t floats = longest_sequence < kHeldKeys ? 0 : longest_sequence * RoundUp(head_size, kLanes);
     keys = layout->Take(floats);
     values = layout->Take(floats);

@@ -11,10 +11,10 @@
 namespace sparse_ops {
 namespace {
 
-// Every task gathers the columns anew, so tasks are larger than those of ops that gather nothing, if there
-// are then so many that a few threads end at about the same time.
+// Tasks are larger than those of other ops, if there are then so many that a few threads end at about the same
+// time: each thread gathers the columns of its own, and reads best what lies beside each other in memory.
 constexpr int64_t kMostTaskWork = 8 * kTaskWork;
-constexpr int64_t kTasksOfCall = 8;
+constexpr int64_t kTasksOfCall = 16;
 
 int64_t TaskWork(const std::vector<CostedRange>& ranges, int64_t num_heads, int64_t query_block) {
   int64_t work = 0;

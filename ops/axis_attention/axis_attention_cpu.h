@@ -365,8 +365,11 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
     of_head.head += h;
     return of_head;
   };
-  for (int64_t h = 0; columns > 0 && h < range.heads; ++h) {
-    GatherColumns(HeadOf(tensors, range_of_head(h)), pattern.columns + begin, columns, scratch_of(h));
+  if (const int64_t number = NumberOf(tensors, range); columns > 0 && *at.held.prepared != number) {
+    for (int64_t h = 0; h < range.heads; ++h) {
+      GatherColumns(HeadOf(tensors, range_of_head(h)), pattern.columns + begin, columns, scratch_of(h));
+    }
+    *at.held.prepared = number;  // a thread's next range is often of the same heads
   }
   for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
 

@@ -186,8 +186,8 @@ inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Hel
   const PackedAttention<Element>& tensors = panel.tensors;
   const int64_t keys = panel.range.sequence_length;
   const int64_t number = NumberOf(tensors, panel.range);
-  if (*at.held.rounded != number) RoundKeys(head, keys, tensors.head_size, at.screen);
-  *at.held.rounded = number;
+  if (*at.held.prepared != number) RoundKeys(head, keys, tensors.head_size, at.screen);
+  *at.held.prepared = number;
   RoundQueries(panel, at.screen);
   using Ahead = RowsAhead<Element>;
   const auto screen = panel.count > kLanes ? ScreenPanel<2, Ahead> : ScreenPanel<1, Ahead>;
@@ -258,7 +258,7 @@ inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryR
   if (IsScreened(range.sequence_length, tensors.divisor)) {
     return AttendScreened(tensors, range, ahead, head, at);
   }
-  *at.held.rounded = 0;  // scratch of shorter sequences is laid out over the rounded keys
+  *at.held.prepared = 0;  // scratch of shorter sequences is laid out over the rounded keys
 #endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];
