@@ -8,13 +8,14 @@ stands our SSAF one, both in fp32 and int8. Infinity and our entries, by Triton,
 by the same client on the same cores. In processes of their own, our graphs, a lean loop over optimum's O3
 and int8 graphs, and the Transformers pipeline time their own calls.
 
-Each round starts every candidate once, asks it all, takes its memory and ends it; the order turns from round
-to round. Before its first measurement a candidate must answer as our dense fp32 entry does, within 1e-3 of a
+Each round starts all candidates. With each load they are asked right after one another, as other work on
+a shared machine comes and goes within minutes; then they are ended. The order turns from round to round.
+Before its first measurement a candidate must answer as our dense fp32 entry does, within 1e-3 of a
 probability, unless it computes something else. One that fails gets a line that says why.
 
 Writes `peers.csv`, a line for each candidate, texts, load and round with the environment, and prints medians
 over the rounds, with their ratios to the best fp32 peer in the same place and round, dense and SSAF apart:
-dense is what the peers compute. A round takes about 20 minutes on two cores, and five more the first time.
+dense is what the peers compute. A round takes 10 to 20 minutes on two cores, and five more the first time.
 """
 
 import json
@@ -22,6 +23,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from candidates import (
     LOADS,
     SERVED,
     Candidate,
+    Load,
     Place,
     Precision,
     Probabilities,
@@ -215,16 +218,23 @@ def measure(
     """Yield the lines of round after round."""
     order = list(chosen)
     for number in range(rounds):
-        for each in order:
-            print(f"round {number + 1} of {rounds}: {each.name}", flush=True)
-            told = about(each) | {"round": str(number)}
-            try:
-                with each.start() as running:
-                    answers = check(each, running, checked, right)
-                    for line in asked(each, running, texts):
-                        yield told | answers | line
-            except Exception as error:  # whatever is wrong with one, the others are measured
-                yield told | fault(str(error) or type(error).__name__)
+        with ExitStack() as stack:
+            ready: list[tuple[Candidate, Running, Line]] = []
+            for each in order:
+                print(f"round {number + 1} of {rounds}: {each.name} is started", flush=True)
+                told = about(each) | {"round": str(number)}
+                try:
+                    running = stack.enter_context(each.start())
+                    ready.append((each, running, told | check(each, running, checked, right)))
+                except Exception as error:  # whatever is wrong with one, the others are measured
+                    yield told | fault(str(error) or type(error).__name__)
+            for name, own in texts.items():
+                for place, loads in LOADS.items():
+                    for load in loads:
+                        print(f"round {number + 1} of {rounds}: {place}, {name}, {load}", flush=True)
+                        for each, running, told in ready:
+                            if each.place == place:
+                                yield told | asked(running, name, own, load)
         order = order[1:] + order[:1]
 
 
@@ -243,27 +253,23 @@ def check(each: Candidate, running: Running, texts: Sequence[str], right: Probab
     return {"probabilities_apart": f"{apart:.1e}", "cuts_long_texts": "yes" if each.cuts else "no"}
 
 
-def asked(each: Candidate, running: Running, texts: Mapping[str, Sequence[str]]) -> Iterator[Line]:
-    """Yield a line for each set of texts and load."""
-    for name, own in texts.items():
-        for load in LOADS[each.place]:
-            told = {"texts": name, "load": str(load)}
-            try:
-                window = running.measure(own, load, COUNTS[name])
-            except (OSError, RuntimeError) as error:
-                yield told | fault(str(error) or type(error).__name__)
-                continue
-            latencies = [timing.total_ns / 1e9 for timing in window.timings]
-            yield told | {
-                "requests": str(len(latencies)),
-                "texts_per_s": f"{window.requests_per_second * load.texts:.2f}",
-                "p50_ms": f"{percentile_ms(latencies, 50):.2f}",
-                "p99_ms": f"{percentile_ms(latencies, 99):.2f}"
-                if len(latencies) >= least_samples(99)
-                else "",
-                "client_cores": f"{window.client_cores:.2f}",
-                **memory(running.process_ids()),
-            }
+def asked(running: Running, name: str, texts: Sequence[str], load: Load) -> Line:
+    """Return what came of a set of texts with one load."""
+    told = {"texts": name, "load": str(load)}
+    try:
+        window = running.measure(texts, load, COUNTS[name])
+        held = memory(running.process_ids())
+    except Exception as error:  # as above
+        return told | fault(str(error) or type(error).__name__)
+    latencies = [timing.total_ns / 1e9 for timing in window.timings]
+    return told | {
+        "requests": str(len(latencies)),
+        "texts_per_s": f"{window.requests_per_second * load.texts:.2f}",
+        "p50_ms": f"{percentile_ms(latencies, 50):.2f}",
+        "p99_ms": f"{percentile_ms(latencies, 99):.2f}" if len(latencies) >= least_samples(99) else "",
+        "client_cores": f"{window.client_cores:.2f}",
+        **held,
+    }
 
 
 def memory(process_ids: Sequence[int]) -> Line:
