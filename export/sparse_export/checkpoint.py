@@ -34,7 +34,7 @@ from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, OptionError, SparseServeError, first_line
-from sparse_serve.tasks import Task
+from sparse_serve.tasks import Regression, Task
 
 # What of a folder decides what a checkpoint answers; records of its training do not.
 _CONTENT = (
@@ -108,7 +108,8 @@ def new_model(
 ) -> PreTrainedModel:
     """Load a pretrained encoder and put a fresh head for `task` on it, or for each of several.
 
-    A head that the checkpoint has for as many labels is trained further, and so is what it has of extensions.
+    A head that the checkpoint has for the same labels is trained further, its rows in the order of `task`'s,
+    and so is what it has of extensions.
 
     Args:
         encoder: a Transformers folder, or the id of a model on the hub.
@@ -141,9 +142,35 @@ def new_model(
         model = random_model(config, head.models)
     else:
         is_own = attention == own.attention
-        model, _ = load_model(encoder, config, head.models, is_own=is_own, other_head=True, revision=revision)
+        model, missing = load_model(
+            encoder, config, head.models, is_own=is_own, other_head=True, revision=revision
+        )
+        if isinstance(task, Task) and not own.names_tasks and own.tasks and not missing:
+            _fit_head(model, own.task, task, head.models)
     settle_positions(model, is_random=from_scratch)
     return model.train()
+
+
+def _fit_head(model: PreTrainedModel, own: Task, task: Task, models: Models) -> None:
+    """Have the head of the task `own` answer `task`: in the order of its labels, or at random for other ones.
+
+    Labels that a checkpoint does not name, `LABEL_0` and so on, are the whole numbers; the name of a value
+    says nothing.
+    """
+    before, labels = ([name.removeprefix("LABEL_") for name in each.labels] for each in (own, task))
+    if before == labels or (own.type == task.type == Regression.type):
+        return
+    prefix = f"{model.base_model_prefix}."
+    head = {name: weight for name, weight in model.named_parameters() if not name.startswith(prefix)}
+    is_same = sorted(before) == sorted(labels)
+    fresh = {} if is_same else dict(random_model(model.config, models).named_parameters())
+    places = [before.index(name) for name in labels] if is_same else []
+    with torch.no_grad():
+        for name, weight in head.items():
+            if not is_same:
+                weight.copy_(fresh[name])
+            elif len(weight) == len(labels):  # the last layer's
+                weight.copy_(weight[places])
 
 
 def settle_positions(model: PreTrainedModel, *, is_random: bool) -> None:

@@ -416,9 +416,11 @@ def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
 def _training_record(options: ExportOptions) -> Mapping[str, Any]:
     """Return what `finetune` wrote beside the weights; nothing where another program trained them.
 
-    It tells of the attention that was trained: of another one it says nothing either.
+    It tells of the pattern that was trained, whatever makes its weights: of another one it says nothing
+    either.
     """
-    if options.attention not in (None, attention_of(load_config(options.checkpoint))):
+    trained = attention_of(load_config(options.checkpoint))
+    if options.attention is not None and options.attention.pattern != trained.pattern:
         return {}
     try:
         record = json.loads((Path(options.checkpoint) / _TRAINING_RECORD).read_bytes())

@@ -62,10 +62,10 @@ class Row(NamedTuple):
 class TextData:
     """Rows of one source, a file's path or a data set's name, in its order.
 
-    `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is
-    sorted: by value where all are whole numbers, else by name; of tagged words they are the tags. Regression
-    has none, nor have questions and plain text. With `whole_contexts`, rows of one second text stay together
-    when some are held out.
+    `labels` and `total_rows` speak of the whole source, also where `rows` is a sample of it. `labels` is in
+    the order of a data set that numbers them, else sorted: by value where all are whole numbers, else by
+    name; of tagged words they are the tags. Regression has none, nor have questions and plain text. With
+    `whole_contexts`, rows of one second text stay together when some are held out.
     """
 
     source: str

@@ -28,7 +28,7 @@ from sparse_export.encoders.tokenizer import load_tokenizer, require_embedded
 from sparse_export.tasks import task_by_architecture
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
-from tiny_models import FAMILIES, LAMBD, POSITIONS, make_model, make_tokenizer
+from tiny_models import FAMILIES, LABELS, LAMBD, POSITIONS, make_model, make_tokenizer
 
 TWO = Classification(("a", "b"))
 
@@ -79,6 +79,29 @@ def test_fresh_head_is_seeded_and_of_its_own_size(checkpoint: Path) -> None:
     assert first.config.id2label == {0: "a", 1: "b"}
     assert torch.equal(first.classifier.weight, same.classifier.weight)
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_a_head_is_trained_further_for_its_own_labels_alone(
+    model: PreTrainedModel, checkpoint: Path, copy: Path
+) -> None:
+    """A head of as many labels that are others, or in another order, would begin with wrong answers."""
+    attention, weight, bias = AttentionSpec(LAMBD), model.classifier.weight, model.classifier.bias
+    same = new_model(checkpoint, attention, Classification(LABELS)).classifier
+    assert torch.equal(same.weight, weight)
+    turned = new_model(checkpoint, attention, Classification(LABELS[::-1])).classifier
+    assert torch.equal(turned.weight, weight.flip(0))
+    assert torch.equal(turned.bias, bias.flip(0))
+    names = tuple(f"other {label}" for label in LABELS)
+    others = [new_model(checkpoint, attention, Classification(names), seed=seed) for seed in (1, 1, 2)]
+    first, again, third = (each.classifier.weight for each in others)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, third)
+    assert not torch.equal(first, weight)
+    encoder = model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(others[0].bert.embeddings.word_embeddings.weight, encoder)
+    numbers = tuple(str(number) for number in range(len(LABELS)))
+    edit_config(copy, sparse_serve=None, id2label={number: f"LABEL_{number}" for number in numbers})
+    assert torch.equal(new_model(copy, AttentionSpec(), Classification(numbers)).classifier.weight, weight)
 
 
 def test_from_scratch_nothing_of_the_encoder_but_its_shape_is_left(

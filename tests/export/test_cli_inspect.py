@@ -81,6 +81,7 @@ def test_several_texts_from_stdin_and_a_file(
     assert {path.name for path in Path("inspection").glob("*.png")} == {
         f"inspection-{number}.png" for number in (1, 2, 3)
     }
+    Path("inspection/inspection-1-annotated.png").touch()
     rows = ({"said": "one", "text_b": "two"}, {"said": "three"})
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     columns = ("--file", "rows.jsonl", "--text-column", "said")
@@ -88,7 +89,7 @@ def test_several_texts_from_stdin_and_a_file(
     texts = json.loads(capsys.readouterr().out)
     assert [(text["text"], text["text_pair"]) for text in texts] == [("one", "two"), ("three", "")]
     left = {path.name for path in Path("inspection").glob("*.png")}
-    assert left == {"inspection-1.png", "inspection-2.png"}
+    assert left == {"inspection-1.png", "inspection-2.png", "inspection-1-annotated.png"}
 
 
 def test_beside_shows_checkpoints_as_they_were_trained(

@@ -254,6 +254,16 @@ def test_texts_are_cut_where_a_pattern_was_trained(
     )
 
 
+def test_the_trained_pattern_is_cut_alike_with_another_normalizer(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = trained_at(checkpoint, tmp_path / "pattern", 40)
+    same = AttentionSpec.parse("local1+global1", -4.0)
+    exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=same))
+    manifest = read_entry(exported.path).manifest
+    assert (manifest.max_length, manifest.attention.rho) == (40, 0.75)
+
+
 def test_another_pattern_than_the_trained_one_is_cut_at_the_positions(
     options: ExportOptions, checkpoint: Path, tmp_path: Path
 ) -> None:

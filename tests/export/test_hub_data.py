@@ -16,7 +16,7 @@ from sparse_export.training.sources import read_test_rows
 from sparse_serve.data import Columns
 from sparse_serve.errors import DataError
 from sparse_serve.rows import Span, Tag
-from sparse_serve.tasks import TASKS
+from sparse_serve.tasks import TASKS, Classification
 from tiny_training import FAST, make_encoder
 
 COLUMNS = Columns("sentence")
@@ -73,6 +73,22 @@ def test_texts_are_read_without_labels(tmp_path: Path) -> None:
     missing = Columns("text")
     with pytest.raises(DataError, match="has no column 'text'; its columns are sentence: name yours with"):
         read_split(DatasetSplit(str(folder)), missing, None)
+
+
+def test_class_labels_keep_their_order(tmp_path: Path) -> None:
+    """Of GLUE's pairs `not_equivalent` is 0: F1 is of the others, and a file with 0 and 1 means the same."""
+    names = ["not_equivalent", "equivalent", "never seen"]
+    features = datasets.Features(
+        {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    )
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = {"sentence": ["a", "b", "c"], "label": [1, 0, 1]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "train.parquet")
+    read = read_split(DatasetSplit(str(folder)), COLUMNS, "single_label_classification").data
+    assert read.labels == ("not_equivalent", "equivalent")
+    task = Classification.of(read)
+    assert task.targets(read).tolist() == [1, 0, 1]
 
 
 def test_class_labels_are_names(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The files of an inspection: a picture per text, and one page for all."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from sparse_export.inspection.summary import TextSummary, summarize
 from sparse_serve.errors import SparseServeError
 
 _PAGE, _PICTURE = "inspection.html", "inspection"
+_PICTURES = re.compile(rf"{_PICTURE}(-[1-9][0-9]?)?\.png")
 
 
 def write_inspection(
@@ -47,8 +49,9 @@ def write_inspection(
         progress("writing the page")
         paths.append(folder / _PAGE)
         paths[-1].write_text(page.to_html(), encoding="utf-8")
-        for earlier in {*folder.glob(f"{_PICTURE}.png"), *folder.glob(f"{_PICTURE}-[0-9]*.png")} - {*paths}:
-            earlier.unlink()
+        for earlier in {*folder.iterdir()} - {*paths}:
+            if _PICTURES.fullmatch(earlier.name):
+                earlier.unlink()
     except OSError as error:
         raise SparseServeError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}; "

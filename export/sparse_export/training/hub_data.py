@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import datasets
@@ -67,12 +67,14 @@ class OpenSplit:
     Attributes:
         records: numbered from 1.
         revision: the commit of the data set.
+        classes: its names of the labels, in its order; none where it does not name them.
     """
 
-    def __init__(self, rows: Iterator[Record], revision: str) -> None:
+    def __init__(self, rows: Iterator[Record], revision: str, classes: Sequence[str]) -> None:
         self._digest = hashlib.sha256()
         self.records: Records = self._read(rows)
         self.revision = revision
+        self.classes = classes
 
     @property
     def sha256(self) -> str:
@@ -95,6 +97,8 @@ def read_split(
 ) -> SplitData:
     """Read a split, or a sample of `max_rows` of its rows, as `sparse_serve.data.sample_records` does.
 
+    Labels are in the data set's order, where it names them: others number them by it, and so do its figures.
+
     Raises:
         DataError: the data set cannot be loaded, lacks a column, or has a malformed row.
     """
@@ -109,6 +113,8 @@ def read_split(
         max_rows=max_rows,
         seed=seed,
     )
+    if set(data.labels) <= set(opened.classes):
+        data = replace(data, labels=tuple(sorted(data.labels, key=opened.classes.index)))
     return SplitData(data, opened.sha256, opened.revision)
 
 
@@ -120,7 +126,9 @@ def open_split(split: DatasetSplit, columns: Columns, labelled_by: RowFormat | N
     """
     rows, revision = _loaded(split)
     names = _columns(split, rows.column_names, columns, labelled_by)
-    return OpenSplit(_records(rows.select_columns(names)), revision)
+    labels = [name for name in names if labelled_by and labelled_by.has_label({name: None}, columns)]
+    classes = [each for name in labels for each in _classes(rows.features[name])]
+    return OpenSplit(_records(rows.select_columns(names)), revision, classes)
 
 
 def has_labels(split: DatasetSplit, columns: Columns, kind: RowFormat) -> bool:
@@ -167,6 +175,13 @@ def _records(rows: "datasets.Dataset") -> Iterator[Record]:
     decode = {name: decoder for name, kind in rows.features.items() if (decoder := _decoder(kind))}
     for row in rows:
         yield {name: decode[name](value) if name in decode else value for name, value in row.items()}
+
+
+def _classes(kind: Any) -> Sequence[str]:
+    """Return the names of a feature's labels."""
+    if isinstance(kind, datasets.ClassLabel):
+        return list(kind.names)
+    return _classes(kind.feature) if isinstance(kind, datasets.List | datasets.LargeList) else ()
 
 
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:

@@ -49,7 +49,8 @@ class PatternOptions:
     """How the learned part of an attention pattern is trained (the AAA paper, Eq. 10-11).
 
     The loss of the task is joined by alpha · max(0, rho_target − ρ), where ρ is the share of pairs that the
-    pattern does not allow, a mean over rows and layers.
+    pattern does not allow, a mean over rows and layers. Beyond the paper, rho_target rises to what is asked
+    for while the Gumbel noise falls to 0 (see `schedule`).
 
     Attributes:
         rho_target: ρ to reach on the evaluation rows, with the pattern as it is served, in [0, 1); None takes
@@ -242,7 +243,7 @@ class TrainingOptions(ABC):
     @property
     def learns(self) -> bool:
         """Whether a part of the attention pattern is learned."""
-        return self.attention.pattern is not None and self.attention.pattern.learns
+        return self.attention.learns
 
     @property
     @abstractmethod

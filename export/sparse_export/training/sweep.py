@@ -43,15 +43,14 @@ def runs_of(
     """
     specs = attentions.by_name.values()
     # What no run can use is given to all of them, to be refused.
-    none_learns = not any(spec.pattern is not None and spec.pattern.learns for spec in specs)
+    none_learns = not any(spec.learns for spec in specs)
     none_has_pattern = all(spec.pattern is None for spec in specs)
     runs = {}
     for name, spec in attentions.by_name.items():
-        pattern = spec.pattern
         runs[name] = make_options(
             attention=spec,
-            learning=learning if none_learns or (pattern is not None and pattern.learns) else None,
-            dense_epochs=dense_epochs if none_has_pattern or pattern is not None else None,
+            learning=learning if none_learns or spec.learns else None,
+            dense_epochs=dense_epochs if none_has_pattern or spec.pattern is not None else None,
         )
     return runs
 
