@@ -398,6 +398,15 @@ class Client:
         described = self._describe(name)
         return Prediction if described is None else described.kind
 
+    def needs_pairs(self, name: str) -> bool:
+        """Return whether each text must have a second one beside it, as far as the server says so.
+
+        Raises:
+            RequestError: as `kind`.
+        """
+        described = self._describe(name)
+        return described is not None and described.needs_pairs
+
     def _describe(self, name: str) -> _Described | None:
         """Return what the metadata of a model say, None where the server keeps them back."""
         if name not in self._described:

@@ -130,7 +130,8 @@ def in_brief(said: object) -> str:
 def first_fault(error: "ValidationError") -> str:
     """Return where in a file the first fault is, and what is wrong there, as a line that can be read."""
     fault = error.errors()[0]
-    return f"{in_brief('.'.join(map(str, fault['loc']))) or 'the file'}: {in_brief(fault['msg'])}"
+    where = in_brief(".".join(map(str, fault["loc"]))) or "the file"
+    return f"{where}: {in_brief(fault['msg'].removeprefix('Value error, '))}"
 
 
 def first_line(error: BaseException) -> str:

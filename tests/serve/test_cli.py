@@ -18,6 +18,7 @@ from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.cli import classify as classify_command
 from sparse_serve.cli.options import Verbose, read_size
+from sparse_serve.cli.texts import iter_texts
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.triton.launcher import TritonServer
@@ -194,6 +195,15 @@ def test_questions_of_files(classify: Run, tmp_path: Path, suffix: str) -> None:
     assert all(each["answer"] for each in found[1:])
 
 
+@pytest.mark.parametrize(("in_pairs", "second"), [(True, ""), (False, None)])
+def test_an_empty_second_text_of_a_file(tmp_path: Path, in_pairs: bool, second: str | None) -> None:
+    """A model of pairs is asked about it as about any; others are asked about a single text."""
+    path = tmp_path / "rows.tsv"
+    path.write_text("text_a\ttext_b\na\tb\nc\t\n")
+    first, other = iter_texts(None, None, path, None, None, in_pairs=in_pairs)
+    assert (first.pair, other.pair) == ("b", second)
+
+
 def test_questions_of_stdin_have_no_context(classify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w1")))
     status, output, errors = classify("spans")
@@ -356,6 +366,7 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
         (["classify", "tiny", "a", "--file", "x.tsv"], 2, "not both"),
         (["classify", "tiny", "--file", "absent.tsv"], 1, "No such file or directory"),
         (["classify", "tiny", "a", "--top-k", "0"], 2, "--top-k"),
+        (["classify", "tiny", "a", "--text-column", "x"], 2, "--text-column is of a file: give one with"),
         (["classify", "tiny", "a", "--format", "xml"], 2, "--format"),
         (["classify"], 2, "Missing argument"),
         (["classify", "tiny", "a", "--url", "http://host"], 2, "give host:port"),
@@ -370,6 +381,7 @@ def test_nothing_to_classify(classify: Run, monkeypatch: pytest.MonkeyPatch) -> 
         (["serve", "--http-port", "70000"], 2, "--http-port"),
         (["serve", ".", "more"], 2, "unexpected argument 'more'"),
         (["serve", ".", "--", "--http-address=0.0.0.0"], 2, "not passed through: give --host"),
+        (["serve", "--", "--http-address=0.0.0.0"], 2, "not passed through: give --host"),
         (["check", "nowhere"], 1, "no entry of a model repository"),
         (["check"], 2, "Missing argument"),
         (["frobnicate"], 2, "No such command"),

@@ -166,6 +166,16 @@ def test_a_loss_that_one_row_would_be_is_said() -> None:
     assert not cautions(0.9, 0.89, 1000)
 
 
+def test_as_much_as_may_be_lost_is_no_loss() -> None:
+    def verdicts(rows: int) -> set[str]:
+        one, other = (
+            report_of([measurement()], quality=[quality((rows - wrong) / rows, rows)]) for wrong in (20, 21)
+        )
+        return {each.verdict for each in compare(one, other, ("model",), 0, 1 / rows).differences}
+
+    assert all(verdicts(rows) == {"noise"} for rows in (40, 100, 200, 300, 1000))
+
+
 def test_a_correlation_that_rises_from_below_0_has_risen() -> None:
     one, other = (report_of([measurement()], quality=[quality(r, metric="pearson")]) for r in (-0.2, 0.1))
     (found,) = (

@@ -27,6 +27,7 @@ from sparse_serve.processor import usable_cores
 from sparse_serve.profiling import options as options_module
 from sparse_serve.profiling import record
 from sparse_serve.profiling import run as run_module
+from sparse_serve.profiling import summary as summary_module
 from sparse_serve.profiling.load import Answer
 from sparse_serve.profiling.measure import LatencyReading, measure_latencies
 from sparse_serve.profiling.memory import MemoryReading, ProcessReading
@@ -63,6 +64,7 @@ class Script:
     start: Callable[[Variant, int], None] = lambda _variant, _server: None
     request: Callable[[Variant, int], None] = lambda _variant, _server: None
     takes_ns: Callable[[int, Batch], int] = lambda _server, _batch: MS
+    has_measures: bool = False
     now: int = 0
     order: dict[tuple[Variant, int], list[int]] = field(default_factory=dict)
 
@@ -144,7 +146,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         if not for_memory:
             script.start(subject.variant, server)
         loads = [FakeLoad(script, subject.variant, server) for _ in range(clients)]
-        served = FakeServed(subject, loads, for_memory)
+        served = FakeServed(subject, loads, for_memory, script.has_measures)
         if for_memory:
             script.memory(subject.variant, server)
         yield served
@@ -236,6 +238,23 @@ def test_a_server_that_dies_in_mid_run_is_missed_in_its_round_alone(script: Scri
     assert report.noise_of("tiny", "latency_ms", (1, None)) == 0
 
 
+def test_a_failure_after_the_load_is_filed_where_it_was(
+    script: Script, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise ServerError("connection refused")
+
+    monkeypatch.setattr(summary_module, "sparsity", gone)
+    script.has_measures = True
+    report = profiled(repository, rounds=1)
+    assert [(each.stage, each.variant) for each in report.failures] == [("sparsity", "model")]
+    monkeypatch.setattr(FakeServed, "steady", gone)
+    report = profiled(repository, rounds=1)
+    assert [(each.stage, each.variant) for each in report.failures] == [
+        ("steady", variant) for variant in ("model", "control", "text")
+    ]
+
+
 def test_a_variant_that_never_loads_has_a_row_that_says_so(script: Script, repository: Path) -> None:
     def start(variant: Variant, _server: int) -> None:
         if variant == "text":
@@ -295,7 +314,7 @@ def test_ctrl_c_leaves_a_part_of_the_report(
     assert report.partial == "it was interrupted"
     assert {m.rounds for m in report.measurements} == {(1, 2)}
     assert "A part of a report: it was interrupted" in (tmp_path / "report.html").read_text()
-    assert "A part of a report" in capsys.readouterr().err
+    assert "A part of a report" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)])

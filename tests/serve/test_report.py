@@ -126,6 +126,19 @@ def test_a_report_of_another_schema_is_refused(tmp_path: Path) -> None:
         read_report(path)
 
 
+def test_a_report_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for settings, fault in (
+        ({"concurrencies": [], "request_rates": []}, "settings have neither concurrencies nor request_rates"),
+        ({"concurrencies": [77], "request_rates": []}, "request rate None, which settings do not have"),
+    ):
+        record = json.loads(full_report().to_json())
+        record["settings"] |= settings
+        path.write_text(json.dumps(record), encoding="utf-8")
+        with pytest.raises(DataError, match=f"no report of profile: the file: .*{fault}"):
+            read_report(path)
+
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EXAMPLES = BENCHMARKS / "serving" / "reports"
 

@@ -171,6 +171,23 @@ def test_inputs_are_named_in_many_ways(corpus: Path, monkeypatch: pytest.MonkeyP
     assert all(file.name.startswith(str(corpus)) for file in find_corpus(["corpus"], COLUMNS).files)
 
 
+def test_what_a_job_has_written_is_no_input(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (corpus / "scored").mkdir()
+    write_lines(corpus / "scored" / "part-0.jsonl", ['{"text_a": "a"}'])
+    monkeypatch.chdir(corpus.parent)
+    for inputs, output in (
+        ("corpus", "corpus/scored"),
+        (corpus.as_uri(), "corpus/scored"),
+        ("corpus/*", str(corpus / "scored")),
+    ):
+        found = find_corpus([inputs], COLUMNS, Location.of(output))
+        assert [Path(file.name).stem for file in found.files] == ["0", "1", "2"]
+    with pytest.raises(DataError, match="files of several formats"):
+        find_corpus(["corpus"], COLUMNS, Location.of("elsewhere"))
+    (file,) = find_corpus(["corpus/scored"], COLUMNS, Location.of("corpus/scored")).files
+    assert file.name.endswith("part-0.jsonl")
+
+
 def test_inputs_may_be_behind_a_url(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ['{"text_a": "a"}', '{"text_a": "b"}'])
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))

@@ -16,7 +16,7 @@ from sparse_serve.report.document import Report
 from sparse_serve.report.figures import trade_figure
 from sparse_serve.report.measured import Quality
 from sparse_serve.report.page import to_html
-from sparse_serve.report.trade import Budget, pick
+from sparse_serve.report.trade import Budget, pick, trade_points
 
 REPOSITORY = Path("model_repository")
 
@@ -59,6 +59,23 @@ def test_what_is_not_known_is_not_taken_for_equal() -> None:
     bare = measurement(model="bare", p50=5).model_copy(update={"memory_bytes": None})
     found = report_of([measurement(model="good"), bare], quality=[judged("good", "x"), judged("bare", "x")])
     assert dominated(found) == {"good": (), "bare": ()}
+
+
+def test_with_a_tokenizer_in_the_server_the_point_is_of_both() -> None:
+    """What is deployed is `NAME`, whose tokenizer takes time and memory beside `NAME_model`."""
+    measured = [measurement(p50=10), measurement(variant="text", p50=14, peak=90 * MIB)]
+    served = SSAF.model_copy(update={"takes_text": False})
+    (point,) = trade_points(measured, [served], (), (1, None))
+    assert point.latency_ms == 14
+    assert point.rho == pytest.approx(0.925)
+    memory = measured[1].memory_bytes
+    assert memory is not None
+    assert point.total_memory == memory.total.value
+    (alone,) = trade_points(measured[1:], [served], (), (1, None))
+    assert (alone.latency_ms, alone.rho) == (14, None)
+    (of_graph,) = trade_points(measured, [SSAF], (), (1, None))
+    assert of_graph.latency_ms == 10
+    assert pick((), [SSAF], Budget(latency_ms=1), REPOSITORY).reason == "no model was measured"
 
 
 def judged(model: str, file: str) -> Quality:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-from sparse_serve.cli.options import Task, Verbose
+from sparse_serve.cli.options import Task, Verbose, given
 from sparse_serve.cli.replies import Format, Shown, write
 from sparse_serve.cli.texts import (
     Text,
@@ -76,6 +76,7 @@ class Ask:
 
 
 def classify(  # noqa: PLR0913  one parameter per option
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model: an entry's name.")],
     texts: Texts = None,
     *,
@@ -130,6 +131,8 @@ def classify(  # noqa: PLR0913  one parameter per option
     require_task_named_once(task, task_column)
     if task_column is not None and file is None:
         raise OptionError("--task-column is of a file: give one with --file, or the task with --task")
+    for column in given(context, ("text_column", "text_pair_column")) if file is None else ():
+        raise OptionError(f"--{column.replace('_', '-')} is of a file: give one with --file")
     has_tasks = task is not None or task_column is not None
     address = url or _DEFAULT_URLS[interface]
     ask = Ask(address, interface, retries, name, top_k, ca_certificates, _headers(header or ()))
@@ -137,16 +140,25 @@ def classify(  # noqa: PLR0913  one parameter per option
         kind = client.kind(name)
         client.require_task(name, named=has_tasks)
         rows = _rows(kind, file)
-        source = iter_texts(texts, text_pair, file, text_column, text_pair_column, rows, task_column)
+        source = iter_texts(
+            texts,
+            text_pair,
+            file,
+            text_column,
+            text_pair_column,
+            rows,
+            task_column,
+            in_pairs=client.needs_pairs(name),
+        )
         if task is not None:
             source = (text._replace(task=task) for text in source)
         answered = _ask(ask, client.batch_size(name), source, concurrency)
         write(answered, kind, output_format, Shown(top_k or 0, has_tasks))
 
 
-def _headers(given: Sequence[str]) -> dict[str, str]:
+def _headers(values: Sequence[str]) -> dict[str, str]:
     headers = {}
-    for each in given:
+    for each in values:
         name, colon, value = each.partition(":")
         if not colon:
             raise OptionError(f"--header {each!r:.80} is no header: give 'NAME: VALUE'")

@@ -22,6 +22,7 @@ from sparse_serve.cli.options import (
     ModelRepository,
     Program,
     Verbose,
+    given,
     make_output_folder,
     read_size,
     table_console,
@@ -151,7 +152,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             },
         ),
         ("--input-lengths", input_lengths is not None, {"--lengths": lengths != _ALL_LENGTHS}),
-        ("no --eval", evaluation is None, {"--label-column": label_column is not None}),
+        ("no --eval", evaluation is None, {"--label-column": any(given(context, ("label_column",)))}),
         (
             "no --request-rate-range",
             request_rate_range is None,
@@ -236,7 +237,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
                 progress.notice(f"the report so far cannot be made: {error!r}")
 
         report = profile(options, progress, keep)
-    show_report(report, table_console(stderr=True))
+    show_report(report, table_console(stderr=as_json))
     for path in _written(report, output_dir):
         print(f"wrote {path}", file=sys.stderr)
     if as_json:

@@ -80,6 +80,9 @@ def serve(  # noqa: PLR0913  one parameter per option
     supervisor start it again. To find out, the models of a container are asked for an inference every five
     seconds, which Triton's statistics count.
     """
+    if str(repository).startswith("-"):  # without DIR the first of Triton's options stands in its place
+        triton_args = [str(repository), *(triton_args or ())]
+        repository = DEFAULT_REPOSITORY
     if triton_args and not triton_args[0].startswith("-"):
         raise OptionError(f"unexpected argument '{triton_args[0]}': Triton's own options go after --")
     options = ServerOptions(

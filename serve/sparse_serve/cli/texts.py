@@ -62,10 +62,13 @@ def iter_texts(
     pair_column: str | None,
     rows: RowFormat = Classification.rows,
     task_column: str | None = None,
+    *,
+    in_pairs: bool = False,
 ) -> Iterator[Text]:
     """Yield the texts that a command line names, as they are asked for; without any, the lines of stdin.
 
-    `rows` is what a file holds, `task_column` its column of the names of tasks.
+    `rows` is what a file holds, `task_column` its column of the names of tasks. An empty second text of a
+    file is one where texts come `in_pairs`, else none.
 
     Raises:
         OptionError: as `require_one_source`.
@@ -73,7 +76,9 @@ def iter_texts(
     """
     require_one_source(texts, pairs, file)
     if file is not None:
-        return _of_file(file, rows, column, pair_column, task_column)
+        return _of_file(
+            file, rows, column, pair_column, task_column, keep_empty=in_pairs or rows.whole_contexts
+        )
     if texts:
         return _of_arguments(texts, pairs or [None] * len(texts))
     return _of_stdin()
@@ -116,12 +121,18 @@ def _of_stdin() -> Iterator[Text]:
 
 
 def _of_file(
-    path: Path, rows: RowFormat, column: str | None, pair_column: str | None, task_column: str | None
+    path: Path,
+    rows: RowFormat,
+    column: str | None,
+    pair_column: str | None,
+    task_column: str | None,
+    *,
+    keep_empty: bool,
 ) -> Iterator[Text]:
-    """Yield a file's texts; an empty second text means that the row has none, unless all rows have one."""
+    """Yield a file's texts; an empty second text means that the row has none, unless they are kept."""
     columns = rows.named(column, pair_column)
     required = (*columns.required, *([task_column] if task_column else []))
     for line, record in iter_records(path, required, rows.formats):
         row = rows.row(str(path), line, record, columns, labelled=False)
         task = text_of(path, line, record, task_column) if task_column else None
-        yield Text(row.text, row.text_pair if row.text_pair or rows.whole_contexts else None, task)
+        yield Text(row.text, row.text_pair if row.text_pair or keep_empty else None, task)

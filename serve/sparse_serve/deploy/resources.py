@@ -129,6 +129,11 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
         DataError: it is no report.
     """
     report = read_report(path)
+    if entry.name not in report.models():
+        raise SparseServeError(
+            f"--report {path} has no measurement of '{entry.name}', only of {', '.join(report.models())}: "
+            "give the report of this entry"
+        )
     measured = [
         each
         for each in report.measurements
@@ -136,8 +141,8 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
     ]
     if not measured:
         raise SparseServeError(
-            f"--report {path} has no measurement of '{entry.name}', only of {', '.join(report.models())}: "
-            "give the report of this entry"
+            f"--report {path} has no memory of '{entry.name}': have profile start servers of its own, "
+            "without --url, and measure at a --concurrency-range"
         )
     versions = {served.version for served in report.served if served.model == entry.name}
     if versions != {entry.manifest.version}:

@@ -200,18 +200,21 @@ class Run:
         """Read what a server holds after its load; where it has not been, its sparsity and quality."""
         subject = served.subject
         self.server_version = served.load.server_version
+        stage: Stage = "steady"
         try:
             steady = served.steady()
             if steady is not None:
                 found.steady.setdefault(subject, {})[number] = steady
+            stage = "sparsity"
             for workload in plan.workloads if subject.variant == "model" else ():
                 if (subject, workload.length) not in found.sparsity and served.has_measures:
                     found.sparsity[subject, workload.length] = summary.sparsity(served.load, workload)
+            stage = "quality"
             if plan.evaluation is not None and subject not in found.quality:
                 found.quality[subject] = summary.quality(served, plan.evaluation)
                 self._progress.done(f"quality  {subject.title}")
         except SparseServeError as error:
-            self._failed(found, subject, "quality", number, None, served.why(error))
+            self._failed(found, subject, stage, number, None, served.why(error))
 
     def find_capacity(self, plan: Plan, limit: int, found: Findings) -> None:
         """Find what fits a memory limit, on a fresh server of each variant."""

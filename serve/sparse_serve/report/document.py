@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from sparse_serve.environment import Cpu, Gpu, OpLibrary
 from sparse_serve.errors import DataError, first_fault, in_brief
@@ -144,6 +144,19 @@ class Report(Record):
     growth: tuple[Growth, ...]
     trade: tuple[TradePoint, ...]
     pick: Pick | None
+
+    @model_validator(mode="after")
+    def _measured_at_its_loads(self) -> Self:
+        loads = self.loads()
+        if not loads:
+            raise ValueError("settings have neither concurrencies nor request_rates")
+        for each in self.measurements:
+            if each.load not in loads:
+                raise ValueError(
+                    f"{each.model} was measured at concurrency {each.concurrency} and request rate "
+                    f"{each.request_rate}, which settings do not have"
+                )
+        return self
 
     def models(self) -> list[str]:
         """The models measured, in order."""

@@ -51,18 +51,18 @@ def verdicts(report: Report, model: str, quantity: Quantity) -> list[Verdict]:
     found = []
     for ours in report.series(model, "model"):
         rivals = [
-            (amount_of, saving.baseline, change)
+            (amount_of, saving.baseline, saved)
             for saving in report.savings
             if (saving.model, saving.length, (saving.concurrency, saving.request_rate))
             == (model, ours.length, ours.load)
             and saving.baseline in DENSE_FUSED
-            and (change := change_of(saving, quantity)) is not None
+            and (saved := change_of(saving, quantity)) is not None
             and (rival := report.at(model, saving.baseline, ours.length, ours.load)) is not None
             and (amount_of := value(rival, quantity)) is not None
         ]
         if rivals:
-            _, baseline, change = min(rivals, key=lambda rival: rival[0])
-            found.append(Verdict(ours.length, baseline, change))
+            _, baseline, saved = min(rivals, key=lambda rival: rival[0])
+            found.append(Verdict(ours.length, baseline, saved))
     return found
 
 

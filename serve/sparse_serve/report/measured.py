@@ -9,7 +9,7 @@ from sparse_serve.report.estimates import Estimate
 Variant = Literal[
     "model", "control", "packed_dense", "padded_fused", "padded_eager", "padded_sparse", "portable", "text"
 ]
-Stage = Literal["start", "memory", "latency", "quality", "capacity"]
+Stage = Literal["start", "memory", "latency", "steady", "sparsity", "quality", "capacity"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -38,10 +38,11 @@ class Latency(Record):
 class Breakdown(Record):
     """Where the mean latency goes, in µs.
 
-    `client_send` makes the tensors and `client_receive` decodes the answer; the server's parts are its own
-    statistics; `network` is the rest of the mean latency, so that all add up to it. A backend writes outputs
-    until after the answer has left: where others then take the processor, `network` is so much too small,
-    below 0 even. Where the tokenizer is in the graph, `server_compute_infer` has it.
+    `client_send` makes the tensors, and at a request rate waits for a free sender before; `client_receive`
+    decodes the answer; the server's parts are its own statistics; `network` is the rest of the mean latency,
+    so that all add up to it. A backend writes outputs until after the answer has left: where others then take
+    the processor, `network` is so much too small, below 0 even. Where the tokenizer is in the graph,
+    `server_compute_infer` has it.
     """
 
     client_send: float

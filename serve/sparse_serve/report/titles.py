@@ -23,7 +23,7 @@ STEP_TITLES = {
     "sparsity": "sparsity (packed dense → this model)",
 }
 PART_TITLES = {
-    "client_send": "client: tensors made",
+    "client_send": "client: wait for a sender, tensors made",
     "network": "wire and protocol",
     "server_queue": "queue",
     "server_compute_input": "inputs read",

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparse_serve.report.concluded import Noise, Pick, Quantity, TradePoint
 from sparse_serve.report.document import Served
 from sparse_serve.report.estimates import NORMAL
-from sparse_serve.report.measured import Load, Measurement, Quality
+from sparse_serve.report.measured import Load, Measurement, Quality, Sparsity, Variant
 from sparse_serve.report.savings import limits
 
 _NEARLY_1 = 1 - 1e-9
@@ -37,26 +37,41 @@ class Budget:
 def trade_points(
     measurements: Sequence[Measurement], served: Sequence[Served], quality: Sequence[Quality], lightest: Load
 ) -> list[TradePoint]:
-    """Return a point for each model at its longest length, whether its quality is known or not."""
+    """Return a point for each model at its longest length, whether its quality is known or not.
+
+    Where its tokenizer is in the server and was measured, the point is of both, as they are deployed.
+    """
+    records = {each.model: each for each in served}
+    variants: dict[str, Variant] = {
+        each.model: "text"
+        for each in measurements
+        if each.variant == "text" and not records[each.model].takes_text
+    }
+    deployed = [each for each in measurements if each.variant == variants.get(each.model, "model")]
     of_models = {
         measurement.model: measurement
-        for measurement in sorted(measurements, key=lambda each: each.length)
-        if measurement.variant == "model" and measurement.load == lightest
+        for measurement in sorted(deployed, key=lambda each: each.length)
+        if measurement.load == lightest
     }
     metrics = {
         each.model: (each.metric, each.metrics[each.metric]) for each in quality if each.variant == "model"
     }
-    records = {each.model: each for each in served}
     throughputs = {
         model: max(
             each.texts_per_second.value
-            for each in measurements
-            if (each.model, each.variant, each.length) == (model, "model", measurement.length)
+            for each in deployed
+            if (each.model, each.length) == (model, measurement.length)
         )
         for model, measurement in of_models.items()
     }
+    longest = {(model, measurement.length) for model, measurement in of_models.items()}
+    sparsities = {
+        each.model: each.sparsity
+        for each in measurements
+        if each.sparsity is not None and (each.model, each.length) in longest
+    }
     return [
-        _point(measurement, records[model], metrics.get(model), throughputs[model])
+        _point(measurement, records[model], metrics.get(model), throughputs[model], sparsities.get(model))
         for model, measurement in of_models.items()
     ]
 
@@ -102,9 +117,13 @@ def trade(
 
 
 def _point(
-    measurement: Measurement, served: Served, metric: tuple[str, float] | None, throughput: float
+    measurement: Measurement,
+    served: Served,
+    metric: tuple[str, float] | None,
+    throughput: float,
+    sparsity: Sparsity | None,
 ) -> TradePoint:
-    memory, sparsity = measurement.memory_bytes, measurement.sparsity
+    memory = measurement.memory_bytes
     return TradePoint(
         model=measurement.model,
         dtype=served.dtype,
@@ -179,6 +198,8 @@ def pick(points: Sequence[TradePoint], served: Sequence[Served], budget: Budget,
     if len({each.task for each in served}) > 1:
         return _picked(budget, "models of different tasks do not stand in for each other, and none is picked")
     fitting = [point for point in points if _fits(point, budget)]
+    if not points:
+        return _picked(budget, "no model was measured")
     if not fitting:
         return _picked(budget, "no model that was measured is within the budgets")
     is_judged = all(point.quality is not None for point in fitting)

@@ -47,14 +47,16 @@ class Corpus:
         return [tuple(group) for group in groups]
 
 
-def find_corpus(inputs: Sequence[str], columns: InputColumns) -> Corpus:
+def find_corpus(inputs: Sequence[str], columns: InputColumns, output: Location | None = None) -> Corpus:
     """Return the files that paths, folders, patterns and URLs name.
+
+    What a job has written to `output`, a folder among them, is no input: it goes on with the same command.
 
     Raises:
         DataError: there is none, they are of several formats or of none that is read here, cannot be read, or
             lack a column.
     """
-    found = {file.name: file for name in inputs for file in _files(name)}
+    found = {file.name: file for name in inputs for file in _files(name, output)}
     files = tuple(found[name] for name in sorted(found))
     formats: dict[str, str] = {}
     for file in files:
@@ -74,11 +76,14 @@ def find_corpus(inputs: Sequence[str], columns: InputColumns) -> Corpus:
     )
 
 
-def _files(name: str) -> Iterator[InputFile]:
-    """Yield the files that one `--input` names."""
+def _files(name: str, output: Location | None) -> Iterator[InputFile]:
+    """Yield the files that one `--input` names, without those of an output folder inside it."""
     given = Location.of(name)
     is_there = given.info().type != FileType.NotFound
-    places = [given] if is_there or not is_pattern(given.path) else list(given.matching())
+    if is_there or not is_pattern(given.path):
+        places = [given]
+    else:
+        places = [each for each in given.matching() if not _is_of(output, each)]
     if not is_there and not is_pattern(given.path):
         raise DataError(
             f"--input {name} is not there; give a file, a folder or a quoted pattern of {', '.join(ACCEPTED)}"
@@ -87,7 +92,7 @@ def _files(name: str) -> Iterator[InputFile]:
     for place in places:
         info = place.info()
         if info.type == FileType.Directory:
-            for each in _inside(place):
+            for each in _inside(place, None if output is not None and place.path == output.path else output):
                 count += 1
                 yield _input_file(place, each)
         else:
@@ -105,12 +110,25 @@ def _files(name: str) -> Iterator[InputFile]:
         )
 
 
-def _inside(folder: Location) -> Iterator[FileInfo]:
-    """Yield the data files in a folder and those below it; names that begin with . or _ are no data."""
+def _inside(folder: Location, output: Location | None) -> Iterator[FileInfo]:
+    """Yield the data files in a folder and those below it.
+
+    Names that begin with . or _ are no data, nor is what lies in the output folder.
+    """
     for info in folder.files(recursive=True):
         names = PurePosixPath(info.path).relative_to(folder.path).parts
-        if format_of(info.path) in ACCEPTED and not any(name.startswith((".", "_")) for name in names):
+        if format_of(info.path) not in ACCEPTED or any(name.startswith((".", "_")) for name in names):
+            continue
+        if not _is_of(output, folder.at(info.path)):
             yield info
+
+
+def _is_of(output: Location | None, place: Location) -> bool:
+    """Tell whether a place is the output folder, or in it."""
+    if output is None or output.scheme != place.scheme:
+        return False
+    own, path = PurePosixPath(output.path), PurePosixPath(place.path)
+    return own == path or own in path.parents
 
 
 def _input_file(place: Location, info: FileInfo) -> InputFile:

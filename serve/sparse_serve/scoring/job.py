@@ -107,8 +107,8 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
     columns = _columns(entry.manifest.task, job)
     version = classifier.version
     del classifier
-    corpus = find_corpus(job.inputs, columns)
     folder = Location.of(job.output)
+    corpus = find_corpus(job.inputs, columns, folder)
     own = JobRecord(
         package=__version__,
         entry=EntryRecord(name=entry.name, version=version, sha256=file_digest(entry.path / MANIFEST_NAME)),
