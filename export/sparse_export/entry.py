@@ -60,7 +60,7 @@ from sparse_serve.repository.writing import (
     validate_name,
     write_entry,
 )
-from sparse_serve.tasks import Embedding, Task, answered
+from sparse_serve.tasks import Embedding, QuestionAnswering, Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
 ASKED_FOR = "as asked for"
@@ -138,6 +138,7 @@ def export_checkpoint(
         _max_length(options, model.config, tokenizer, warn), _truncation(options, task, tokenizer, warn)
     )
     _warn_of_longer_texts(options, task, cut.max_length, warn)
+    _warn_of_answers_only(options, task, warn)
     served = _served_tokenizer(tokenizer, model.config)
     # Before what takes long, so that bad rows are refused at once.
     labelled = None if data is None else labelled_examples(task, served, *cut, data)
@@ -302,6 +303,18 @@ def _warn_of_longer_texts(options: ExportOptions, task: Task, max_length: int, w
             f"sentence-transformers embeds the first {stored} tokens of a text with {options.checkpoint}, "
             f"the entry will the first {max_length}: say --max-length {stored} to have it do so too, or "
             f"--max-length {max_length}"
+        )
+
+
+def _warn_of_answers_only(options: ExportOptions, task: Task, warn: Progress) -> None:
+    """Tell where nothing says whether a question may have no answer, as in another program's checkpoint."""
+    if not isinstance(task, QuestionAnswering) or task.no_answer or options.task.no_answer is not None:
+        return
+    if not (Path(options.checkpoint) / _TRAINING_RECORD).is_file():
+        warn(
+            f"{options.checkpoint} does not say whether a question may have no answer in its context, and "
+            "the entry will always give one: say --no-answer if it was trained on such questions (SQuAD "
+            "2.0), or --answers-only"
         )
 
 

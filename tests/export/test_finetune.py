@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForSequenceClassification, TrainerCallback, TrainingArguments
 
 import sparse_export.training.batches as batches_module
@@ -32,6 +34,7 @@ from tiny_training import (
     LAYERS,
     expect_equal_figures,
     make_encoder,
+    told,
     weights,
     write_rows,
 )
@@ -524,21 +527,42 @@ def test_interruption_before_the_first_epochs_end_leaves_nothing(
     expect_nothing_written(tmp_path, {train})
 
 
+class Breaking(Steering):
+    """Breaks the model as an epoch begins, the first or another."""
+
+    first: bool
+
+    def on_epoch_begin(self, *args: Any, **rest: Any) -> None:
+        super().on_epoch_begin(*args, **rest)
+        if self.first or args[1].global_step:
+            torch.nn.init.constant_(rest["model"].classifier.weight, math.nan)
+
+
 def test_diverged_training_is_refused(
     encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after an epoch whose state was saved: to resume it would end in the same way."""
-
-    class Breaking(Steering):
-        def on_epoch_begin(self, *args: Any, **rest: Any) -> None:
-            super().on_epoch_begin(*args, **rest)
-            if args[1].global_step:
-                torch.nn.init.constant_(rest["model"].classifier.weight, math.nan)
-
     monkeypatch.setattr(trainer_module, "Steering", Breaking)
-    with pytest.raises(CheckpointError, match="training diverged: the evaluation loss is nan after epoch 2"):
+    monkeypatch.setattr(Breaking, "first", True, raising=False)
+    with pytest.raises(CheckpointError, match="training diverged: the evaluation loss is nan after epoch 1"):
         finetune(encoder, train, tmp_path / "out", FAST)
     expect_nothing_written(tmp_path, {train})
+
+
+def test_the_best_epoch_before_training_diverged_is_kept(
+    encoder: Path, train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = finetune(encoder, train, tmp_path / "one", replace(FAST, epochs=3))
+    monkeypatch.setattr(trainer_module, "Steering", Breaking)
+    monkeypatch.setattr(Breaking, "first", False, raising=False)
+    console = Console(file=StringIO(), soft_wrap=True)
+    record = finetune(encoder, train, tmp_path / "out", replace(FAST, epochs=3), console=console)
+    assert (record.best_epoch, record.epochs) == (1, one.epochs[:1])
+    assert (
+        "warning: training diverged: the evaluation loss is nan after epoch 2; lower --learning-rate; "
+        "the best epoch before, 1, is kept"
+    ) in told(console)
+    load_checkpoint(tmp_path / "out")  # which refuses weights that are no numbers
+    assert not (tmp_path / "out.partial").exists()
 
 
 def out_of_memory(*_: Any, **__: Any) -> None:

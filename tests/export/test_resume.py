@@ -178,7 +178,7 @@ def test_another_run_that_cannot_be_continued_is_discarded_where_that_was_said(
         finetune(
             encoder, train, output, replace(other, save_steps=2), force=True, resume=True, console=console
         )
-    assert "other settings: epochs (4, now 1), save_steps (None, now 2): discarded" in told(console)
+    assert "other settings: epochs (4, now 1): discarded" in told(console)
     assert states(partial) == {2}
     finetune(encoder, train, output, replace(other, save_steps=2), force=True, resume=True, console=console)
     assert f"resuming after step 2 ({partial})\n" in told(console)
@@ -310,6 +310,26 @@ def test_another_environment_is_warned_of(encoder: Path, train: Path, output: Pa
         r"^warning: started in another environment: threads \(7, now 1\), versions.python \(3.0, now .+\);"
     )
     assert re.search(warning, told(console), re.MULTILINE)
+
+
+def test_a_run_goes_on_with_what_takes_less_memory(tmp_path: Path, train: Path, output: Path) -> None:
+    """As is advised where the memory was not enough."""
+    encoder = make_encoder(tmp_path / "encoder", dropout=0.0)
+    interrupted(encoder, train, output, replace(RUN, save_steps=3), STEPS + 6)
+    console = Console(file=StringIO(), soft_wrap=True)
+    smaller = replace(RUN, gradient_accumulation_steps=2, gradient_checkpointing=True)
+    record = finetune(encoder, train, output, smaller, resume=True, console=console)
+    said = told(console)
+    assert "resuming after step 12" in said
+    assert re.search(
+        r"^warning: started with other settings: .*gradient_accumulation_steps \(1, now 2\).*; the result",
+        said,
+        re.MULTILINE,
+    )
+    assert record.options == smaller
+    whole = finetune(encoder, train, output.with_name("whole"), RUN)
+    assert [epoch.epoch for epoch in record.epochs] == [epoch.epoch for epoch in whole.epochs]
+    assert record.best.eval_loss == pytest.approx(whole.best.eval_loss, rel=1e-4)
 
 
 def test_states_that_a_kill_left_half_written_are_passed_over(

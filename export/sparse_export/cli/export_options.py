@@ -64,7 +64,7 @@ NoAnswer = Annotated[
     typer.Option(
         "--no-answer/--answers-only",
         help="Question answering: a question may have no answer in its context (SQuAD 2.0).",
-        show_default="as the checkpoint was trained",
+        show_default="as finetune recorded; else answers only",
         rich_help_panel=_TASK,
     ),
 ]

@@ -8,7 +8,7 @@
       replaced/         what was at OUTPUT, in the moment between
 
 The folder goes when the checkpoint has appeared, and after a run that ended before its first state or
-diverged. Else it stays, however the run ended.
+diverged before any epoch could be its best. Else it stays, however the run ended.
 """
 
 import json
@@ -193,11 +193,15 @@ def _prepare(run: PartialRun, settings: RunSettings, *, force: bool, resume: boo
     elif resume and latest is not None:
         stored = stored_settings(run.folder / _SETTINGS) or {}
         if (other := _other_run(run, settings, stored)) is None:
-            if changed := differences(environment(), stored):
-                console.print(
-                    f"warning: started in another environment: {', '.join(changed)}; the result will be as "
-                    "good, but not the same to the bit"
-                )
+            for what, changed in (
+                ("in another environment", differences(environment(), stored)),
+                ("with other settings", settings.training_differences(stored)),
+            ):
+                if changed:
+                    console.print(
+                        f"warning: started {what}: {', '.join(changed)}; the result will be as good, but not "
+                        "the same to the bit"
+                    )
             run.remove_incomplete()
             console.print(f"resuming after step {latest.name.removeprefix(_STATE_PREFIX)} ({run.folder})")
             return
@@ -219,7 +223,7 @@ def _other_run(run: PartialRun, settings: RunSettings, stored: Mapping[str, Any]
             f"{settings.encoder} held: whether it is the same cannot be told",
             "discard the run with --force",
         )
-    if changed := settings.training_differences(stored):
+    if changed := settings.training_differences(stored, in_objective=True):
         return (
             f"{run.folder} was started with other settings: {', '.join(changed)}",
             "give the same ones with --resume, or discard it with --force",

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from sparse_export.training.schedule import Stage
 from sparse_serve import __version__
 
 RECORD_NAME = "finetune.json"
+# Options on which no more than the last bits of a gradient depend.
+_NOT_IN_OBJECTIVE = frozenset(
+    {"gradient_accumulation_steps", "gradient_checkpointing", "report_to", "save_steps"}
+)
 
 
 @dataclass(frozen=True)
@@ -164,11 +168,18 @@ class RunSettings:
         """Tell in which settings a stored run, as parsed JSON, was another one: "epochs (4, now 5)"."""
         return differences(asdict(self), stored)
 
-    def training_differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Tell in which settings a stored run was trained otherwise, whatever it was to be tried on."""
+    def training_differences(self, stored: Mapping[str, Any], *, in_objective: bool = False) -> list[str]:
+        """Tell in which settings a stored run was trained otherwise, whatever it was to be tried on.
+
+        Those `in_objective` leave out what no more than the last bits of a gradient depend on: one run may
+        go on as the other.
+        """
         settings = asdict(self)
         del settings["tested_on"]
-        return differences(settings, stored)
+        free = _NOT_IN_OBJECTIVE if in_objective else frozenset()
+        if settings["options"].get("simcse") is not None:  # which tells rows apart that are computed at once
+            free -= {"gradient_accumulation_steps"}
+        return differences(settings, stored, free)
 
 
 @dataclass(frozen=True)
@@ -235,14 +246,16 @@ def stored_settings(path: Path) -> Mapping[str, Any] | None:
     return stored if isinstance(stored, dict) else None
 
 
-def differences(current: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+def differences(
+    current: Mapping[str, Any], stored: Mapping[str, Any], left_out: Set[str] = frozenset()
+) -> list[str]:
     """Tell what of `current` was otherwise in `stored`, which is parsed JSON: "epochs (4, now 5)"."""
     now = dict(_leaves(json.loads(json.dumps(current))))
     before = dict(_leaves({name: stored.get(name) for name in current}))
     return [
         f"{name} ({before.get(name)}, now {now.get(name)})"
         for name in dict.fromkeys((*now, *before))
-        if now.get(name) != before.get(name)
+        if name not in left_out and now.get(name) != before.get(name)
     ]
 
 

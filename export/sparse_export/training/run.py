@@ -1,6 +1,7 @@
 """One run: from an encoder and rows to a checkpoint, with Transformers' `Trainer`."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -177,7 +178,7 @@ def train_checkpoint(  # noqa: PLR0913  rows are of three kinds
             stages = Stages.of(job.options, training.batches.plan.steps)
             trainer = make_trainer(job, settings, training, stages, run, console)
         latest = shared(run.latest_state() if is_first else None)
-        state = _train(trainer, job.options, stages, run, latest)
+        state = _train(trainer, job.options, stages, run, latest, console)
         with agreed(), _telling_memory(job.options):
             result = Result(training, trainer, state, test_rows)
             record = _write(job, result, settings, run, started) if is_first else None
@@ -205,18 +206,36 @@ def _finished(job: Job[Any], settings: RunSettings, output: Path, console: Conso
 
 
 def _train(
-    trainer: RunTrainer, options: TrainingOptions, stages: Stages, run: PartialRun, latest: Path | None
+    trainer: RunTrainer,
+    options: TrainingOptions,
+    stages: Stages,
+    run: PartialRun,
+    latest: Path | None,
+    console: Console,
 ) -> TrainerState:
-    """Train from the state `latest`, or from the beginning, to the end; return where that was."""
+    """Train from the state `latest`, or from the beginning, to the end; return where that was.
+
+    A run that diverges ends there, with the best of the epochs before.
+
+    Raises:
+        DivergedError: there is none.
+    """
     if latest is not None and is_finished((state := read_state(latest)).log_history, options, stages):
         return state
     with ending_together(), _telling_memory(options):
         try:
             trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
-        except DivergedError:
-            if trainer.is_world_process_zero():
-                run.discard()
-            raise
+        except DivergedError as error:
+            state = trainer.state
+            if state.best_global_step is None:
+                if trainer.is_world_process_zero():
+                    run.discard()
+                raise
+            state.log_history = [
+                entry for entry in state.log_history if math.isfinite(entry.get("eval_loss", 0.0))
+            ]
+            best = stages.epoch(state.best_global_step)
+            console.print(f"warning: {error}; the best epoch before, {best:.3g}, is kept", highlight=False)
         except RuntimeError as error:
             # All that torch.save says of a disk that is full.
             if "inline_container" not in str(error):

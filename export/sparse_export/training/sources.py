@@ -177,10 +177,12 @@ def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
 
 
 def _is_labelled(source: Source, columns: Columns, kind: RowFormat) -> bool:
-    if isinstance(source, Path):
-        records = iter_records(source, columns.required, kind.formats)
-        return any(kind.has_label(record, columns) for _, record in records)
-    return has_labels(source, columns, kind)
+    if not isinstance(source, Path):
+        return has_labels(source, columns, kind)
+    records = (record for _, record in iter_records(source, columns.required, kind.formats))
+    if kind.whole_contexts:  # where nothing is in the columns of a question's answers, it has none
+        return any(kind.has_label(record, columns) for record in records)
+    return any(record.get(columns.label) not in (None, "") for record in records)
 
 
 def _unlabelled(source: Source, records: Records, columns: Columns, kind: RowFormat) -> TextData:
