@@ -145,23 +145,25 @@ def new_model(
         model, missing = load_model(
             encoder, config, head.models, is_own=is_own, other_head=True, revision=revision
         )
-        if isinstance(task, Task) and not own.names_tasks and own.tasks and not missing:
-            _fit_head(model, own.task, task, head.models)
+        if isinstance(task, Task) and own.tasks and not own.names_tasks:
+            _fit_head(model, own.task, task, head.models, missing)
     settle_positions(model, is_random=from_scratch)
     return model.train()
 
 
-def _fit_head(model: PreTrainedModel, own: Task, task: Task, models: Models) -> None:
+def _fit_head(model: PreTrainedModel, own: Task, task: Task, models: Models, missing: Sequence[str]) -> None:
     """Have the head of the task `own` answer `task`: in the order of its labels, or at random for other ones.
 
     Labels that a checkpoint does not name, `LABEL_0` and so on, are the whole numbers; the name of a value
-    says nothing.
+    says nothing. What is `missing` is random already.
     """
     before, labels = ([name.removeprefix("LABEL_") for name in each.labels] for each in (own, task))
     if before == labels or (own.type == task.type == Regression.type):
         return
     prefix = f"{model.base_model_prefix}."
     head = {name: weight for name, weight in model.named_parameters() if not name.startswith(prefix)}
+    if head.keys() & set(missing):
+        return
     is_same = sorted(before) == sorted(labels)
     fresh = {} if is_same else dict(random_model(model.config, models).named_parameters())
     places = [before.index(name) for name in labels] if is_same else []

@@ -11,8 +11,8 @@
 namespace sparse_ops {
 namespace {
 
-// Tasks are larger than those of other ops, if there are then so many that a few threads end at about the same
-// time: each thread gathers the columns of its own, and reads best what lies beside each other in memory.
+// Tasks are larger than those of other ops, if there are then so many that a few threads end at about the
+// same time: each thread gathers the columns of its own, and reads best what lies beside each other.
 constexpr int64_t kMostTaskWork = 8 * kTaskWork;
 constexpr int64_t kTasksOfCall = 16;
 

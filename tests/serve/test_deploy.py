@@ -173,6 +173,10 @@ def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:
     assert deploy()[0] == 0
     assert deploy("--max-requests", "3")[0] == 0
     assert "maxconn 3 " in (out / "gateway" / CONFIG).read_text()
+    assert "    maxconn 2000\n" in (out / "gateway" / CONFIG).read_text()
+    # Refusals have connections of their own.
+    assert deploy("--max-requests", "1500", "--max-pending-requests", "700")[0] == 0
+    assert "    maxconn 5400\n" in (out / "gateway" / CONFIG).read_text()
     (out / "gateway" / CONFIG).write_text("mine\n")
     status, _, errors = deploy()
     assert status == 1

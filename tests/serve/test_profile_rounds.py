@@ -555,10 +555,16 @@ def with_program(script: str) -> typer.Typer:
 
 
 def test_a_checkpoint_is_exported_for_its_report(
-    script: Script, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Script,
+    repository: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SPARSE_SERVE_LABEL_COLUMN", "stars")  # as finetune has it: nothing to this command
     export = (
-        "import shutil, sys; print('warning: its tokenizer cuts from the left', file=sys.stderr);"
+        "import os, shutil, sys; assert not any(name.startswith('SPARSE_SERVE_') for name in os.environ);"
+        "print('warning: its tokenizer cuts from the left', file=sys.stderr);"
         f"shutil.copytree({str(repository)!r}, sys.argv[-1], dirs_exist_ok=True)"
     )
     place = [f"--model-repository={tmp_path / 'models'}", f"--output-dir={tmp_path / 'report'}"]

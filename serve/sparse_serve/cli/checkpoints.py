@@ -1,5 +1,6 @@
 """Checkpoints in the place of entries: exported with their twins for one command, and removed after it."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -69,7 +70,11 @@ def exported(
 
 
 def _run(command: Sequence[str], checkpoint: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    # Options of this command's from the environment, such as --label-column, are not meant for that one.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SPARSE_SERVE_")}
+    done = subprocess.run(
+        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
     said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
     if done.returncode:
         raise SparseServeError(
