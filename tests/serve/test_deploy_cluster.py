@@ -596,7 +596,7 @@ def test_a_report_is_of_the_version_that_is_there(
             {"model": "reviews"},
             "has no measurement of 'tiny', only of reviews: give the report of this entry",
         ),
-        ({"variant": "packed_dense"}, "has no measurement of 'tiny'"),
+        ({"variant": "packed_dense"}, "has no memory of the variants model and text of 'tiny'"),
         ({"version": 2}, "is of version 2 of 'tiny', which has version 1 now: profile it again"),
     ],
 )

@@ -141,8 +141,8 @@ def _measurements(entry: Entry, path: Path) -> list[Measurement]:
     ]
     if not measured:
         raise SparseServeError(
-            f"--report {path} has no memory of '{entry.name}': have profile start servers of its own, "
-            "without --url, and measure at a --concurrency-range"
+            f"--report {path} has no memory of the variants model and text of '{entry.name}': have profile "
+            "measure them, on servers of its own (without --url) and at a --concurrency-range"
         )
     versions = {served.version for served in report.served if served.model == entry.name}
     if versions != {entry.manifest.version}:
