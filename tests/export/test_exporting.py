@@ -254,23 +254,18 @@ def test_texts_are_cut_where_a_pattern_was_trained(
     )
 
 
-def test_the_trained_pattern_is_cut_alike_with_another_normalizer(
-    options: ExportOptions, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("pattern", "max_length", "rho"), [("local1+global1", 40, 0.75), ("local2+global1", POSITIONS, None)]
+)
+def test_what_was_trained_is_of_the_pattern_whatever_the_normalizer(
+    options: ExportOptions, checkpoint: Path, tmp_path: Path, pattern: str, max_length: int, rho: float | None
 ) -> None:
+    """Another pattern is cut at the positions."""
     folder = trained_at(checkpoint, tmp_path / "pattern", 40)
-    same = AttentionSpec.parse("local1+global1", -4.0)
-    exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=same))
+    attention = AttentionSpec.parse(pattern, -4.0)
+    exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=attention))
     manifest = read_entry(exported.path).manifest
-    assert (manifest.max_length, manifest.attention.rho) == (40, 0.75)
-
-
-def test_another_pattern_than_the_trained_one_is_cut_at_the_positions(
-    options: ExportOptions, checkpoint: Path, tmp_path: Path
-) -> None:
-    folder = trained_at(checkpoint, tmp_path / "pattern", 40)
-    other = AttentionSpec.parse("local2+global1", -4.0)
-    exported = export_checkpoint(replace(options, checkpoint=str(folder), attention=other))
-    assert read_entry(exported.path).manifest.max_length == POSITIONS
+    assert (manifest.max_length, manifest.attention.rho) == (max_length, rho)
 
 
 def test_the_trained_pattern_by_its_name_is_the_trained_one(

@@ -126,7 +126,7 @@ def open_split(split: DatasetSplit, columns: Columns, labelled_by: RowFormat | N
     """
     rows, revision = _loaded(split)
     names = _columns(split, rows.column_names, columns, labelled_by)
-    labels = [name for name in names if labelled_by and labelled_by.has_label({name: None}, columns)]
+    labels = _label_columns(names, columns, labelled_by)
     classes = [each for name in labels for each in _classes(rows.features[name])]
     return OpenSplit(_records(rows.select_columns(names)), revision, classes)
 
@@ -138,7 +138,7 @@ def has_labels(split: DatasetSplit, columns: Columns, kind: RowFormat) -> bool:
         DataError: the data set cannot be loaded.
     """
     rows, _ = _loaded(split)
-    names = [name for name in rows.column_names if kind.has_label({name: None}, columns)]
+    names = _label_columns(rows.column_names, columns, kind)
     labels = (value for row in rows.select_columns(names) for value in row.values())
     return bool(names) and any(value not in (None, _NO_LABEL) for value in labels)
 
@@ -151,12 +151,17 @@ def _loaded(split: DatasetSplit) -> tuple["datasets.Dataset", str]:
         return builder.as_dataset(split.split), str(builder.hash)
 
 
+def _label_columns(present: Sequence[str], columns: Columns, kind: RowFormat | None) -> list[str]:
+    """Return the columns that tell a label, where rows are labelled."""
+    return [name for name in present if kind and kind.has_label({name: None}, columns)]
+
+
 def _columns(
     split: DatasetSplit, present: Sequence[str], columns: Columns, labelled_by: RowFormat | None
 ) -> list[str]:
     """Return the columns to read: those of texts and, where rows are labelled, all that tell a label."""
     wanted = {columns.text: "--text-column"}
-    labels = [name for name in present if labelled_by and labelled_by.has_label({name: None}, columns)]
+    labels = _label_columns(present, columns, labelled_by)
     if labelled_by and not labels:
         wanted[columns.label] = "--label-column"
     if columns.text_pair is not None:
