@@ -39,6 +39,10 @@ KNOWN = {
         """wide = Unsqueeze (x, second) y = Gather <axis = 1> (wide, zero)""",
         {},
     ),
+    "rows of the only matrix": (
+        """product = MatMul (x, weight) added = Add (product, bias) y = Gather <axis = 0> (added, zero)""",
+        {"MatMul": 1, "Add": 1, "Reshape": 1},
+    ),
     "indices of one number": (
         """flat = Reshape (x, fours) listed = Unsqueeze (places, second) y = GatherND (flat, listed)""",
         {"Reshape": 1, "Gather": 1},
@@ -57,6 +61,14 @@ UNKNOWN = {
     "rows of another width": (
         """product = MatMul (x, weight) added = Add (product, bias) y = Reshape (added, threes)""",
         {"MatMul": 1, "Add": 1, "Reshape": 1},
+    ),
+    "one matrix of several": (
+        """both = Concat <axis = 0> (x, x) y = Gather <axis = 0> (both, zero)""",
+        {"Concat": 1, "Gather": 1},
+    ),
+    "the first row": (
+        """y = Gather <axis = 1> (x, zero)""",
+        {"Gather": 1},
     ),
     "indices of several numbers": (
         """flat = Reshape (x, fours) one = Unsqueeze (places, zeroth) y = GatherND (flat, one)""",
@@ -120,10 +132,13 @@ def test_outputs_of_one_value_keep_their_names() -> None:
 
 
 def test_a_layer_reshapes_twice(graphs: GraphTable) -> None:
-    """To rows in front of the attention, and back behind it."""
+    """To rows in front of the attention, and back behind it; the last one lays keys and values out besides.
+
+    And the head has the states laid out.
+    """
     path: Path = graphs.path(make_model(AttentionSpec(LAMBD)).eval(), "tokens", GraphTarget())
     counts = Counter(node.op_type for node in onnx.load(path).graph.node)
-    assert counts["Reshape"] == 2 * LAYERS
+    assert counts["Reshape"] == 2 * LAYERS + 2
     assert counts["ReduceSum"] == LAYERS
     assert counts["GatherND"] == 0
 

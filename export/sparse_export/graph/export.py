@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.spec import store_attention
+from sparse_export.graph.attention_biases import fold_attention_biases
 from sparse_export.graph.fewer_nodes import rewrite_in_fewer_nodes
 from sparse_export.graph.functions import attach_functions
 from sparse_export.graph.fused_rows import fuse_rows
@@ -104,6 +105,7 @@ def export_graph(model: PreTrainedModel, kind: GraphKind, target: GraphTarget) -
         raise RuntimeError("torch.onnx.export returned no program")
     if kind.startswith("tokens"):
         rewrite_in_fewer_nodes(program.model)
+        fold_attention_biases(program.model)
     if kind.startswith(("tokens", "packed")) and target.device == "cpu":
         fuse_rows(program.model)
     proto = program.model_proto

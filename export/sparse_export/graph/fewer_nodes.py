@@ -23,6 +23,8 @@ def rewrite_in_fewer_nodes(model: ir.Model) -> None:
     for node in graph:
         if node.op_type == "Reshape":
             _reshape_at_once(node)
+        elif node.op_type == "Gather":
+            _reshape_only_row(node, graph)
     RemoveUnusedNodesPass()(model)
     for node in list(graph):
         if node.op_type == "Reshape":
@@ -69,6 +71,18 @@ def _reshape_at_once(reshape: ir.Node) -> None:
     source = reshape.inputs[0]
     if source is not None and _has_shape(source, shape):
         _pass_on(reshape, source)
+
+
+def _reshape_only_row(gather: ir.Node, graph: ir.Graph) -> None:
+    """Take the only one of some matrices by its shape, without copying it."""
+    matrices = gather.inputs[0]
+    shape = None if matrices is None else matrices.shape
+    width = None if shape is None or len(shape) != 3 or shape[0] != 1 else shape[2]
+    if not isinstance(width, int) or _attribute(gather, "axis") != 0 or not _is_zero(gather.inputs[1]):
+        return
+    gather.op_type = "Reshape"
+    gather.attributes.clear()
+    gather.replace_input_with(1, constant(graph, f"rows_of_{width}", np.array([-1, width])))
 
 
 class _Linear(NamedTuple):
@@ -177,10 +191,9 @@ def _gather_rows(gather: ir.Node) -> None:
 
 def _take_only_column(gather: ir.Node) -> None:
     """Take a value as it was before it was given the axis that is taken off it."""
-    unsqueeze, index = gather.inputs[0], gather.inputs[1]
+    unsqueeze = gather.inputs[0]
     given = _given_to("Unsqueeze", unsqueeze)
-    column = None if index is None else ir.convenience.get_const_tensor(index)
-    if given is None or unsqueeze is None or column is None or column.shape or column.numpy() != 0:
+    if given is None or unsqueeze is None or not _is_zero(gather.inputs[1]):
         return
     if _numbers(unsqueeze.producer().inputs[1]) == [_attribute(gather, "axis")]:  # type: ignore[union-attr]
         _pass_on(gather, given)
@@ -214,6 +227,12 @@ def _numbers(value: ir.Value | None) -> list[int] | None:
     """Return a constant list of whole numbers; None where a value is none."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return tensor.numpy().tolist() if tensor is not None and len(tensor.shape) == 1 else None
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    """Tell whether a value is the number zero, not a list of it."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor is not None and not tensor.shape and tensor.numpy() == 0
 
 
 def _sizes(value: ir.Value | None) -> list[int]:
