@@ -22,6 +22,8 @@
 //   HalfWords           kLanes 16-bit words: float16 or bfloat16 as they lie in memory
 //   LoadPartialWords    as LoadPartial
 //   FromHalf, ToHalf    float16 to float32, exact, and back, to the nearest and to even between two
+//   ListBits(w, f, p)   f + i to p for every bit i of w that is set, rising; how many. p has room for kLanes
+//                       more
 //   kKeyRows            rows of the score micro-kernel: rows * 2 accumulators fill the registers
 #pragma once
 
@@ -62,6 +64,14 @@ inline Ints LoadInts(const int32_t* from) {
   return a;
 }
 inline void StoreInts(int32_t* to, Ints a) { __builtin_memcpy(to, &a, sizeof(a)); }
+
+#if !defined(SPARSE_OPS_USE_AVX512)
+inline int64_t ListBits(uint32_t word, int32_t first, int32_t* list) {
+  int64_t count = 0;
+  for (; word != 0; word &= word - 1) list[count++] = first + __builtin_ctz(word);
+  return count;
+}
+#endif
 
 // Bits 0 to count - 1.
 inline unsigned OfFirst(int64_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }

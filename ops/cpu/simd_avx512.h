@@ -36,6 +36,16 @@ inline Ints SetIf(Mask mask, Ints word, Ints bits) {
   const __m512i old = reinterpret_cast<__m512i>(word);
   return reinterpret_cast<Ints>(_mm512_mask_or_epi32(old, mask, old, reinterpret_cast<__m512i>(bits)));
 }
+inline int64_t ListBits(uint32_t word, int32_t first, int32_t* list) {
+  const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i low = _mm512_add_epi32(_mm512_set1_epi32(first), places);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(16));
+  // Not stored by what compresses: that is slow on Zen 4.
+  _mm512_storeu_si512(list, _mm512_maskz_compress_epi32(static_cast<Mask>(word), low));
+  list += __builtin_popcount(word & 0xffffu);
+  _mm512_storeu_si512(list, _mm512_maskz_compress_epi32(static_cast<Mask>(word >> 16), high));
+  return __builtin_popcount(word);
+}
 inline Mask Or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 inline unsigned Bits(Mask mask) { return mask; }
 inline Mask MaskOf(unsigned bits) { return static_cast<Mask>(bits); }

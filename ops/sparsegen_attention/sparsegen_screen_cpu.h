@@ -55,7 +55,7 @@ struct Screen {
   int32_t* query_panel;     // (stride / kPacked, kPanelQueries) packed numbers, shifted
   float* errors;            // (kPanelQueries)
   int32_t* candidates;      // (ceil(keys / 32), kPanelQueries): bit i of word w is key 32 * w + i
-  int32_t* candidate_keys;  // (kLanes, capacity): the candidates of each query, rising
+  int32_t* candidate_keys;  // (kLanes, capacity), and room: the candidates of each query, rising
   float* candidate_scores;  // (kLanes, capacity)
   float* slots;             // (capacity, kLanes)
   int64_t capacity;
@@ -70,7 +70,7 @@ struct Screen {
     errors = layout->Take(kPanelQueries);
     candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, 32) / 32 * kPanelQueries));
     capacity = RoundUp(MostCandidates(longest_sequence), kLanes);
-    candidate_keys = reinterpret_cast<int32_t*>(layout->Take(kLanes * capacity));
+    candidate_keys = reinterpret_cast<int32_t*>(layout->Take(kLanes * capacity + kLanes));
     candidate_scores = layout->Take(kLanes * capacity);
     slots = layout->Take(kLanes * capacity);
   }
@@ -362,11 +362,14 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
                                 divisor);
 }
 
-// Lists the candidates of the query in lane `lane` of the panel; returns how many there are.
+// Lists the candidates of the query in lane `lane` of the panel; returns how many there are. What lies behind
+// them in the list is lost.
 inline int64_t ListCandidates(const Screen& screen, int64_t lane, int64_t keys, int32_t* list) {
   int64_t count = 0;
-  ForEachBit(screen.candidates + lane, kPanelQueries, keys,
-             [&](int64_t j) { list[count++] = static_cast<int32_t>(j); });
+  const int32_t* word = screen.candidates + lane;
+  for (int64_t begin = 0; begin < keys; begin += 32, word += kPanelQueries) {
+    count += ListBits(static_cast<uint32_t>(*word), static_cast<int32_t>(begin), list + count);
+  }
   return count;
 }
 
