@@ -10,9 +10,6 @@
 
 namespace sparse_ops {
 
-constexpr int64_t kMinHeadSize = 8;
-constexpr int64_t kMaxHeadSize = 128;
-
 // The attributes that every packed attention op has.
 template <class Element>
 struct AttentionSignature {

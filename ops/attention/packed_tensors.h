@@ -7,6 +7,8 @@ namespace sparse_ops {
 
 // Kernels count the keys of a row in int32.
 constexpr int64_t kMostKeys = 0x7fffffff;
+constexpr int64_t kMinHeadSize = 8;
+constexpr int64_t kMaxHeadSize = 128;
 
 // Packed attention tensors: query, output (queries, num_heads * head_size); key, value (tokens, the same).
 template <class Element>

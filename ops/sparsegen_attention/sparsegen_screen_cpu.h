@@ -2,8 +2,8 @@
 // of the time of products in float32. The products of the few keys that are left are then computed in
 // float32.
 //
-// The screen is exact. Keys k and queries q are rounded to k' and q', each by a scale of its own, so that by
-// Cauchy and Schwarz no score is further from that of k' and q' than
+// The screen is exact. Keys k of a head are rounded to k' by one scale, queries q to q' each by its own, so
+// that by Cauchy and Schwarz no score is further from that of k' and q' than
 //
 //   error(q) = scale (|q| max |k - k'| + |q - q'| max |k'|)
 //
@@ -40,18 +40,19 @@ constexpr float kDenseSpread = 32.0f;
 // The most keys of a query that are computed one by one.
 constexpr int64_t MostCandidates(int64_t keys) { return keys / 4; }
 
-// Rows of 8-bit integers, each with a scale.
+// Rows of 8-bit integers.
 struct Int8Rows {
   int8_t* values;  // (rows, stride)
   int64_t stride;
-  float* scale;  // (rows, rounded up to a multiple of kLanes)
 };
 
 struct Screen {
   Int8Rows keys;
-  int32_t* shift;  // (keys, rounded up likewise) where sums of products begin, to cancel kQueryOffset
-  float* norms;    // max |k - k'| and max |k'|
+  int32_t* shift;  // (keys, rounded up to a multiple of kLanes) where sums of products begin, to cancel
+                   // kQueryOffset
+  float* norms;    // max |k - k'|, max |k'| and the scale of the keys
   Int8Rows queries;
+  float* query_scale;       // (kPanelQueries)
   int32_t* query_panel;     // (stride / kPacked, kPanelQueries) packed numbers, shifted
   float* errors;            // (kPanelQueries)
   int32_t* candidates;      // (ceil(keys / 32), kPanelQueries): bit i of word w is key 32 * w + i
@@ -64,8 +65,9 @@ struct Screen {
     const int64_t stride = RoundUp(head_size, kPacked * kPacksTogether);
     keys = AllocateRows(layout, longest_sequence, stride);
     shift = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, kLanes)));
-    norms = layout->Take(2);
+    norms = layout->Take(3);
     queries = AllocateRows(layout, kPanelQueries, stride);
+    query_scale = layout->Take(kPanelQueries);
     query_panel = reinterpret_cast<int32_t*>(layout->Take(stride / kPacked * kPanelQueries));
     errors = layout->Take(kPanelQueries);
     candidates = reinterpret_cast<int32_t*>(layout->Take(RoundUp(longest_sequence, 32) / 32 * kPanelQueries));
@@ -76,8 +78,7 @@ struct Screen {
   }
 
   static Int8Rows AllocateRows(ScratchLayout* layout, int64_t rows, int64_t stride) {
-    auto* values = reinterpret_cast<int8_t*>(layout->Take(rows * stride / kPacked));
-    return {values, stride, layout->Take(RoundUp(rows, kLanes))};
+    return {reinterpret_cast<int8_t*>(layout->Take(rows * stride / kPacked)), stride};
   }
 };
 
@@ -145,19 +146,17 @@ inline int64_t ScoreRest(const float* query_panel, const KeysAndValues<Held>& he
   return Min(groups, kMaxClasses);
 }
 
-// Of up to kLanes rows, one in each lane: the length of the row, the length of what rounding takes away, and
-// the sum of the rounded numbers.
-struct Rounded {
-  Floats length, lost, sum;
-};
-
 inline Floats Length(Floats squares) { return Sqrt(squares) + Broadcast(kVanished); }
 
-// Rounds `count` rows into `rows` from row `first` on, with zeros up to the stride; from(r) is where the r-th
-// lies.
+// Of up to kLanes rows, one in each lane: the least scale with which its numbers fit, 0 where they vanish,
+// and its length.
+struct Measured {
+  Floats scale, length;
+};
+
+// Measures `count` rows; from(r) is where the r-th lies.
 template <bool kIsKey, class RowAt>
-inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, const Int8Rows& rows,
-                         int64_t first) {
+inline Measured MeasureRows(const RowAt& from, int64_t count, int64_t columns) {
   Floats largest[kLanes] = {}, norm[kLanes] = {}, half[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
     const auto* row = from(r);
@@ -175,13 +174,23 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
     half[r] = sums.largest;
   }
   const Floats magnitude = LargestEach(largest);
-  const Mask vanishes = Above(Broadcast(0x1p-100f), magnitude);
-  const Floats step = Max(magnitude / Broadcast(static_cast<float>(kIsKey ? kLargestKey : kLargestQuery)),
-                          LargestEach(half) / Broadcast(static_cast<float>(kLargestHalf)));
+  const Floats scale = Max(magnitude / Broadcast(static_cast<float>(kIsKey ? kLargestKey : kLargestQuery)),
+                           LargestEach(half) / Broadcast(static_cast<float>(kLargestHalf)));
+  return {Select(Above(Broadcast(0x1p-100f), magnitude), Floats{}, scale), Length(SumEach(norm))};
+}
+
+// Of rows likewise: the length of what rounding takes away, and the sum of the rounded numbers.
+struct Rounded {
+  Floats lost, sum;
+};
+
+// Rounds `count` rows by a scale each into `rows` from row `first` on, with zeros up to the stride.
+template <class RowAt>
+inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, Floats scale,
+                         const Int8Rows& rows, int64_t first) {
   alignas(64) float factor[kLanes], width[kLanes];
-  Store(factor, Select(vanishes, Floats{}, Broadcast(1.0f) / step));
-  Store(width, Select(vanishes, Floats{}, step));
-  Store(rows.scale + first, Load(width));
+  Store(factor, Select(Above(scale, Floats{}), Broadcast(1.0f) / scale, Floats{}));
+  Store(width, scale);
   Floats lost[kLanes] = {}, sum[kLanes] = {};
   for (int64_t r = 0; r < count; ++r) {
     const auto* row = from(r);
@@ -201,26 +210,38 @@ inline Rounded RoundRows(const RowAt& from, int64_t count, int64_t columns, cons
     sum[r] = total;
     for (int64_t d = RoundUp(columns, kPacked); d < rows.stride; ++d) to[d] = 0;
   }
-  return {Length(SumEach(norm)), Length(SumEach(lost)), SumEach(sum)};
+  return {Length(SumEach(lost)), SumEach(sum)};
 }
 
 // Rounds the keys of a head. A row that is not finite makes the norms infinite.
 template <class Element>
 inline void RoundKeys(const KeysAndValues<Element>& head, int64_t keys, int64_t head_size,
                       const Screen& screen) {
-  Floats longest{}, lost_most{};
+  Floats longest{}, scales{}, lost_most{};
   Mask odd{};
-  for (int64_t begin = 0; begin < keys; begin += kLanes) {
-    const auto row = [&](int64_t r) { return head.key + (begin + r) * head.stride; };
-    const Rounded rounded = RoundRows<true>(row, Min(kLanes, keys - begin), head_size, screen.keys, begin);
-    odd = Or(odd, NotAtMost(rounded.length, Broadcast(kLongest)));
-    longest = Max(longest, rounded.length);
+  // visit(begin, count, row): up to kLanes keys from the begin-th on, of which row(r) is where the r-th lies.
+  const auto by_lanes = [&](const auto& visit) {
+    for (int64_t begin = 0; begin < keys; begin += kLanes) {
+      visit(begin, Min(kLanes, keys - begin),
+            [&](int64_t r) { return head.key + (begin + r) * head.stride; });
+    }
+  };
+  by_lanes([&](int64_t, int64_t count, const auto& row) {
+    const Measured measured = MeasureRows<true>(row, count, head_size);
+    odd = Or(odd, NotAtMost(measured.length, Broadcast(kLongest)));
+    longest = Max(longest, measured.length);
+    scales = Max(scales, measured.scale);
+  });
+  const float scale = LargestLane(scales);
+  by_lanes([&](int64_t begin, int64_t count, const auto& row) {
+    const Rounded rounded = RoundRows(row, count, head_size, Broadcast(scale), screen.keys, begin);
     lost_most = Max(lost_most, rounded.lost);
     StoreInts(screen.shift + begin, ToInts(rounded.sum * Broadcast(-static_cast<float>(kQueryOffset))));
-  }
+  });
   const float lost = LargestLane(lost_most);
   screen.norms[0] = Any(odd) ? kInfinity : lost;
   screen.norms[1] = Any(odd) ? kInfinity : LargestLane(longest) + lost;
+  screen.norms[2] = scale;
 }
 
 // Rounds up to kPanelQueries queries. Their errors are infinite where the screen cannot be trusted.
@@ -231,15 +252,17 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
   for (int64_t begin = 0; begin < panel.count; begin += kLanes) {
     const int64_t rows = Min(kLanes, panel.count - begin);
     const auto row = [&](int64_t r) { return panel.query(begin + r); };
-    const Rounded rounded = RoundRows<false>(row, rows, head_size, screen.queries, begin);
+    const Measured measured = MeasureRows<false>(row, rows, head_size);
+    const Rounded rounded = RoundRows(row, rows, head_size, measured.scale, screen.queries, begin);
+    Store(screen.query_scale + begin, measured.scale);
     const PackedAttention<Element>& tensors = panel.tensors;
     // Besides what rounding to bytes takes away, the rounding of the products themselves.
     const float per_length = screen.norms[0] + screen.norms[1] * 6e-8f * static_cast<float>(head_size + 64);
-    const Floats error = rounded.length * Broadcast(per_length) + rounded.lost * Broadcast(screen.norms[1]);
+    const Floats error = measured.length * Broadcast(per_length) + rounded.lost * Broadcast(screen.norms[1]);
     const Floats padded =
         error * Broadcast(1.001f * tensors.scale) + Broadcast(kBoundSlack * tensors.divisor);
     const float largest = kLargestProduct / (tensors.scale > 1.0f ? tensors.scale : 1.0f);
-    const Mask trusted = Above(Broadcast(largest), rounded.length * Broadcast(screen.norms[1]));
+    const Mask trusted = Above(Broadcast(largest), measured.length * Broadcast(screen.norms[1]));
     Store(screen.errors + begin, Select(trusted, padded, Broadcast(kInfinity)));
     const int64_t stride = screen.queries.stride;
     Transpose(reinterpret_cast<const float*>(screen.queries.values + begin * stride), packs, rows, packs,
@@ -252,10 +275,9 @@ inline void RoundQueries(const QueryRows<Element>& panel, const Screen& screen) 
   }
 }
 
-// ScoreKeys for integers.
+// ScoreKeys for integers: scores and maxima are sums of products.
 template <int64_t Rows, int64_t Vectors>
-inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&factor)[Vectors], float* scores,
-                       float* maxima) {
+inline void ScreenKeys(const Screen& screen, int64_t first, int32_t* scores, int32_t* maxima) {
   const int64_t packs = screen.keys.stride / kPacked;
   const int8_t* key = screen.keys.values + first * screen.keys.stride;
   Ints sum[Rows][Vectors];
@@ -295,25 +317,29 @@ inline void ScreenKeys(const Screen& screen, int64_t first, const Floats (&facto
   }
   SPARSE_OPS_UNROLL
   for (int64_t v = 0; v < Vectors; ++v) {
-    Floats maximum = Load(maxima + v * kLanes);
+    Ints maximum = LoadInts(maxima + v * kLanes);
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < Rows; ++r) {
-      const Floats score = ToFloats(sum[r][v]) * (factor[v] * Broadcast(screen.keys.scale[first + r]));
-      Store(scores + r * kPanelQueries + v * kLanes, score);
-      maximum = Max(score, maximum);
+      StoreInts(scores + r * kPanelQueries + v * kLanes, sum[r][v]);
+      maximum = MaxInts(sum[r][v], maximum);
     }
-    Store(maxima + v * kLanes, maximum);
+    StoreInts(maxima + v * kLanes, maximum);
   }
 }
 
-// Marks the candidates of kLanes queries, from lane `lane` of a panel on: keys that score `least` or more.
-// Returns how many there are.
-inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, Floats least) {
+// Marks the candidates of kLanes queries, from lane `lane` of a panel on: keys whose sum, times `factor`, is
+// `least` or more, and few whose is not. Returns how many there are.
+inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, Floats factor,
+                           Floats least) {
+  // One less, for what the division rounds away. What is no number, or none of 32 bits, becomes the least
+  // one.
+  const Ints bound = ToInts(least / factor - Broadcast(1.0f));
+  const int32_t* sums = reinterpret_cast<const int32_t*>(column.scores);
   Ints count{};
   for (int64_t begin = 0; begin < column.keys; begin += 32) {
     Ints word{}, own{};
     for (int64_t j = Min(column.keys, begin + 32) - 1; j >= begin; --j) {
-      const Mask in = NotAtMost(Load(column.scores + j * column.stride), least);
+      const Mask in = NotBelow(LoadInts(sums + j * column.stride), bound);
       word = CountIf(in, reinterpret_cast<Ints>(reinterpret_cast<Words>(word) << 1));
       own = CountIf(in, own);
     }
@@ -323,9 +349,17 @@ inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn
   return count;
 }
 
-// Marks the candidates of a panel. Returns the queries, a bit each, that have few.
+// Marks the candidates of a panel, whose scores are sums of products, to be multiplied by `factor`. Returns
+// the queries, a bit each, that have few.
 template <int64_t Vectors>
-inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, float divisor) {
+inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, const Floats (&factor)[Vectors],
+                              float divisor) {
+  for (int64_t c = 0; c < first.classes; ++c) {
+    for (int64_t v = 0; v < Vectors; ++v) {
+      float* maxima = first.maxima + c * first.maxima_stride + v * kLanes;
+      Store(maxima, ToFloats(LoadInts(reinterpret_cast<const int32_t*>(maxima))) * factor[v]);
+    }
+  }
   Floats shift[Vectors], root[Vectors];
   for (int64_t v = 0; v < Vectors; ++v) root[v] = Broadcast(-1.0f);
   RootsOfMaxima(first, Broadcast(1.0f / divisor), shift, root);
@@ -334,7 +368,7 @@ inline unsigned FewCandidates(const Screen& screen, const ScoreColumn& first, fl
     const int64_t lane = v * kLanes;
     const Floats error = Load(screen.errors + lane);
     const Floats least = shift[v] + root[v] * Broadcast(divisor) - (error + error);
-    const Ints count = MarkCandidates(screen, lane, first.Beside(v), least);
+    const Ints count = MarkCandidates(screen, lane, first.Beside(v), factor[v], least);
     // Where the screen cannot be trusted, its count means nothing: all scores may seem to be -inf.
     const Mask trusted = Above(Broadcast(kInfinity), error);
     const Floats counted = Select(trusted, ToFloats(count), Broadcast(kInfinity));
@@ -349,16 +383,21 @@ template <int64_t Vectors, class Ahead>
 inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, float divisor, float* scores,
                             float* maxima, Ahead& ahead) {
   Floats factor[Vectors];
-  for (int64_t v = 0; v < Vectors; ++v)
-    factor[v] = Load(screen.queries.scale + v * kLanes) * Broadcast(scale);
+  for (int64_t v = 0; v < Vectors; ++v) {
+    factor[v] = Load(screen.query_scale + v * kLanes) * Broadcast(scale * screen.norms[2]);
+  }
+  // Maxima begin at -inf, whose bits are an integer below any sum of products.
+  static_assert(kLargestQuery * kLargestKey * kMaxHeadSize < 0x800000, "a sum may be below the bits of -inf");
   const int64_t classes = ScoreGroups(keys, maxima, ahead, [&](int64_t j, float* class_maxima) {
     static_assert(kKeyRows % kScreenRows == 0, "a group of keys is of whole tiles");
     SPARSE_OPS_UNROLL
     for (int64_t r = 0; r < kKeyRows; r += kScreenRows) {
-      ScreenKeys<kScreenRows, Vectors>(screen, j + r, factor, scores + (j + r) * kPanelQueries, class_maxima);
+      ScreenKeys<kScreenRows, Vectors>(screen, j + r,
+                                       reinterpret_cast<int32_t*>(scores + (j + r) * kPanelQueries),
+                                       reinterpret_cast<int32_t*>(class_maxima));
     }
   });
-  return FewCandidates<Vectors>(screen, {scores, kPanelQueries, keys, maxima, kPanelQueries, classes},
+  return FewCandidates<Vectors>(screen, {scores, kPanelQueries, keys, maxima, kPanelQueries, classes}, factor,
                                 divisor);
 }
 
