@@ -6,9 +6,10 @@
 //   kLargestKey           likewise for keys
 //   kQueryOffset          is added to a query's numbers, as its bytes are unsigned
 //   kPacksTogether        a row is padded to a multiple of this many packs (kPacked numbers)
-//   kAddsHalves           whether products are summed in two halves of 16 bits a lane, kPacksTogether at a
-//   time kScreenRows           rows of a tile: its sums and factors fill the registers ToInts, ToFloats to
-//   the nearest integer, and back StoreBytes(p, n, a)   p[0..n) = a[0..n), n a multiple of kPacked
+//   kAddsHalves           whether products are summed in two halves of 16 bits a lane, kPacksTogether of them
+//   kScreenRows           rows of a tile: its sums and factors fill the registers
+//   ToInts, ToFloats      to the nearest integer, and back; of what is no integer of 32 bits, the least one
+//   StoreBytes(p, n, a)   p[0..n) = a[0..n), n a multiple of kPacked
 //   ShiftPacked           adds kQueryOffset to each number of packed ones
 //   AddProducts           adds products of packed numbers to sums; those of the query are shifted
 //   AddHalves             adds both halves of a lane to its sum

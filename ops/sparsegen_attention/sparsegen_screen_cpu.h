@@ -48,8 +48,7 @@ struct Int8Rows {
 
 struct Screen {
   Int8Rows keys;
-  int32_t* shift;  // (keys, rounded up to a multiple of kLanes) where sums of products begin, to cancel
-                   // kQueryOffset
+  int32_t* shift;  // (keys, rounded up to kLanes) where sums of products begin, to cancel kQueryOffset
   float* norms;    // max |k - k'|, max |k'| and the scale of the keys
   Int8Rows queries;
   float* query_scale;       // (kPanelQueries)
@@ -331,8 +330,7 @@ inline void ScreenKeys(const Screen& screen, int64_t first, int32_t* scores, int
 // `least` or more, and few whose is not. Returns how many there are.
 inline Ints MarkCandidates(const Screen& screen, int64_t lane, const ScoreColumn& column, Floats factor,
                            Floats least) {
-  // One less, for what the division rounds away. What is no number, or none of 32 bits, becomes the least
-  // one.
+  // One less, for what the division rounds away. Where it is no integer of 32 bits, all keys are candidates.
   const Ints bound = ToInts(least / factor - Broadcast(1.0f));
   const int32_t* sums = reinterpret_cast<const int32_t*>(column.scores);
   Ints count{};
@@ -384,7 +382,7 @@ inline unsigned ScreenPanel(const Screen& screen, int64_t keys, float scale, flo
                             float* maxima, Ahead& ahead) {
   Floats factor[Vectors];
   for (int64_t v = 0; v < Vectors; ++v) {
-    factor[v] = Load(screen.query_scale + v * kLanes) * Broadcast(scale * screen.norms[2]);
+    factor[v] = Load(screen.query_scale + v * kLanes) * Broadcast(scale) * Broadcast(screen.norms[2]);
   }
   // Maxima begin at -inf, whose bits are an integer below any sum of products.
   static_assert(kLargestQuery * kLargestKey * kMaxHeadSize < 0x800000, "a sum may be below the bits of -inf");

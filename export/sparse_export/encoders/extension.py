@@ -26,11 +26,9 @@ class ExtensionModule(nn.Module):
     Attributes:
         parameter_group: under which name the optimizer keeps its weights apart, with a learning rate of their
             own and without weight decay.
-        trains_when_frozen: whether it is trained in a layer that is left as it was pretrained.
     """
 
     parameter_group: ClassVar[str]
-    trains_when_frozen: ClassVar[bool] = True
 
     def reset_parameters(self) -> None:
         """Begin afresh, where a checkpoint has no weights for it."""

@@ -18,7 +18,7 @@ def freeze_encoder(model: PreTrainedModel) -> None:
     if getattr(base, "pooler", None) is not None:
         base.pooler.requires_grad_(True)
     for module in extension_modules(model):
-        module.requires_grad_(module.trains_when_frozen)
+        module.requires_grad_(True)
 
 
 def freeze_all_but(model: SeveralTasksModel, tasks: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from sparse_serve.errors import OptionError
 def freeze(model: PreTrainedModel, layers: int) -> None:
     """Keep the embeddings and the first `layers` layers of a BERT-like model out of training.
 
-    What extensions have in these layers is trained nevertheless, where they say so: it was never pretrained.
+    What extensions have in these layers is trained nevertheless: it was never pretrained.
 
     Raises:
         OptionError: the encoder has fewer layers.
@@ -24,5 +24,4 @@ def freeze(model: PreTrainedModel, layers: int) -> None:
     for module in (*embeddings, *layers_of(model)[:layers]):
         module.requires_grad_(False)
     for module in extension_modules(model):
-        if module.trains_when_frozen:
-            module.requires_grad_(True)
+        module.requires_grad_(True)
