@@ -27,16 +27,23 @@ KEYS, VALUES = "k = Add (x, of_keys)", "v = Add (x, of_values)"
 LAYER = "h = Reshape (a, one_row) p = MatMul (h, weight) y = Add (p, bias)"
 # Name: nodes from rows x and z (T, 4) to y; which terms of sums are left.
 CASES = {
-    "sparsegen": (f"{KEYS} {VALUES} a, s = {SPARSEGEN} (z, k, v, borders) {LAYER}", {"bias.with_values"}),
-    "softmax": (f"{KEYS} {VALUES} a = {SOFTMAX} (z, k, v, borders) {LAYER}", {"bias.with_values"}),
+    "sparsegen": (f"{KEYS} {VALUES} a, s = {SPARSEGEN} (z, k, v, borders) {LAYER}", {"y.bias_with_values"}),
+    "softmax": (f"{KEYS} {VALUES} a = {SOFTMAX} (z, k, v, borders) {LAYER}", {"y.bias_with_values"}),
     "without a reshape": (
         f"""{KEYS} {VALUES} a, s = {SPARSEGEN} (z, k, v, borders)
         p = MatMul (a, weight) y = Add (bias, p)""",
-        {"bias.with_values"},
+        {"y.bias_with_values"},
+    ),
+    "layers that share a bias": (
+        f"""{KEYS} {VALUES} a, s = {SPARSEGEN} (z, k, v, borders) h = Reshape (a, one_row)
+        p = MatMul (h, weight) first = Add (p, bias)
+        u = Add (z, of_keys) o, t = {SPARSEGEN} (x, z, u, borders) g = Reshape (o, one_row)
+        r = MatMul (g, weight) second = Add (r, bias) y = Concat <axis = 0> (first, second)""",
+        {"first.bias_with_values", "second.bias_with_values"},
     ),
     "queries keep theirs": (
         f"q = Add (z, of_keys) {VALUES} a, s = {SPARSEGEN} (q, x, v, borders) {LAYER}",
-        {"z", "of_keys", "bias.with_values"},
+        {"z", "of_keys", "y.bias_with_values"},
     ),
     "no key may be allowed": (
         f"{KEYS} {VALUES} a, s = {AXIS} (z, k, v, none, none, borders) {LAYER}",
@@ -66,7 +73,7 @@ CASES = {
     ),
     "a bias for each token": (
         f"k = Add (x, z) v = Add (x, of_values) a, s = {SPARSEGEN} (z, k, v, borders) {LAYER}",
-        {"z", "bias.with_values"},
+        {"z", "y.bias_with_values"},
     ),
 }
 CONSTANTS = """float[4] of_keys = {3, -2, 1, 5}, float[4] of_values = {1, 2, -4, 3},
@@ -83,7 +90,7 @@ def graph_of(nodes: str) -> ModelProto:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     rows = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, (5, 4))
     made = {name for node in model.graph.node for name in node.output} - {"y"}
-    for name in sorted(made & {"k", "v", "q", "a"}):
+    for name in sorted(made & {"k", "v", "q", "a", "u", "o"}):
         model.graph.value_info.append(helper.make_value_info(name, rows))
     return onnx.shape_inference.infer_shapes(model)
 
@@ -119,4 +126,4 @@ def test_every_layer_of_a_model(spec: AttentionSpec, graphs: GraphTable) -> None
     for node in attentions:
         query, key, value = (makers[name].op_type for name in node.input[:3])
         assert (query, key, value) == ("Add", "MatMul", "MatMul")
-    assert sum(name.endswith(".with_values") for node in graph.node for name in node.input) == LAYERS
+    assert sum(name.endswith(".bias_with_values") for node in graph.node for name in node.input) == LAYERS

@@ -97,5 +97,6 @@ def _add_before(layer: _Layer, bias: ir.Value, graph: ir.Graph) -> None:
         for each in (layer.weight, layer.bias, bias)
     )
     total = (added.astype(np.float64) @ weight + own).astype(own.dtype)
-    folded = constant(graph, f"{layer.bias.name}.with_values", total)
+    # Named by the layer: layers may share a bias.
+    folded = constant(graph, f"{layer.total.outputs[0].name}.bias_with_values", total)
     layer.total.replace_input_with(layer.total.inputs.index(layer.bias), folded)
