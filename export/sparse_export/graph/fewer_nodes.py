@@ -82,7 +82,12 @@ def _reshape_only_row(gather: ir.Node, graph: ir.Graph) -> None:
         return
     gather.op_type = "Reshape"
     gather.attributes.clear()
-    gather.replace_input_with(1, constant(graph, f"rows_of_{width}", np.array([-1, width])))
+    gather.replace_input_with(1, _as_rows(graph, width))
+
+
+def _as_rows(graph: ir.Graph, width: int) -> ir.Value:
+    """Return the shape of rows of a width, of which a graph has one."""
+    return constant(graph, f"rows_of_{width}", np.array([-1, width]))
 
 
 class _Linear(NamedTuple):
@@ -110,13 +115,13 @@ def _lay_out_before(reshape: ir.Node, graph: ir.Graph, laid_out: dict[ir.Value, 
         return
     if layer.source not in laid_out:
         width = _sizes(layer.weight)[0]
-        name = f"{layer.source.name}.rows"
         # Of all tokens, or of those that are read: ONNX Runtime gives memory on by what sizes are called.
         axes = layer.source.shape
         count = axes[1] if axes is not None and len(axes) == 3 and axes[0] == 1 else None
-        rows = ir.Value(name=name, shape=ir.Shape([count, width]), type=layer.source.type)
-        shape = constant(graph, f"{name}.shape", np.array([-1, width]))
-        graph.insert_after(maker, ir.node("Reshape", [layer.source, shape], outputs=[rows]))
+        shape = ir.Shape([count, width])
+        rows = ir.Value(name=f"{layer.source.name}.rows", shape=shape, type=layer.source.type)
+        reshaped = ir.node("Reshape", [layer.source, _as_rows(graph, width)], outputs=[rows])
+        graph.insert_after(maker, reshaped)
         laid_out[layer.source] = rows
     layer.product.replace_input_with(0, laid_out[layer.source])
     for value in (layer.product.outputs[0], layer.output):
