@@ -32,7 +32,7 @@ std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlen
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The range that comes after the i-th of a task; null after the last of all.
-const QueryRange* Next(const std::vector<std::vector<QueryRange>>& tasks, size_t task, size_t i) {
+const QueryRange* Next(const Tasks& tasks, size_t task, size_t i) {
   if (i + 1 < tasks[task].size()) return &tasks[task][i + 1];
   return task + 1 < tasks.size() ? &tasks[task + 1].front() : nullptr;
 }
@@ -44,34 +44,40 @@ Borders::Borders(const AttentionInputs<Element>& inputs)
     : queries(ReadBorders(inputs.op, inputs.query_borders, inputs.query)),
       keys(ReadBorders(inputs.op, inputs.borders, inputs.key)) {}
 
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads,
-                                                int64_t query_block, int64_t task_work) {
-  std::vector<std::vector<QueryRange>> tasks;
+Tasks DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads, int64_t task_work) {
+  Tasks tasks;
   int64_t work_left = 0;
   for (const CostedRange& costed : ranges) {
     const int64_t last = costed.range.first + costed.range.count;
     for (int64_t head = 0; head < num_heads; head += costed.range.heads) {
       const int64_t heads = std::min(costed.range.heads, num_heads - head);
-      const int64_t block_work = costed.block_work * heads;
+      const int64_t step_work = costed.step_work * heads;
       for (int64_t first = costed.range.first; first < last;) {
         if (work_left <= 0) {
           tasks.emplace_back();
           work_left = task_work;
         }
-        const int64_t blocks = CeilDivide(last - first, query_block);
-        const int64_t fitting = std::min(CeilDivide(work_left, block_work), blocks);
+        const int64_t steps = CeilDivide(last - first, costed.step);
+        const int64_t fitting = std::min(CeilDivide(work_left, step_work), steps);
         QueryRange range = costed.range;
         range.head = head;
         range.heads = heads;
         range.first = first;
-        range.count = std::min(fitting * query_block, last - first);
+        range.count = std::min(fitting * costed.step, last - first);
         tasks.back().push_back(range);
         first += range.count;
-        work_left -= fitting * block_work;
+        work_left -= fitting * step_work;
       }
     }
   }
   return tasks;
+}
+
+void RunTasks(CpuContext& context, const Tasks& tasks, size_t scratch_floats,
+              const std::function<void(const QueryRange&, const QueryRange*, float*)>& compute) {
+  context.ParallelFor(tasks.size(), scratch_floats, [&](size_t task, float* memory) {
+    for (size_t i = 0; i < tasks[task].size(); ++i) compute(tasks[task][i], Next(tasks, task, i), memory);
+  });
 }
 
 template <class Element>
@@ -96,15 +102,14 @@ void RunPackedAttention(CpuContext& context, const AttentionProblem<Element>& pr
     range.heads = 1;
     // A query without keys is work too: its output is written.
     const int64_t work = query_block * std::max<int64_t>(length, 1) * inputs.head_size;
-    ranges.push_back({range, std::min(work, kTaskWork / kTaskBlocks)});
+    ranges.push_back({range, query_block, std::min(work, kTaskWork / kTaskBlocks)});
     longest = std::max(longest, length);
   }
-  const auto tasks = DivideWork(ranges, tensors.num_heads, query_block, kTaskWork);
-  context.ParallelFor(tasks.size(), scratch(longest, inputs.head_size), [&](size_t task, float* memory) {
-    for (size_t i = 0; i < tasks[task].size(); ++i) {
-      kernel(tensors, tasks[task][i], Next(tasks, task, i), memory);
-    }
-  });
+  const Tasks tasks = DivideWork(ranges, tensors.num_heads, kTaskWork);
+  RunTasks(context, tasks, scratch(longest, inputs.head_size),
+           [&](const QueryRange& range, const QueryRange* next, float* memory) {
+             kernel(tensors, range, next, memory);
+           });
 }
 
 #define SPARSE_OPS_INSTANTIATE(Element)                                                                     \

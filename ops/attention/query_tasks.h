@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "attention/packed_attention.h"
@@ -28,16 +29,24 @@ constexpr int64_t kTaskWork = int64_t{1} << 20;
 constexpr int64_t kTaskBlocks = 8;
 
 // Queries of one sequence that cost the same. `range` says how many heads are computed together, but not
-// which; `block_work` is the number of multiply-adds of QK^T for one block of queries and one head.
+// which. It may be cut after every `step` queries; `step_work` is the number of multiply-adds of QK^T for so
+// many of them and one head.
 struct CostedRange {
   QueryRange range;
-  int64_t block_work;
+  int64_t step;
+  int64_t step_work;
 };
 
+using Tasks = std::vector<std::vector<QueryRange>>;
+
 // Divides the queries of all heads into tasks of about `task_work` multiply-adds: long ranges into several
-// tasks, short ones several to a task. Ranges are cut at multiples of `query_block` only.
-std::vector<std::vector<QueryRange>> DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads,
-                                                int64_t query_block, int64_t task_work);
+// tasks, short ones several to a task.
+Tasks DivideWork(const std::vector<CostedRange>& ranges, int64_t num_heads, int64_t task_work);
+
+// Calls compute(range, next, scratch) for the ranges of all tasks, each task on one thread. next: the range
+// that comes after, maybe that of another thread; null after the last.
+void RunTasks(CpuContext& context, const Tasks& tasks, size_t scratch_floats,
+              const std::function<void(const QueryRange&, const QueryRange*, float*)>& compute);
 
 template <class Element>
 using AttentionKernel = void (*)(const PackedAttention<Element>&, const QueryRange& range,

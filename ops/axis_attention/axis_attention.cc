@@ -16,10 +16,10 @@ namespace {
 constexpr int64_t kMostTaskWork = 8 * kTaskWork;
 constexpr int64_t kTasksOfCall = 16;
 
-int64_t TaskWork(const std::vector<CostedRange>& ranges, int64_t num_heads, int64_t query_block) {
+int64_t TaskWork(const std::vector<CostedRange>& ranges, int64_t num_heads) {
   int64_t work = 0;
   for (const CostedRange& costed : ranges) {
-    work += (costed.range.count + query_block - 1) / query_block * costed.block_work * num_heads;
+    work += (costed.range.count + costed.step - 1) / costed.step * costed.step_work * num_heads;
   }
   return std::clamp(work / kTasksOfCall, kTaskWork, kMostTaskWork);
 }
@@ -140,19 +140,35 @@ AxisProblem<Element> AxisAttention<Element>::Problem(KernelContext& context,
 
 namespace {
 
-template <class Element>
-void RunAxisAttention(CpuContext& context, const PackedAttention<Element>& tensors,
-                      const AxisPattern& pattern, const std::vector<CostedRange>& ranges) {
+// Whether a range is all of a sequence, with its full rows computed along with the others.
+bool HasChunks(const AxisPattern& pattern, const QueryRange& range) {
+  const AxisSequence& sequence = pattern.sequences[range.sequence];
+  return sequence.chunk > 0 && sequence.full_rows > 0 && range.first == sequence.full_rows;
+}
+
+// Runs an AxisPlan or AxisCrossPlan.
+template <class Element, class Plan>
+void RunPlan(CpuContext& context, const PackedAttention<Element>& tensors, const Plan& plan) {
   const Kernels& kernels = ChosenKernels();
   const ElementKernels<Element>& typed = kernels;
-  const int64_t task_work = TaskWork(ranges, tensors.num_heads, kernels.query_block);
-  const auto tasks = DivideWork(ranges, tensors.num_heads, kernels.query_block, task_work);
-  context.ParallelFor(tasks.size(), kernels.axis_attention_scratch(pattern.extent),
-                      [&](size_t task, float* memory) {
-                        for (const QueryRange& range : tasks[task]) {
-                          typed.axis_attention(tensors, pattern, range, memory);
-                        }
-                      });
+  const std::vector<CostedRange>& ranges = plan.CostedRanges();
+  AxisPattern pattern = plan.Pattern();
+  std::vector<QueryRange> joined;
+  for (const CostedRange& costed : ranges) {
+    if (!HasChunks(pattern, costed.range)) continue;
+    joined.push_back(costed.range);
+    joined.back().heads = tensors.num_heads;
+  }
+  const Tasks tasks = DivideWork(ranges, tensors.num_heads, TaskWork(ranges, tensors.num_heads));
+  const size_t scratch = kernels.axis_attention_scratch(pattern.extent);
+  context.WithScratch(static_cast<size_t>(plan.partials() * pattern.extent.partial), [&](float* partials) {
+    pattern.partials = partials;
+    RunTasks(context, tasks, scratch, [&](const QueryRange& range, const QueryRange* next, float* memory) {
+      typed.axis_attention(tensors, pattern, range, next, memory);
+    });
+    context.ParallelFor(joined.size(), 0,
+                        [&](size_t i, float*) { typed.axis_full_rows(tensors, pattern, joined[i]); });
+  });
 }
 
 }  // namespace
@@ -164,14 +180,14 @@ void Launch(CpuContext& context, const AxisProblem<Element>& problem) {
   const Borders borders(inputs);
   const AttentionShape shape{tensors.num_heads, tensors.head_size, ChosenKernels().query_block};
   if (problem.query_tokens.shape.empty()) {
-    const AxisPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape);
-    RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.CostedRanges());
-    return;
+    const AxisPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape,
+                        problem.sparsegen);
+    return RunPlan(context, tensors, plan);
   }
   CheckTokens(inputs.op, problem.query_tokens, inputs.tokens);
   const AxisCrossPlan plan(*problem.fixed, borders.keys, problem.rows, problem.columns, shape,
-                           borders.queries, problem.query_tokens.data);
-  RunAxisAttention(context, tensors, plan.Pattern(problem.sparsegen), plan.CostedRanges());
+                           problem.sparsegen, borders.queries, problem.query_tokens.data);
+  RunPlan(context, tensors, plan);
 }
 
 #define SPARSE_OPS_INSTANTIATE(Element)       \

@@ -52,7 +52,8 @@ inline void GatherColumns(const AxisHead<Element, Held>& head, const int32_t* co
 
 // Scores all columns in groups of about the same size, of which the last may reach into the padding.
 template <int64_t Vectors, class Element, class Held>
-inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at) {
+inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, const AxisScratch& at,
+                         BlockAhead* ahead) {
   for (int64_t v = 0; v < Vectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
   const int64_t groups = (columns + kKeyRows - 1) / kKeyRows;
   const int64_t rows = (columns + groups - 1) / groups;
@@ -62,6 +63,7 @@ inline void ScoreColumns(const AxisHead<Element, Held>& head, int64_t columns, c
                                       head.head_size, head.scale, at.buffer, at.scores + c * kPanelQueries,
                                       at.maxima);
     });
+    ahead->Step();
   }
 }
 
@@ -135,7 +137,7 @@ inline int64_t ScoreBlock(const AxisHead<Element, Held>& head, const AxisBlock& 
   if (block.columns + block.band_keys > 0) {
     Transpose(queries.first, queries.stride, kPanelQueries, head.head_size, at.query_panel, kPanelQueries);
   }
-  if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at);
+  if (block.columns > 0) ScoreColumns<Vectors>(head, block.columns, at, ahead);
   float* band = at.scores + block.columns * kPanelQueries;
   const Held* band_key = head.keys.key + block.band_begin * head.keys.stride;
   int64_t classes = 0;
@@ -212,11 +214,23 @@ inline Floats SparsegenColumn(const AxisScratch& at, const ScoreColumn& column, 
 constexpr int64_t kSummedLanes = kLanes == 16 ? 4 : 2;
 static_assert(kPanelQueries % kSummedLanes == 0, "no group reaches beyond the lanes");
 
+// Columns whose values are summed in a step of BlockAhead.
+constexpr int64_t kStepColumns = 12;
+
+// How many steps a block takes, about, in each head.
+inline int64_t StepsOf(const AxisBlock& block, bool full_rows) {
+  const int64_t scoring = (block.columns + kKeyRows - 1) / kKeyRows + block.count / kStripLanes;
+  const int64_t summing =
+      block.count / kSummedLanes * (1 + (block.columns + kStepColumns - 1) / kStepColumns);
+  return Max(scoring + summing + (full_rows ? 2 : 0), 1);
+}
+
 // Writes Vectors * kLanes columns from d on of the outputs of kSummedLanes lanes, `lane` the first: the sums
 // of their bands (at.sums), plus those of their other keys. count: how many columns exist from d on.
 template <int64_t Vectors, class Element, class Held>
 inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t lane,
-                         const float* normalizer, int64_t d, int64_t count, const AxisScratch& at) {
+                         const float* normalizer, int64_t d, int64_t count, const AxisScratch& at,
+                         BlockAhead* ahead) {
   Floats sum[kSummedLanes][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < kSummedLanes; ++r) {
@@ -227,15 +241,18 @@ inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& b
   }
   const float* weights = at.scores;
   SumDiagonals(head, block, weights + (block.columns + block.band_keys) * kPanelQueries, lane, d, count, sum);
-  for (int64_t c = 0; c < block.columns; ++c) {
-    Floats x[Vectors];
-    SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) x[v] = Load(at.column_values + c * head.padded + d + v * kLanes);
-    SPARSE_OPS_UNROLL
-    for (int64_t r = 0; r < kSummedLanes; ++r) {
-      const Floats weight = Broadcast(weights[c * kPanelQueries + lane + r]);
+  for (int64_t begin = 0; begin < block.columns; begin += kStepColumns) {
+    ahead->Step();
+    for (int64_t c = begin; c < Min(begin + kStepColumns, block.columns); ++c) {
+      Floats x[Vectors];
       SPARSE_OPS_UNROLL
-      for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(weight, x[v], sum[r][v]);
+      for (int64_t v = 0; v < Vectors; ++v) x[v] = Load(at.column_values + c * head.padded + d + v * kLanes);
+      SPARSE_OPS_UNROLL
+      for (int64_t r = 0; r < kSummedLanes; ++r) {
+        const Floats weight = Broadcast(weights[c * kPanelQueries + lane + r]);
+        SPARSE_OPS_UNROLL
+        for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = MulAdd(weight, x[v], sum[r][v]);
+      }
     }
   }
   weights += (block.columns + block.band_keys + block.diagonals) * kPanelQueries;
@@ -264,14 +281,14 @@ inline void SumLanesTile(const AxisHead<Element, Held>& head, const AxisBlock& b
 
 template <class Element, class Held>
 inline void SumLanes(const AxisHead<Element, Held>& head, const AxisBlock& block, int64_t lane,
-                     const float* normalizer, const AxisScratch& at) {
+                     const float* normalizer, const AxisScratch& at, BlockAhead* ahead) {
   constexpr int64_t kVectors = 4;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
-    SumLanesTile<kVectors>(head, block, lane, normalizer, d, kVectors * kLanes, at);
+    SumLanesTile<kVectors>(head, block, lane, normalizer, d, kVectors * kLanes, at, ahead);
   }
   for (; d < head.head_size; d += kLanes) {
-    SumLanesTile<1>(head, block, lane, normalizer, d, head.head_size - d, at);
+    SumLanesTile<1>(head, block, lane, normalizer, d, head.head_size - d, at, ahead);
   }
 }
 
@@ -287,9 +304,9 @@ inline void SumBand(const AxisHead<Element, Held>& head, const AxisBlock& block,
   });
 }
 
-// How many lanes of a block there are from `first` up to the last one before `end` that is asked for.
-inline int64_t AskedLanes(const AxisBlock& block, int64_t first, int64_t end) {
-  while (end > first && block.queries[end - 1] < 0) --end;
+// How many lanes there are from `first` up to the last one before `end` that is asked for.
+inline int64_t AskedLanes(const int32_t* queries, int64_t first, int64_t end) {
+  while (end > first && queries[end - 1] < 0) --end;
   return end - first;
 }
 
@@ -299,9 +316,9 @@ inline void SumBlock(const AxisHead<Element, Held>& head, const AxisBlock& block
                      const float* normalizer, const AxisScratch& at, BlockAhead* ahead) {
   if (block.band_keys > 0) SumBand(head, block, rows, at);
   for (int64_t lane = 0; lane < rows; lane += kSummedLanes) {
-    ahead->Step(kSummedLanes);
-    if (AskedLanes(block, lane, Min(lane + kSummedLanes, rows)) > 0)
-      SumLanes(head, block, lane, normalizer, at);
+    ahead->Step();
+    if (AskedLanes(block.queries, lane, Min(lane + kSummedLanes, rows)) > 0)
+      SumLanes(head, block, lane, normalizer, at, ahead);
   }
 }
 
@@ -317,7 +334,7 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
   if (!sparsegen) ExponentiatePanel<Vectors>(panel, normalizer);
   for (int64_t v = 0; v < Vectors; ++v) {
     const int64_t first = v * kLanes;
-    const int64_t rows = AskedLanes(block, first, Min(first + kLanes, block.count));
+    const int64_t rows = AskedLanes(block.queries, first, Min(first + kLanes, block.count));
     if (rows == 0) continue;
     Survivors survivors{};
     if (sparsegen) normalizer[v] = SparsegenColumn(at, panel.Beside(v), divisor, rows, &survivors);
@@ -333,12 +350,159 @@ inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& bl
   }
   float factors[kPanelQueries];
   for (int64_t v = 0; v < kPanelVectors; ++v) Store(factors + v * kLanes, normalizer[v]);
-  SumBlock(head, block, AskedLanes(block, 0, block.count), factors, at, ahead);
+  SumBlock(head, block, AskedLanes(block.queries, 0, block.count), factors, at, ahead);
+}
+
+// Computes a block in one head.
+template <class Element, class Held>
+inline void AttendLanes(const AxisHead<Element, Held>& head, const AxisBlock& block, bool in_place,
+                        const AxisPattern& pattern, float divisor, const AxisScratch& at, BlockAhead* ahead) {
+  const FloatRows queries = LoadQueries(head, block, in_place, at);
+  if (block.count > kLanes) {
+    AttendBlock<2>(head, block, queries, pattern, divisor, at, ahead);
+  } else {
+    AttendBlock<1>(head, block, queries, pattern, divisor, at, ahead);
+  }
+}
+
+inline QueryRange OfHead(QueryRange range, int64_t h) {
+  range.head += h;
+  return range;
+}
+
+// Computes full rows in blocks of their own.
+template <class Element>
+inline void AttendFull(const PackedAttention<Element>& tensors, const AxisKeys& keys, const QueryRange& range,
+                       const AxisScratch& at) {
+  const AxisPattern& pattern = keys.pattern;
+  const bool is_held = range.sequence_length <= pattern.extent.held_keys &&
+                       IsHeld(range.sequence_length, keys.sequence.full_rows);
+  for (int64_t i = 0; i < range.count; i += kPanelQueries) {
+    const int64_t place = keys.sequence.order + range.first + i;
+    const int64_t count = Min(kPanelQueries, range.count - i);
+    if (AskedLanes(pattern.queries + place, 0, count) == 0) continue;
+    const AxisBlock block = MakeBlock(keys, pattern.order + place, pattern.queries + place, count, true);
+    const bool in_place = AreInPlace<Element>(range, block, tensors.head_size);
+    BlockAhead none(tensors, range, 0, 0, 1);
+    const auto attend = [&](const auto& head) {
+      AttendLanes(head, block, in_place, pattern, tensors.divisor, at, &none);
+    };
+    for (int64_t h = 0; h < range.heads; ++h) {
+      const QueryRange of_head = OfHead(range, h);
+      if (is_held) {
+        attend(HeadOf(tensors, of_head, Hold(tensors, of_head, at.held)));
+      } else {
+        attend(HeadOf(tensors, of_head));
+      }
+    }
+  }
+}
+
+// What is gathered of a sequence for the heads of a range, which are `heads` heads one after the other.
+template <class Element>
+class GatheredHeads {
+ public:
+  GatheredHeads(const PackedAttention<Element>& tensors, const AxisKeys& keys, const QueryRange& range,
+                const AxisScratch& at)
+      : at_(at), full_rows_(keys.sequence.chunk > 0 ? keys.sequence.full_rows : 0) {
+    const int64_t padded = RoundUp(tensors.head_size, kLanes);
+    of_columns_ = (keys.sequence.columns + kColumnPadding) * padded;
+    of_queries_ = full_rows_ * padded;
+    const int64_t number = NumberOf(tensors, range);
+    if (*at.held.prepared == number) return;  // a thread's next range is often of the same heads
+    *at.held.prepared = number;
+    const int32_t* queries = keys.pattern.queries + keys.sequence.order;
+    for (int64_t h = 0; h < range.heads; ++h) {
+      const AxisHead<Element, Element> head = HeadOf(tensors, OfHead(range, h));
+      const AxisScratch own = Of(h);
+      if (keys.sequence.columns > 0) {
+        GatherColumns(head, keys.pattern.columns + range.sequence_begin, keys.sequence.columns, own);
+      }
+      for (int64_t r = 0; r < full_rows_; ++r) {
+        CopyRow(head.query + queries[r] * head.stride, head.head_size, own.full_queries + r * padded);
+      }
+    }
+  }
+
+  // The scratch of the h-th head: what is gathered of it, and what all heads share.
+  AxisScratch Of(int64_t h) const {
+    AxisScratch own = at_;
+    own.column_keys += h * of_columns_;
+    own.column_values += h * of_columns_;
+    own.full_queries += h * of_queries_;
+    return own;
+  }
+
+ private:
+  const AxisScratch& at_;
+  const int64_t full_rows_;
+  int64_t of_columns_, of_queries_;
+};
+
+// The full rows of a head in the chunk that begins with the first-th row.
+template <class Element>
+inline FullRows<Element> FullRowsOf(const AxisHead<Element, Element>& head, const AxisKeys& keys,
+                                    int64_t number, int64_t first, const AxisScratch& at) {
+  const AxisPattern& pattern = keys.pattern;
+  const AxisSequence& sequence = keys.sequence;
+  const int64_t of_chunk = head.stride / head.head_size * sequence.full_rows;
+  const int64_t partial = sequence.partials + first / sequence.chunk * of_chunk + number * sequence.full_rows;
+  return {head,
+          at.full_queries,
+          sequence.full_rows,
+          sequence.full_tokens <= kFewRows,
+          pattern.partials + partial * pattern.extent.partial,
+          pattern.extent.partial};
+}
+
+// What the block that comes after the i-th row of a range reads and writes: a block of the same range, or of
+// the next.
+template <class Element>
+inline BlockAhead AheadOf(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
+                          const QueryRange& range, int64_t i, const QueryRange* next, int64_t steps) {
+  const QueryRange& of = i < range.count ? range : next != nullptr ? *next : range;
+  const int64_t first = i < range.count ? range.first + i : of.first;
+  const AxisSequence& sequence = pattern.sequences[of.sequence];
+  const int64_t count = Min(kPanelQueries, of.first + of.count - first);
+  const int32_t row = pattern.order[sequence.order + first];
+  const bool is_known = (i < range.count || next != nullptr) && first >= sequence.full_rows && row >= 0;
+  return {tensors, of, row, is_known ? count : 0, steps};
+}
+
+// Computes rows that are not full in blocks of consecutive ones, and full rows along with them.
+template <class Element>
+inline void AttendBlocks(const PackedAttention<Element>& tensors, const AxisKeys& keys,
+                         const QueryRange& range, const QueryRange* next, const AxisScratch& at) {
+  const AxisPattern& pattern = keys.pattern;
+  const AxisSequence& sequence = keys.sequence;
+  const GatheredHeads<Element> gathered(tensors, keys, range, at);
+  const int64_t first_row = range.first - sequence.full_rows;
+  const bool with_full = sequence.chunk > 0 && sequence.full_rows > 0 && first_row < range.sequence_length;
+  for (int64_t i = 0; i < range.count; i += kPanelQueries) {
+    const int32_t* rows = pattern.order + sequence.order + range.first + i;
+    const int32_t* queries = pattern.queries + sequence.order + range.first + i;
+    const int64_t count = Min(kPanelQueries, range.count - i);
+    const bool is_asked = AskedLanes(queries, 0, count) > 0;
+    if (!is_asked && !with_full) continue;
+    const AxisBlock block = is_asked ? MakeBlock(keys, rows, queries, count, false) : AxisBlock{};
+    const bool in_place = is_asked && AreInPlace<Element>(range, block, tensors.head_size);
+    BlockAhead ahead =
+        AheadOf(tensors, pattern, range, i + count, next, range.heads * StepsOf(block, with_full));
+    for (int64_t h = 0; h < range.heads; ++h) {
+      const AxisHead<Element, Element> head = HeadOf(tensors, OfHead(range, h));
+      const AxisScratch own = gathered.Of(h);
+      if (is_asked) AttendLanes(head, block, in_place, pattern, tensors.divisor, own, &ahead);
+      if (!with_full) continue;
+      const FullRows<Element> full = FullRowsOf(head, keys, range.head + h, first_row + i, own);
+      if ((first_row + i) % sequence.chunk == 0) full.Clear();
+      AddBlock(full, rows[0], count, own, &ahead);
+    }
+  }
 }
 
 template <class Element>
 inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
-                          const QueryRange& range, float* scratch) {
+                          const QueryRange& range, const QueryRange* next, float* scratch) {
   AxisScratch at;
   at.Allocate(scratch, pattern.extent);
   const int64_t begin = range.sequence_begin;
@@ -349,58 +513,9 @@ inline void AxisAttention(const PackedAttention<Element>& tensors, const AxisPat
                       range.sequence_length,
                       Mix(pattern.seed),
                       at.keys};
-  const bool full = range.first < keys.sequence.full_rows;
-  const bool is_held = full && range.sequence_length <= pattern.extent.held_keys &&
-                       IsHeld(range.sequence_length, keys.sequence.full_rows);
-  const int64_t columns = full ? 0 : keys.sequence.columns;
-  const int64_t gathered = (columns + kColumnPadding) * RoundUp(tensors.head_size, kLanes);
-  const auto scratch_of = [&](int64_t h) {
-    AxisScratch own = at;
-    own.column_keys += h * gathered;
-    own.column_values += h * gathered;
-    return own;
-  };
-  const auto range_of_head = [&](int64_t h) {
-    QueryRange of_head = range;
-    of_head.head += h;
-    return of_head;
-  };
-  if (const int64_t number = NumberOf(tensors, range); columns > 0 && *at.held.prepared != number) {
-    for (int64_t h = 0; h < range.heads; ++h) {
-      GatherColumns(HeadOf(tensors, range_of_head(h)), pattern.columns + begin, columns, scratch_of(h));
-    }
-    *at.held.prepared = number;  // a thread's next range is often of the same heads
-  }
   for (int64_t j = 0; pattern.random_keys > 0 && j < range.sequence_length; ++j) at.keys.drawn[j] = 0;
-
-  const int32_t* rows = pattern.order + keys.sequence.order;
-  const int32_t* queries = pattern.queries + keys.sequence.order;
-  const int64_t end = range.first + range.count;
-  for (int64_t first = range.first; first < end; first += kPanelQueries) {
-    const int64_t count = Min(kPanelQueries, end - first);
-    const AxisBlock block = MakeBlock(keys, rows + first, queries + first, count, full);
-    if (AskedLanes(block, 0, count) == 0) continue;
-    if (full && count <= kFewRows && !pattern.extent.sparsegen) {
-      AttendFew(tensors, range, block, at);
-      continue;
-    }
-    BlockAhead ahead(tensors, range, rows[first] + count, full ? 0 : Min(kPanelQueries, end - first - count));
-    const bool in_place = AreInPlace<Element>(range, block, tensors.head_size);
-    const auto attend_block = [&](const auto& head, const AxisScratch& own) {
-      const FloatRows own_queries = LoadQueries(head, block, in_place, own);
-      if (count > kLanes)
-        return AttendBlock<2>(head, block, own_queries, pattern, tensors.divisor, own, &ahead);
-      AttendBlock<1>(head, block, own_queries, pattern, tensors.divisor, own, &ahead);
-    };
-    for (int64_t h = 0; h < range.heads; ++h) {
-      const QueryRange of_head = range_of_head(h);
-      if (is_held) {
-        attend_block(HeadOf(tensors, of_head, Hold(tensors, of_head, at.held)), at);
-      } else {
-        attend_block(HeadOf(tensors, of_head), scratch_of(h));
-      }
-    }
-  }
+  if (range.first < keys.sequence.full_rows) return AttendFull(tensors, keys, range, at);
+  AttendBlocks(tensors, keys, range, next, at);
 }
 
 }  // namespace SPARSE_OPS_TARGET

@@ -83,7 +83,7 @@ inline void ScoreDiagonals(const AxisHead<Element, Held>& head, const AxisBlock&
                            const FloatRows& queries, const AxisScratch& at, float* scores,
                            BlockAhead* ahead) {
   for (int64_t lane = 0; lane < block.count; lane += kStripLanes) {
-    ahead->Step(kStripLanes);
+    ahead->Step();
     ForEachStrip(block, [&](int64_t first, int64_t count) {
       const FloatRows keys = StripKeys(head, block, block.rows[0] + lane + block.distances[first],
                                        count + kStripLanes - 1, at.buffer);

@@ -1,40 +1,65 @@
-// Rows that attend to every key, where they are few. Keys are in the lanes, not queries, and a few heads are
-// computed side by side, so that what lies beside each other in memory is read together.
+// Rows that attend to every key, computed along with the blocks of the other rows: the keys and values that a
+// block brings to the caches are added to each full row's softmax, relative to the greatest score so far
+// (Milakov and Gimelshein, 2018). Keys are in the lanes, not queries. What comes of a chunk's blocks is
+// joined to what comes of the others at the end, so that a row's result does not depend on who computes which
+// chunk, nor on which other rows there are.
 #pragma once
 
 #include "axis_attention/axis_head_cpu.h"
-#include "softmax_attention/softmax_attention_cpu.h"
 
 namespace sparse_ops {
 namespace SPARSE_OPS_TARGET {
 
-// Up to this many full rows are cheaper this way than in a panel.
+// Up to this many full rows are scored by products of rows. For more of them the keys are transposed.
 constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
 // Full rows that are computed at a time: they share the loads of keys and values.
 constexpr int64_t kRowsAtOnce = kLanes == 16 ? 6 : 3;
-// Keys whose values are added up at a time.
-constexpr int64_t kKeysAtOnce = 32;
 
-// Some full rows in `heads` consecutive heads, from `head` on. The scores of row r in head h are the (h *
-// count + r)-th of at.scores, its sums likewise of at.sums.
+// Partial results of a full row, one after the other in memory.
+struct PartialRow {
+  float* sums;     // (padded head size) of weighted values
+  float* totals;   // (kLanes) of weights
+  float* maximum;  // that weights are relative to
+
+  PartialRow(float* base, int64_t head_size)
+      : sums(base), totals(base + RoundUp(head_size, 16)), maximum(totals + 16) {}
+
+  void Clear(int64_t padded) const {
+    for (int64_t d = 0; d < padded; d += kLanes) Store(sums + d, Floats{});
+    Store(totals, Floats{});
+    *maximum = -kInfinity;
+  }
+};
+
+// The full rows of one head of a sequence.
 template <class Element>
 struct FullRows {
   AxisHead<Element, Element> head;
-  int64_t heads;
+  const float* queries;  // (count, padded head size)
   int64_t count;
-  int64_t keys;
-  const Element* queries[kFewRows];  // of the first head
-  Element* outputs[kFewRows];
+  bool few;
+  float* partials;  // (count) of a chunk
+  int64_t partial;  // floats of each
 
-  int64_t scores_stride() const { return RoundUp(keys, kLanes); }
+  PartialRow Partial(int64_t r) const { return {partials + r * partial, head.head_size}; }
+  void Clear() const {
+    for (int64_t r = 0; r < count; ++r) Partial(r).Clear(head.padded);
+  }
 };
+
+// Calls visit(Constant, first) for up to Most rows at a time.
+template <int64_t Most, class Visit>
+inline void ForEachRows(int64_t count, const Visit& visit) {
+  for (int64_t first = 0; first < count; first += Most) {
+    VisitCount<Most>(Min(Most, count - first), [&](auto some) { visit(some, first); });
+  }
+}
 
 // SumQuads of quads[r] are the products of the r-th query and `count` keys, kLanes at most; beyond `count`
 // they are those of the last key.
 template <int64_t Rows, class Element>
-inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* const* queries,
-                         ptrdiff_t own_head, const Element* key, int64_t count,
-                         Floats (&quads)[Rows][kLanes / 4]) {
+inline void MultiplyRows(const AxisHead<Element, Element>& head, const float* queries, const Element* key,
+                         int64_t count, Floats (&quads)[Rows][kLanes / 4]) {
   constexpr int64_t kKeys = 4;  // at a time: their sums fill the registers
   SPARSE_OPS_UNROLL
   for (int64_t quad = 0; quad < kLanes / kKeys; ++quad) {
@@ -45,7 +70,7 @@ inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* 
     ForEachVector(head.head_size, [&](int64_t d, int64_t columns) {
       Floats query[Rows];
       SPARSE_OPS_UNROLL
-      for (int64_t r = 0; r < Rows; ++r) query[r] = LoadFirst(queries[r] + own_head + d, columns);
+      for (int64_t r = 0; r < Rows; ++r) query[r] = Load(queries + r * head.padded + d);
       SPARSE_OPS_UNROLL
       for (int64_t t = 0; t < kKeys; ++t) {
         const Floats k = LoadFirst(keys[t] + d, columns);
@@ -58,50 +83,79 @@ inline void MultiplyRows(const AxisHead<Element, Element>& head, const Element* 
   }
 }
 
-// Scores kLanes keys from the j-th on, for Rows rows of one head from row `first` on.
-template <int64_t Rows, class Element>
-inline void ScoreFull(const FullRows<Element>& rows, int64_t h, int64_t first, int64_t j, float* scores) {
-  const ptrdiff_t own_head = h * rows.head.head_size;
-  const int64_t count = Min(kLanes, rows.keys - j);
-  Floats quads[Rows][kLanes / 4];
-  MultiplyRows<Rows>(rows.head, rows.queries + first, own_head,
-                     rows.head.keys.key + own_head + j * rows.head.keys.stride, count, quads);
-  const Mask exists = MaskOf((1u << count) - 1);
-  for (int64_t r = 0; r < Rows; ++r) {
-    Store(scores + (h * rows.count + first + r) * rows.scores_stride() + j,
-          Select(exists, SumQuads(quads[r]) * Broadcast(rows.head.scale), Broadcast(-kInfinity)));
+// Scores all full rows of a head, (rows, kPanelQueries), for the keys of a block; -inf behind the last key.
+template <class Element>
+inline void ScoreFew(const FullRows<Element>& rows, const Element* key, int64_t keys, float* scores) {
+  ForEachRows<kRowsAtOnce>(rows.count, [&](auto some, int64_t first) {
+    float* own = scores + first * kPanelQueries;
+    for (int64_t j = 0; j < kPanelQueries; j += kLanes) {
+      Floats quads[some.kCount][kLanes / 4];
+      MultiplyRows<some.kCount>(rows.head, rows.queries + first * rows.head.padded,
+                                key + Min(j, keys - 1) * rows.head.keys.stride, Max(Min(kLanes, keys - j), 1),
+                                quads);
+      const Mask exists = MaskOf(OfFirst(keys) >> j);
+      for (int64_t r = 0; r < some.kCount; ++r) {
+        Store(own + r * kPanelQueries + j,
+              Select(exists, SumQuads(quads[r]) * Broadcast(rows.head.scale), Broadcast(-kInfinity)));
+      }
+    }
+  });
+}
+
+// The same, with the keys where a panel has its queries.
+template <class Element>
+inline void ScoreMany(const FullRows<Element>& rows, const Element* key, int64_t keys,
+                      const AxisScratch& at) {
+  const AxisHead<Element, Element>& head = rows.head;
+  PackQueries(key, head.keys.stride, keys, head.head_size, at.buffer, at.query_panel);
+  ForEachRows<kKeyRows>(rows.count, [&](auto some, int64_t first) {
+    ScoreKeys<some.kCount, kPanelVectors>(at.query_panel, rows.queries + first * head.padded, head.padded,
+                                          head.head_size, head.scale, at.buffer,
+                                          at.scores + first * kPanelQueries, at.maxima);
+  });
+  for (int64_t r = 0; keys < kPanelQueries && r < rows.count; ++r) {
+    for (int64_t j = keys; j < kPanelQueries; ++j) at.scores[r * kPanelQueries + j] = -kInfinity;
   }
 }
 
-// Replaces scores by exp(score - maximum); returns 1 / their sum. It is ExponentiatePanel for one row.
-inline Floats ExponentiateRow(float* scores, int64_t keys) {
-  Floats maxima = Broadcast(-kInfinity);
-  for (int64_t j = 0; j < keys; j += kLanes) maxima = Max(Load(scores + j), maxima);
-  float maximum = -kInfinity;
-  for (int64_t lane = 0; lane < kLanes; ++lane) maximum = maxima[lane] > maximum ? maxima[lane] : maximum;
+// Replaces the scores of a block's keys by weights, relative to the greatest score of the row so far. Returns
+// what the sums of the blocks before are to be multiplied by.
+inline Floats Exponentiate(const PartialRow& row, float* scores) {
+  Floats score[kPanelVectors], top = Broadcast(-kInfinity);
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < kPanelVectors; ++v) {
+    score[v] = Load(scores + v * kLanes);
+    top = Max(score[v], top);
+  }
+  const float before = *row.maximum;
+  const float largest = LargestLane(top);
+  const float maximum = largest > before ? largest : before;
+  *row.maximum = maximum;
+  const Floats factor = ExpNonPositive(Broadcast(before > -kInfinity ? before - maximum : before));
   const Floats shift = Broadcast(maximum > -kInfinity ? maximum : 0.0f);
-  Floats sums = {};
-  for (int64_t j = 0; j < keys; j += kLanes) {
-    const Floats weights = ExpNonPositive(Load(scores + j) - shift);
-    Store(scores + j, weights);
-    sums = sums + weights;
+  Floats total = Load(row.totals) * factor;
+  SPARSE_OPS_UNROLL
+  for (int64_t v = 0; v < kPanelVectors; ++v) {
+    const Floats weight = ExpNonPositive(score[v] - shift);
+    Store(scores + v * kLanes, weight);
+    total = total + weight;
   }
-  float total = 0.0f;
-  for (int64_t lane = 0; lane < kLanes; ++lane) total += sums[lane];
-  return Broadcast(total <= 0.0f ? 0.0f : 1.0f / total);
+  Store(row.totals, total);
+  return factor;
 }
 
-// Adds the weighted values of `count` keys to Vectors * kLanes columns of the sums of Rows rows; columns: how
-// many of them exist. The weights of a row's keys lie beside each other; AddPanelTile does the same where
-// those of a key's queries do.
+// Multiplies Vectors * kLanes columns of the sums of Rows rows by their factors and adds the weighted values
+// of `count` keys; columns: how many of them exist. The weights of a row's keys lie beside each other;
+// AddPanelTile adds where those of a key's queries do.
 template <int64_t Rows, int64_t Vectors, class Element>
 inline void AddRowTile(const float* weights, ptrdiff_t weights_stride, int64_t count, const Element* value,
-                       ptrdiff_t stride, int64_t columns, float* sums, ptrdiff_t sums_stride) {
+                       ptrdiff_t stride, int64_t columns, const Floats (&factors)[Rows], float* sums,
+                       ptrdiff_t sums_stride) {
   Floats sum[Rows][Vectors];
   SPARSE_OPS_UNROLL
   for (int64_t r = 0; r < Rows; ++r) {
     SPARSE_OPS_UNROLL
-    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Load(sums + r * sums_stride + v * kLanes);
+    for (int64_t v = 0; v < Vectors; ++v) sum[r][v] = Load(sums + r * sums_stride + v * kLanes) * factors[r];
   }
   for (int64_t j = 0; j < count; ++j) {
     Floats weight[Rows];
@@ -121,80 +175,94 @@ inline void AddRowTile(const float* weights, ptrdiff_t weights_stride, int64_t c
   }
 }
 
-// Adds the weighted values of `count` keys from the j-th on to the sums of Rows rows of one head, from row
-// `first` on.
-template <int64_t Rows, class Element>
-inline void AddFull(const FullRows<Element>& rows, int64_t h, int64_t first, int64_t j, int64_t count,
-                    const AxisScratch& at) {
+// Adds a block's keys to the partial results of all full rows of a head. scores: (rows, kPanelQueries).
+template <class Element>
+inline void AddValues(const FullRows<Element>& rows, const Element* value, int64_t keys, float* scores) {
   constexpr int64_t kVectors = 4;
   const AxisHead<Element, Element>& head = rows.head;
-  const int64_t row = h * rows.count + first;
-  const float* weights = at.scores + row * rows.scores_stride() + j;
-  const Element* value = head.keys.value + h * head.head_size + j * head.keys.stride;
-  float* sums = at.sums + row * head.padded;
-  int64_t d = 0;
-  for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
-    AddRowTile<Rows, kVectors>(weights, rows.scores_stride(), count, value + d, head.keys.stride,
-                               kVectors * kLanes, sums + d, head.padded);
-  }
-  for (; d < head.head_size; d += kLanes) {
-    AddRowTile<Rows, 1>(weights, rows.scores_stride(), count, value + d, head.keys.stride, head.head_size - d,
-                        sums + d, head.padded);
-  }
+  ForEachRows<kRowsAtOnce>(rows.count, [&](auto some, int64_t first) {
+    float* own = scores + first * kPanelQueries;
+    Floats factors[some.kCount];
+    for (int64_t r = 0; r < some.kCount; ++r) {
+      factors[r] = Exponentiate(rows.Partial(first + r), own + r * kPanelQueries);
+    }
+    float* sums = rows.Partial(first).sums;
+    int64_t d = 0;
+    for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
+      AddRowTile<some.kCount, kVectors>(own, kPanelQueries, keys, value + d, head.keys.stride,
+                                        kVectors * kLanes, factors, sums + d, rows.partial);
+    }
+    for (; d < head.head_size; d += kLanes) {
+      AddRowTile<some.kCount, 1>(own, kPanelQueries, keys, value + d, head.keys.stride, head.head_size - d,
+                                 factors, sums + d, rows.partial);
+    }
+  });
 }
 
-// Calls visit(Constant, first) for kRowsAtOnce rows at a time, then for those that are left.
-template <class Visit>
-inline void ForEachRows(int64_t count, const Visit& visit) {
-  for (int64_t first = 0; first < count; first += kRowsAtOnce) {
-    VisitCount<kRowsAtOnce>(Min(kRowsAtOnce, count - first), [&](auto some) { visit(some, first); });
-  }
-}
-
-// Softmax over all keys. A row's result does not depend on which rows and heads are computed together.
+// Adds `keys` keys from the first-th on, those of a block, to the full rows of a head.
 template <class Element>
-inline void AttendFull(const FullRows<Element>& rows, const AxisScratch& at) {
-  for (int64_t j = 0; j < rows.keys; j += kLanes) {
-    for (int64_t h = 0; h < rows.heads; ++h) {
-      ForEachRows(rows.count,
-                  [&](auto some, int64_t first) { ScoreFull<some.kCount>(rows, h, first, j, at.scores); });
-    }
+inline void AddBlock(const FullRows<Element>& rows, int64_t first, int64_t keys, const AxisScratch& at,
+                     BlockAhead* ahead) {
+  const KeysAndValues<Element>& from = rows.head.keys;
+  if (rows.few) {
+    ScoreFew(rows, from.key + first * from.stride, keys, at.scores);
+  } else {
+    ScoreMany(rows, from.key + first * from.stride, keys, at);
   }
-  Floats normalizer[kPanelQueries];
-  for (int64_t i = 0; i < rows.heads * rows.count; ++i) {
-    normalizer[i] = ExponentiateRow(at.scores + i * rows.scores_stride(), rows.keys);
-  }
-  for (int64_t i = 0; i < rows.heads * rows.count * rows.head.padded; i += kLanes)
-    Store(at.sums + i, Floats{});
-  for (int64_t j = 0; j < rows.keys; j += kKeysAtOnce) {
-    for (int64_t h = 0; h < rows.heads; ++h) {
-      ForEachRows(rows.count, [&](auto some, int64_t first) {
-        AddFull<some.kCount>(rows, h, first, j, Min(kKeysAtOnce, rows.keys - j), at);
-      });
-    }
-  }
-  for (int64_t i = 0; i < rows.heads * rows.count; ++i) {
-    WriteRow(at.sums + i * rows.head.padded, rows.head.head_size, normalizer[i],
-             rows.outputs[i % rows.count] + i / rows.count * rows.head.head_size);
-  }
+  ahead->Step();
+  AddValues(rows, from.value + first * from.stride, keys, at.scores);
+  ahead->Step();
 }
 
-// Computes a block of few full rows, in all heads of a range.
+// Writes the output of a full row. chunks: its partial results, `count` of them `stride` floats apart.
 template <class Element>
-inline void AttendFew(const PackedAttention<Element>& tensors, const QueryRange& range,
-                      const AxisBlock& block, const AxisScratch& at) {
-  FullRows<Element> rows{HeadOf(tensors, range), range.heads, 0, block.band_keys, {}, {}};
-  const AxisHead<Element, Element>& head = rows.head;
-  for (int64_t i = 0; i < block.count; ++i) {
-    const int32_t query = block.queries[i];
-    if (query < 0) continue;
-    rows.queries[rows.count] = head.query + query * head.stride;
-    rows.outputs[rows.count++] = head.output + query * head.stride;
-    for (int64_t h = 0; head.support != nullptr && h < range.heads; ++h) {
-      head.support[query * head.support_stride + h] = static_cast<int32_t>(block.band_keys);
+inline void JoinChunks(const AxisHead<Element, Element>& head, float* chunks, int64_t count, ptrdiff_t stride,
+                       Element* output) {
+  const PartialRow first(chunks, head.head_size);
+  float maximum = -kInfinity;
+  for (int64_t c = 0; c < count; ++c) {
+    const float own = *PartialRow(chunks + c * stride, head.head_size).maximum;
+    maximum = own > maximum ? own : maximum;
+  }
+  const float shift = maximum > -kInfinity ? maximum : 0.0f;
+  Floats factors[kMostChunks], totals = {};
+  for (int64_t c = 0; c < count; ++c) {
+    const PartialRow own(chunks + c * stride, head.head_size);
+    factors[c] = ExpNonPositive(Broadcast(*own.maximum - shift));
+    totals = MulAdd(factors[c], Load(own.totals), totals);
+  }
+  float total = 0.0f;
+  for (int64_t lane = 0; lane < kLanes; ++lane) total += totals[lane];
+  for (int64_t d = 0; d < head.padded; d += kLanes) {
+    Floats sum = {};
+    for (int64_t c = 0; c < count; ++c) {
+      sum = MulAdd(factors[c], Load(first.sums + c * stride + d), sum);
+    }
+    Store(first.sums + d, sum);
+  }
+  WriteRow(first.sums, head.head_size, Broadcast(total <= 0.0f ? 0.0f : 1.0f / total), output);
+}
+
+// See ElementKernels.
+template <class Element>
+inline void JoinFullRows(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
+                         const QueryRange& range) {
+  const AxisSequence& sequence = pattern.sequences[range.sequence];
+  const int64_t chunks = (range.sequence_length + sequence.chunk - 1) / sequence.chunk;
+  const int64_t partial = pattern.extent.partial;
+  const int64_t of_chunk = tensors.num_heads * sequence.full_rows;
+  QueryRange of_head = range;
+  for (int64_t h = 0; h < range.heads; ++h, ++of_head.head) {
+    const AxisHead<Element, Element> head = HeadOf(tensors, of_head);
+    for (int64_t r = 0; r < sequence.full_rows; ++r) {
+      const int32_t query = pattern.queries[sequence.order + r];
+      const int64_t number = sequence.partials + of_head.head * sequence.full_rows + r;
+      JoinChunks(head, pattern.partials + number * partial, chunks, of_chunk * partial,
+                 head.output + query * head.stride);
+      if (head.support == nullptr) continue;
+      head.support[query * head.support_stride] = static_cast<int32_t>(range.sequence_length);
     }
   }
-  AttendFull(rows, at);
 }
 
 }  // namespace SPARSE_OPS_TARGET

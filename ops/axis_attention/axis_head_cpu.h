@@ -14,6 +14,7 @@ constexpr int64_t kStripDiagonals = kLanes == 16 ? 5 : 2;
 struct AxisScratch {
   HeldHead held;
   float *column_keys, *column_values;  // (columns, padded head size)
+  float* full_queries;                 // (full rows, padded head size)
   float* queries;                      // (kPanelQueries, padded head size)
   float *query_panel, *buffer, *scores, *maxima, *sums, *weights;
   int32_t *survivors, *positive;
@@ -25,6 +26,7 @@ struct AxisScratch {
     held.Allocate(&layout, extent.held_keys, extent.head_size);
     column_keys = layout.Take(extent.columns * padded);
     column_values = layout.Take(extent.columns * padded);
+    full_queries = layout.Take(extent.full_rows * padded);
     queries = layout.Take(kPanelQueries * padded);
     query_panel = layout.Take(extent.head_size * kPanelQueries);
     constexpr int64_t kStripKeys = kStripDiagonals + kStripLanes - 1;
@@ -113,38 +115,43 @@ inline void StoreTile(Element* tile, int64_t v, int64_t count, Floats a) {
   StoreFirst(tile, count, a);
 }
 
-// Prefetches the rows of the next block a piece at a time, in the order in which they lie in memory: the
-// processor then fetches those that follow by itself.
+// Prefetches what the next block reads and writes, piece by piece in the order in which it lies in memory:
+// the processor then fetches what follows by itself. It can wait for about twenty cache lines at a time, so
+// that the pieces are spread over the steps of the block before.
 class BlockAhead {
  public:
-  // The rows from the row-th on of the sequence, in all heads of a range. They are the queries of that
-  // number.
+  // The rows from the row-th on of a range's sequence, in all of its heads; the kernel takes `steps` steps
+  // until they are needed.
   template <class Element>
-  BlockAhead(const PackedAttention<Element>& tensors, const QueryRange& range, int64_t row, int64_t count) {
-    if (count == 0) return;
+  BlockAhead(const PackedAttention<Element>& tensors, const QueryRange& range, int64_t row, int64_t count,
+             int64_t steps) {
     const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
-    const ptrdiff_t first = (range.sequence_begin + row) * stride + range.head * tensors.head_size;
-    const void* const begins[] = {tensors.query + first, tensors.key + first, tensors.value + first,
-                                  tensors.output + first};
+    const ptrdiff_t head = range.head * tensors.head_size;
+    const ptrdiff_t token = (range.sequence_begin + row) * stride + head;
+    const ptrdiff_t query = (range.query_begin + row) * stride + head;
+    const void* const begins[] = {tensors.key + token, tensors.value + token, tensors.query + query,
+                                  tensors.output + query};
     for (int64_t i = 0; i < kTensors; ++i) begins_[i] = static_cast<const char*>(begins[i]);
+    // The queries of cross-attention are not those of the tokens.
+    tensors_ = range.sequence_queries == range.sequence_length ? kTensors : 2;
     row_bytes_ = range.heads * tensors.head_size * static_cast<int64_t>(sizeof(Element));
     stride_ = stride * static_cast<ptrdiff_t>(sizeof(Element));
     rows_ = count;
-    tensor_ = 0;
+    tensor_ = count > 0 ? 0 : tensors_;
+    const int64_t pieces = tensors_ * count * ((row_bytes_ + kPiece - 1) / kPiece);
+    pieces_ = (pieces + steps - 1) / steps;
   }
 
-  // Prefetches the next pieces.
-  void Step(int64_t pieces) {
-    for (; pieces > 0; --pieces) Step();
+  void Step() {
+    for (int64_t i = 0; i < pieces_ && tensor_ < tensors_; ++i) PrefetchPiece();
   }
 
  private:
-  [[gnu::always_inline]] void Step() {
-    if (tensor_ == kTensors) return;
+  [[gnu::always_inline]] void PrefetchPiece() {
     const char* piece = begins_[tensor_] + row_ * stride_ + byte_;
     SPARSE_OPS_UNROLL
-    for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(piece + i * kLine, 0, 2);
-    byte_ += kLines * kLine;
+    for (int64_t i = 0; i < kPiece; i += kLine) __builtin_prefetch(piece + i, 0, 2);
+    byte_ += kPiece;
     if (byte_ < row_bytes_) return;
     byte_ = 0;
     if (++row_ < rows_) return;
@@ -153,14 +160,13 @@ class BlockAhead {
   }
 
   static constexpr int64_t kTensors = 4;
-  static constexpr int64_t kLine = 64;
-  static constexpr int64_t kLines = 8;  // of a piece
+  static constexpr int64_t kLine = 64, kPiece = 4 * kLine;  // bytes
 
   const char* begins_[kTensors];
-  int64_t row_bytes_, rows_;
+  int64_t row_bytes_, rows_, tensors_;
   ptrdiff_t stride_;
-  int64_t tensor_ = kTensors;  // none are left
-  int64_t row_ = 0, byte_ = 0;
+  int64_t pieces_;  // of a step
+  int64_t tensor_, row_ = 0, byte_ = 0;
 };
 
 }  // namespace SPARSE_OPS_TARGET

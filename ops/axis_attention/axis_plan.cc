@@ -8,20 +8,35 @@ namespace {
 // What a key costs a row, in keys of a dense panel: a diagonal's, and one of the row's own.
 constexpr int64_t kDiagonalCost = 2;
 constexpr int64_t kPairCost = 3;
+// What reading a query and writing its output costs, likewise.
+constexpr int64_t kRowCost = 8;
 
-// Most floats of keys and values that a block of queries reads, in all heads that are computed together: they
-// should stay in the second cache.
+// Most floats that a block of queries reads, in all heads that are computed together: they should stay in the
+// second cache.
 constexpr int64_t kTogether = int64_t{1} << 17;
+
+// Up to this many full rows are computed along with a sequence's other rows. They need memory for each chunk.
+constexpr int64_t kMostFullRows = 64;
+constexpr int64_t kLeastChunk = 64;  // keys, a multiple of every query_block
+
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t ChunksOf(const AxisSequence& sequence, int64_t length) { return CeilDivide(length, sequence.chunk); }
+
+// Floats of a partial result: the sums of a row's values, as many vectors as the widest instruction set
+// needs, the sums of its weights, one to a lane, and the maximum.
+int64_t PartialFloats(int64_t head_size) { return CeilDivide(head_size, 16) * 16 + 16 + 16; }
 
 }  // namespace
 
 AxisPlan::AxisPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders, const uint8_t* is_row,
-                   const uint8_t* is_column, const AttentionShape& shape)
+                   const uint8_t* is_column, const AttentionShape& shape, bool sparsegen)
     : fixed_(fixed),
       borders_(borders),
       is_row_(is_row),
       is_column_(is_column),
       shape_(shape),
+      sparsegen_(sparsegen),
       columns_(static_cast<size_t>(borders.back())) {
   for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(borders[b], borders[b + 1] - borders[b]);
   // The largest distance is the number of keys, from a query before the first token to the last key.
@@ -61,29 +76,41 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
   const int64_t cost = columns + least + kPairCost * random;
   slots_.push_back(std::min(cost, length));
   extent_.keys = std::max(extent_.keys, length);
+  AxisSequence planned{};
+  planned.full_tokens = full_rows;
   if (full_rows == length || full_rows + cost >= length) {
     extent_.slots = std::max(extent_.slots, length);
-    return {0, full_rows == length ? length : 0, 0, length, full_rows < length, HeadsTogether(length)};
+    planned.full_rows = full_rows == length ? length : 0;
+    planned.reach = length;
+    planned.masked = full_rows < length;
+    planned.heads = HeadsTogether(length, 0);
+    return planned;
   }
-  const int64_t heads = HeadsTogether(columns + (reach < 0 ? 0 : 2 * reach));
-  extent_.columns = std::max(extent_.columns, heads * (columns + kColumnPadding));
+  const bool chunks = !sparsegen_ && full_rows <= kMostFullRows;
+  planned.full_rows = full_rows;
+  planned.columns = columns;
+  planned.reach = reach;
+  planned.chunk = chunks ? CeilDivide(CeilDivide(length, kMostChunks), kLeastChunk) * kLeastChunk : 0;
+  planned.heads = HeadsTogether(columns + (reach < 0 ? 0 : 2 * reach), chunks ? full_rows : 0);
+  extent_.columns = std::max(extent_.columns, planned.heads * (columns + kColumnPadding));
   extent_.diagonals = std::max(extent_.diagonals, diagonal_count);
   extent_.pairs = std::max(extent_.pairs, random);
   const int64_t slots = columns + (reach >= 0 ? length : 0) + diagonal_count + random;
-  extent_.slots = std::max({extent_.slots, slots, full_rows > 0 ? length : 0});
-  return {0, full_rows, columns, reach, false, heads};
+  extent_.slots = std::max({extent_.slots, slots, full_rows > 0 && !chunks ? length : full_rows});
+  if (chunks) {
+    planned.partials = partials_;
+    partials_ += ChunksOf(planned, length) * shape_.num_heads * full_rows;
+    extent_.full_rows = std::max(extent_.full_rows, planned.heads * full_rows);
+  }
+  return planned;
 }
 
 // How many heads are computed one after the other for each block, so that its rows' memory is read once: as
-// many as have few enough keys, `keys` a block in each head.
-int64_t AxisPlan::HeadsTogether(int64_t keys) const {
-  const int64_t floats = 2 * (shape_.query_block + keys) * shape_.head_size;
+// many as have few enough keys, `keys` a block in each head, and full rows along with it.
+int64_t AxisPlan::HeadsTogether(int64_t keys, int64_t full_rows) const {
+  const int64_t floats = 2 * (shape_.query_block + keys) * shape_.head_size +
+                         full_rows * (shape_.head_size + PartialFloats(shape_.head_size));
   return std::clamp<int64_t>(kTogether / floats, 1, shape_.num_heads);
-}
-
-// As many heads as fill a block with their rows.
-int64_t AxisPlan::HeadsOfFullRows(int64_t rows) const {
-  return std::clamp<int64_t>(shape_.query_block / rows, 1, shape_.num_heads);
 }
 
 void AxisPlan::AddSequence(int64_t begin, int64_t length) {
@@ -114,7 +141,7 @@ void AxisPlan::AddSequence(int64_t begin, int64_t length) {
   }
 }
 
-AxisPattern AxisPlan::Pattern(bool sparsegen) const {
+AxisPattern AxisPlan::Pattern() const {
   AxisPattern pattern{};
   pattern.sequences = sequences_.data();
   pattern.order = order_.data();
@@ -129,47 +156,56 @@ AxisPattern AxisPlan::Pattern(bool sparsegen) const {
   pattern.seed = fixed_.seed;
   pattern.extent = extent_;
   pattern.extent.head_size = shape_.head_size;
-  pattern.extent.sparsegen = sparsegen;
+  pattern.extent.partial = PartialFloats(shape_.head_size);
+  pattern.extent.sparsegen = sparsegen_;
   return pattern;
 }
 
 std::vector<CostedRange> AxisPlan::CostedRanges() const {
   std::vector<CostedRange> ranges;
   for (size_t b = 0; b < sequences_.size(); ++b) {
-    const int64_t begin = borders_[b];
-    const int64_t length = borders_[b + 1] - begin;
+    const int64_t length = borders_[b + 1] - borders_[b];
     const AxisSequence& sequence = sequences_[b];
-    const auto add = [&](int64_t first, int64_t count, bool full) {
-      if (count == 0) return;
-      const int64_t heads = full ? HeadsOfFullRows(count) : sequence.heads;
-      const QueryRange range{static_cast<int64_t>(b), begin, length, begin, length, first, count, 0, heads};
-      ranges.push_back({range, BlockWork(b, count, full)});
-    };
-    add(0, sequence.full_rows, true);
-    if (sequence.full_rows < length) add(sequence.full_rows, length, false);
+    if (sequence.full_rows > 0 && sequence.chunk == 0) ranges.push_back(FullRange(b, 0, sequence.full_rows));
+    if (sequence.full_rows < length) ranges.push_back(BlockRange(b, sequence.full_rows, length, sequence));
   }
   return ranges;
 }
 
-int64_t AxisPlan::BlockWork(size_t sequence, int64_t rows, bool full) const {
-  const int64_t keys = full ? borders_[sequence + 1] - borders_[sequence] : slots_[sequence];
-  // A few full rows, which softmax computes side by side, cost less than a block, though more than their
-  // share.
-  const int64_t lanes = full ? std::min(2 * rows, shape_.query_block) : shape_.query_block;
-  // Reading a query and writing its output costs about as much as a few keys.
-  return lanes * (keys + 8) * shape_.head_size;
+QueryRange AxisPlan::RangeOf(size_t sequence, int64_t first, int64_t rows, int64_t heads) const {
+  const int64_t begin = borders_[sequence];
+  const int64_t length = borders_[sequence + 1] - begin;
+  return {static_cast<int64_t>(sequence), begin, length, begin, length, first, rows, 0, heads};
+}
+
+CostedRange AxisPlan::FullRange(size_t sequence, int64_t first, int64_t rows) const {
+  const int64_t keys = borders_[sequence + 1] - borders_[sequence];
+  const int64_t heads = std::clamp<int64_t>(shape_.query_block / rows, 1, shape_.num_heads);
+  return {RangeOf(sequence, first, rows, heads), shape_.query_block,
+          shape_.query_block * (keys + kRowCost) * shape_.head_size};
+}
+
+CostedRange AxisPlan::BlockRange(size_t sequence, int64_t first, int64_t rows,
+                                 const AxisSequence& own) const {
+  int64_t work = shape_.query_block * (slots_[sequence] + kRowCost) * shape_.head_size;
+  const QueryRange range = RangeOf(sequence, first, rows, own.heads);
+  if (own.full_rows == 0 || own.chunk == 0) return {range, shape_.query_block, work};
+  work += own.full_rows * shape_.query_block * shape_.head_size;
+  return {range, own.chunk, own.chunk / shape_.query_block * work};
 }
 
 AxisCrossPlan::AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
                              const uint8_t* is_row, const uint8_t* is_column, const AttentionShape& shape,
-                             const std::vector<int64_t>& query_borders, const int64_t* query_tokens)
-    : plan_(fixed, borders, is_row, is_column, shape),
+                             bool sparsegen, const std::vector<int64_t>& query_borders,
+                             const int64_t* query_tokens)
+    : plan_(fixed, borders, is_row, is_column, shape, sparsegen),
       borders_(borders),
       query_borders_(query_borders),
       query_tokens_(query_tokens),
       query_block_(shape.query_block),
+      num_heads_(shape.num_heads),
       places_(static_cast<size_t>(borders.back())) {
-  const AxisPattern tokens = plan_.Pattern(false);
+  const AxisPattern tokens = plan_.Pattern();
   for (size_t b = 0; b + 1 < borders.size(); ++b) AddSequence(b, tokens);
 }
 
@@ -205,6 +241,15 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
 
   sequences_.push_back(planned);
   sequences_.back().order = static_cast<int64_t>(order_.size());
+  if (planned.chunk > 0) {
+    std::vector<int32_t> full = full_outside;
+    for (size_t i = 0; i < full_inside; ++i) full.push_back(inside[i].query);
+    std::vector<PlacedQuery> others(first_other, inside.end());
+    AddChunks(sequence, full, &others);
+    AddBlocks(sequence, tokens, others.data(), others.size());
+    AddOutside(sequence, other_outside, false);
+    return;
+  }
   // Where the rows of all tokens are full, the plan has nothing for a row that is not.
   if (sequences_.back().full_rows == length) sequences_.back().masked = true;
   AddBlocks(sequence, tokens, inside.data(), full_inside);
@@ -212,6 +257,38 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   sequences_.back().full_rows = static_cast<int64_t>(order_.size()) - sequences_.back().order;
   AddBlocks(sequence, tokens, inside.data() + full_inside, inside.size() - full_inside);
   AddOutside(sequence, other_outside, false);
+}
+
+// Adds the full rows of a sequence, if there are any, and all of its others along with them. Leaves in
+// `others` queries that have no lane there: all but the first of a token.
+void AxisCrossPlan::AddChunks(size_t sequence, const std::vector<int32_t>& full,
+                              std::vector<PlacedQuery>* others) {
+  AxisSequence& own = sequences_.back();
+  const int64_t kind_begin = own.full_rows;
+  own.full_rows = static_cast<int64_t>(full.size());
+  if (full.empty()) {
+    own.chunk = 0;
+    return;
+  }
+  const int64_t length = borders_[sequence + 1] - borders_[sequence];
+  own.partials = partials_;
+  partials_ += ChunksOf(own, length) * num_heads_ * own.full_rows;
+  full_rows_ = std::max(full_rows_, own.heads * own.full_rows);
+  most_full_rows_ = std::max(most_full_rows_, own.full_rows);
+  order_.resize(order_.size() + full.size(), -1);
+  queries_.insert(queries_.end(), full.begin(), full.end());
+
+  const size_t first = order_.size();
+  for (int32_t row = 0; row < length; ++row) order_.push_back(row);
+  queries_.resize(order_.size(), -1);
+  const auto left = std::remove_if(others->begin(), others->end(), [&](const PlacedQuery& each) {
+    int32_t& lane = queries_[first + static_cast<size_t>(each.place - kind_begin)];
+    if (lane >= 0) return false;
+    lane = each.query;
+    return true;
+  });
+  others->erase(left, others->end());
+  AddRange(sequence, static_cast<int64_t>(first), false);
 }
 
 // Adds the blocks that hold `queries`, all of which are full rows or none. A block that would hold two
@@ -251,27 +328,25 @@ void AxisCrossPlan::AddOutside(size_t sequence, const std::vector<int32_t>& quer
   }
 }
 
-// Adds the block of the rows from the first-th in order to the last.
+// Adds the rows from the first-th in order to the last.
 void AxisCrossPlan::AddRange(size_t sequence, int64_t first, bool full) {
   const AxisSequence& own = sequences_.back();
   const int64_t count = static_cast<int64_t>(order_.size()) - first;
-  const QueryRange range{static_cast<int64_t>(sequence),
-                         borders_[sequence],
-                         borders_[sequence + 1] - borders_[sequence],
-                         query_borders_[sequence],
-                         query_borders_[sequence + 1] - query_borders_[sequence],
-                         first - own.order,
-                         count,
-                         0,
-                         full ? plan_.HeadsOfFullRows(count) : own.heads};
-  ranges_.push_back({range, plan_.BlockWork(sequence, count, full)});
+  const int64_t place = first - own.order;
+  ranges_.push_back(full ? plan_.FullRange(sequence, place, count)
+                         : plan_.BlockRange(sequence, place, count, own));
+  QueryRange& range = ranges_.back().range;
+  range.query_begin = query_borders_[sequence];
+  range.sequence_queries = query_borders_[sequence + 1] - query_borders_[sequence];
 }
 
-AxisPattern AxisCrossPlan::Pattern(bool sparsegen) const {
-  AxisPattern pattern = plan_.Pattern(sparsegen);
+AxisPattern AxisCrossPlan::Pattern() const {
+  AxisPattern pattern = plan_.Pattern();
   pattern.sequences = sequences_.data();
   pattern.order = order_.data();
   pattern.queries = queries_.data();
+  pattern.extent.full_rows = full_rows_;
+  pattern.extent.slots = std::max(pattern.extent.slots, most_full_rows_);
   if (any_outside_) {
     // Queries outside may be full where no token is, and may be on a diagonal that no token is on.
     pattern.extent.diagonals += 2;

@@ -16,7 +16,6 @@
 //   HalfSums              finds the largest sum of a key's numbers of one sign in a half. Scaled to
 //                         kLargestHalf at most, no half can overflow
 //   MaxInts, NotBelow     the larger of each two; not a < b
-//   LargestLane           the largest of the lanes; none may be NaN
 //   LargestEach           lane i is the largest of the lanes of rows[i]; none may be NaN
 #pragma once
 
@@ -53,7 +52,6 @@ inline Ints AddProducts(Ints sum, Ints shifted, Ints packed) {
 }
 inline Ints MaxInts(Ints a, Ints b) { return reinterpret_cast<Ints>(_mm512_max_epi32(Native(a), Native(b))); }
 inline Mask NotBelow(Ints a, Ints b) { return _mm512_cmpge_epi32_mask(Native(a), Native(b)); }
-inline float LargestLane(Floats a) { return _mm512_reduce_max_ps(a); }
 inline Floats Sqrt(Floats a) { return _mm512_sqrt_ps(a); }
 
 constexpr int kLargestHalf = 1;
@@ -98,11 +96,6 @@ inline Ints AddHalves(Ints sum, Ints halves) {
 }
 inline Ints MaxInts(Ints a, Ints b) { return reinterpret_cast<Ints>(_mm256_max_epi32(Native(a), Native(b))); }
 inline Mask NotBelow(Ints a, Ints b) { return reinterpret_cast<Mask>(a >= b); }
-inline float LargestLane(Floats a) {
-  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
 inline Floats Sqrt(Floats a) { return _mm256_sqrt_ps(a); }
 
 // The largest sum of numbers of a half such that its products with the largest shifted number fit 15 bits,

@@ -24,6 +24,7 @@ constexpr ElementKernels<Element> KernelsOfElement() {
   kernels.sparsegen_attention = SparsegenAttention<Element>;
   kernels.softmax_attention = SoftmaxAttention<Element>;
   kernels.axis_attention = AxisAttention<Element>;
+  kernels.axis_full_rows = JoinFullRows<Element>;
   kernels.axis_mask = AxisMask<Element>;
   return kernels;
 }

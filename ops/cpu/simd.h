@@ -11,6 +11,7 @@
 //   Load, Store         unaligned
 //   LoadPartial(p, n)   p[0..n), 0 < n < kLanes, zeros beyond; reads nothing past p[n - 1]
 //   Max(a, b)           b where either is NaN
+//   LargestLane         the largest of the lanes; none may be NaN
 //   Above, NotAtMost    a > b (false for NaN); not a <= b (true for NaN)
 //   AddIf, CountIf      adds a, or one, in the lanes of the mask
 //   SetIf               sets bits in the lanes of the mask

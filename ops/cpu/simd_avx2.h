@@ -24,6 +24,11 @@ inline Floats LoadPartial(const float* from, int64_t count) {
 }
 inline Floats MulAdd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline float LargestLane(Floats a) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline Mask Above(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 inline Mask NotAtMost(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_NLE_UQ); }
 inline Mask IsNan(Floats a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }

@@ -23,6 +23,7 @@ inline Floats LoadPartial(const float* from, int64_t count) {
 }
 inline Floats MulAdd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline float LargestLane(Floats a) { return _mm512_reduce_max_ps(a); }
 inline Mask Above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 inline Mask NotAtMost(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ); }
 inline Mask IsNan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }

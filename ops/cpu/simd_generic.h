@@ -27,6 +27,11 @@ inline Floats LoadPartial(const float* from, int64_t count) {
 }
 inline Floats MulAdd(Floats a, Floats b, Floats c) { return a * b + c; }
 inline Floats Max(Floats a, Floats b) { return a > b ? a : b; }
+inline float LargestLane(Floats a) {
+  const float even = a[0] > a[2] ? a[0] : a[2];
+  const float odd = a[1] > a[3] ? a[1] : a[3];
+  return even > odd ? even : odd;
+}
 inline Mask Above(Floats a, Floats b) { return a > b; }
 inline Mask NotAtMost(Floats a, Floats b) { return ~(a <= b); }
 inline Mask IsNan(Floats a) { return a != a; }

@@ -31,6 +31,7 @@ inline Mask NotAtMost(Floats a, Floats b) { return vmvnq_u32(vcleq_f32(a, b)); }
 inline Mask IsNan(Floats a) { return vmvnq_u32(vceqq_f32(a, a)); }
 inline Floats Select(Mask mask, Floats a, Floats b) { return vbslq_f32(mask, a, b); }
 inline Floats Max(Floats a, Floats b) { return Select(Above(a, b), a, b); }  // FMAX gives NaN for either
+inline float LargestLane(Floats a) { return vmaxvq_f32(a); }
 inline Floats AddIf(Mask mask, Floats sum, Floats a) {
   return sum + reinterpret_cast<Floats>(mask & reinterpret_cast<Words>(a));
 }

@@ -107,4 +107,10 @@ void CpuContext::ParallelFor(size_t tasks, size_t scratch_floats,
   if (parallel.error) std::rethrow_exception(parallel.error);
 }
 
+void CpuContext::WithScratch(size_t floats, const std::function<void(float*)>& use) {
+  if (floats == 0) return use(nullptr);
+  ScratchPool scratch(api_, context_, floats);
+  use(scratch.Acquire());
+}
+
 }  // namespace sparse_ops

@@ -19,6 +19,10 @@ class CpuContext : public KernelContext {
   // There are as many scratch buffers as tasks running at once. They come from the session's CPU allocator,
   // so the session's memory settings apply to them, and all are given back before this returns.
   void ParallelFor(size_t tasks, size_t scratch_floats, const std::function<void(size_t, float*)>& task);
+
+  // Calls use(memory) with so many floats of scratch memory, aligned to 64 bytes, which it keeps while it
+  // runs.
+  void WithScratch(size_t floats, const std::function<void(float*)>& use);
 };
 
 struct CpuProvider {

@@ -402,17 +402,21 @@ Answer<Element> AttendAxes(const Kernels& kernels, const AxisCase& axes, bool sp
     }
   }
   const AxisPlan plan(axes.fixed, sequences.borders, rows.data(), columns.data(),
-                      {sequences.heads, sequences.head_size, kernels.query_block});
-  const AxisPattern pattern = plan.Pattern(sparsegen);
+                      {sequences.heads, sequences.head_size, kernels.query_block}, sparsegen);
+  AxisPattern pattern = plan.Pattern();
+  std::vector<float> partials = Scratch(static_cast<size_t>(plan.partials() * pattern.extent.partial));
+  pattern.partials = partials.data();
   Answer<Element> answer;
   const PackedAttention<Element> tensors = TensorsOf(sequences, &answer);
   std::vector<float> scratch = Scratch(kernels.axis_attention_scratch(pattern.extent));
+  const ElementKernels<Element>& typed = kernels;
   for (const CostedRange& costed : plan.CostedRanges()) {
     QueryRange range = costed.range;
     for (range.head = 0; range.head < sequences.heads; range.head += range.heads) {
       range.heads = std::min(costed.range.heads, sequences.heads - range.head);
-      static_cast<const ElementKernels<Element>&>(kernels).axis_attention(tensors, pattern, range,
-                                                                          scratch.data());
+      typed.axis_attention(tensors, pattern, range, nullptr, scratch.data());
+      const AxisSequence& sequence = pattern.sequences[range.sequence];
+      if (sequence.chunk > 0 && sequence.full_rows > 0) typed.axis_full_rows(tensors, pattern, range);
     }
   }
   return answer;
