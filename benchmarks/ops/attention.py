@@ -7,8 +7,9 @@ on a CPU only our kernels take other types than float32. Short problems are comp
 run, by as many `nodes`, as the layers of a model are: a run alone takes ONNX Runtime as long as attention to
 a hundred tokens. The nodes read the same tensors, which so lie in the caches, as do those that a layer's
 products have just written, and write the same, as layers do that hand memory on to each other. Tensors are
-bound before. The variants take turns and the best time of each counts. `fused_over_this` is the time of ONNX
-Runtime's fused softmax attention, in float32, over the variant's: above 1 is faster than it.
+bound before. The variants take turns and the best time of each counts; each run that counts follows one that
+does not. `fused_over_this` is the time of ONNX Runtime's fused softmax attention, in float32, over the
+variant's: above 1 is faster than it.
 """
 
 import sys
@@ -73,7 +74,7 @@ def main(
             ),
             ("torch_entmax_sort", "float32"): torch_entmax(case, nodes),
         }
-        best, rounds = time_in_turns(variants)
+        best, rounds = time_in_turns(variants, warm=True)
         best = {variant: seconds / nodes for variant, seconds in best.items()}
         for (name, element), seconds in best.items():
             lines.append(

@@ -398,7 +398,7 @@ inline void AttendFull(const PackedAttention<Element>& tensors, const AxisKeys& 
   }
 }
 
-// What is gathered of a sequence for the heads of a range, which are `heads` heads one after the other.
+// The columns and the queries of full rows of a sequence, gathered for the heads of a range.
 template <class Element>
 class GatheredHeads {
  public:
@@ -439,15 +439,15 @@ class GatheredHeads {
   int64_t of_columns_, of_queries_;
 };
 
-// The full rows of a head in the chunk that begins with the first-th row.
+// The full rows of a range's h-th head, and their partial results of the chunk that holds the row-th row.
 template <class Element>
-inline FullRows<Element> FullRowsOf(const AxisHead<Element, Element>& head, const AxisKeys& keys,
-                                    int64_t number, int64_t first, const AxisScratch& at) {
+inline FullRows<Element> FullRowsOf(const PackedAttention<Element>& tensors, const AxisKeys& keys,
+                                    const QueryRange& range, int64_t h, int64_t row, const AxisScratch& at) {
   const AxisPattern& pattern = keys.pattern;
   const AxisSequence& sequence = keys.sequence;
-  const int64_t of_chunk = head.stride / head.head_size * sequence.full_rows;
-  const int64_t partial = sequence.partials + first / sequence.chunk * of_chunk + number * sequence.full_rows;
-  return {head,
+  const int64_t of_chunks = row / sequence.chunk * tensors.num_heads + range.head + h;
+  const int64_t partial = sequence.partials + of_chunks * sequence.full_rows;
+  return {HeadOf(tensors, OfHead(range, h)),
           at.full_queries,
           sequence.full_rows,
           sequence.full_tokens <= kFewRows,
@@ -455,17 +455,18 @@ inline FullRows<Element> FullRowsOf(const AxisHead<Element, Element>& head, cons
           pattern.extent.partial};
 }
 
-// What the block that comes after the i-th row of a range reads and writes: a block of the same range, or of
-// the next.
+// Prefetches the block that comes after the i-th row of a range: one of the same range, or of the next.
 template <class Element>
-inline BlockAhead AheadOf(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
-                          const QueryRange& range, int64_t i, const QueryRange* next, int64_t steps) {
-  const QueryRange& of = i < range.count ? range : next != nullptr ? *next : range;
-  const int64_t first = i < range.count ? range.first + i : of.first;
+inline BlockAhead AheadOfBlock(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
+                               const QueryRange& range, int64_t i, const QueryRange* next, int64_t steps) {
+  const bool is_inside = i < range.count;
+  const QueryRange& of = is_inside || next == nullptr ? range : *next;
+  const int64_t first = is_inside ? range.first + i : of.first;
   const AxisSequence& sequence = pattern.sequences[of.sequence];
-  const int64_t count = Min(kPanelQueries, of.first + of.count - first);
   const int32_t row = pattern.order[sequence.order + first];
-  const bool is_known = (i < range.count || next != nullptr) && first >= sequence.full_rows && row >= 0;
+  const bool is_consecutive = first >= sequence.full_rows && row >= 0;
+  const bool is_known = is_consecutive && (is_inside || next != nullptr);
+  const int64_t count = Min(kPanelQueries, of.first + of.count - first);
   return {tensors, of, row, is_known ? count : 0, steps};
 }
 
@@ -486,14 +487,16 @@ inline void AttendBlocks(const PackedAttention<Element>& tensors, const AxisKeys
     if (!is_asked && !with_full) continue;
     const AxisBlock block = is_asked ? MakeBlock(keys, rows, queries, count, false) : AxisBlock{};
     const bool in_place = is_asked && AreInPlace<Element>(range, block, tensors.head_size);
-    BlockAhead ahead =
-        AheadOf(tensors, pattern, range, i + count, next, range.heads * StepsOf(block, with_full));
+    const int64_t steps = range.heads * StepsOf(block, with_full);
+    BlockAhead ahead = AheadOfBlock(tensors, pattern, range, i + count, next, steps);
     for (int64_t h = 0; h < range.heads; ++h) {
-      const AxisHead<Element, Element> head = HeadOf(tensors, OfHead(range, h));
       const AxisScratch own = gathered.Of(h);
-      if (is_asked) AttendLanes(head, block, in_place, pattern, tensors.divisor, own, &ahead);
+      if (is_asked) {
+        AttendLanes(HeadOf(tensors, OfHead(range, h)), block, in_place, pattern, tensors.divisor, own,
+                    &ahead);
+      }
       if (!with_full) continue;
-      const FullRows<Element> full = FullRowsOf(head, keys, range.head + h, first_row + i, own);
+      const FullRows<Element> full = FullRowsOf(tensors, keys, range, h, first_row + i, own);
       if ((first_row + i) % sequence.chunk == 0) full.Clear();
       AddBlock(full, rows[0], count, own, &ahead);
     }

@@ -214,7 +214,8 @@ inline void AddBlock(const FullRows<Element>& rows, int64_t first, int64_t keys,
   ahead->Step();
 }
 
-// Writes the output of a full row. chunks: its partial results, `count` of them `stride` floats apart.
+// Writes the output of a full row. chunks: its partial results, `count` of them `stride` floats apart, of
+// which the first is written to.
 template <class Element>
 inline void JoinChunks(const AxisHead<Element, Element>& head, float* chunks, int64_t count, ptrdiff_t stride,
                        Element* output) {

@@ -13,7 +13,7 @@ constexpr int64_t kRowCost = 8;
 
 // Most floats that a block of queries reads, in all heads that are computed together: they should stay in the
 // second cache.
-constexpr int64_t kTogether = int64_t{1} << 17;
+constexpr int64_t kTogether = int64_t{3} << 16;
 
 // Up to this many full rows are computed along with a sequence's other rows. They need memory for each chunk.
 constexpr int64_t kMostFullRows = 64;
@@ -106,11 +106,13 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
 }
 
 // How many heads are computed one after the other for each block, so that its rows' memory is read once: as
-// many as have few enough keys, `keys` a block in each head, and full rows along with it.
+// many as have few enough keys, `keys` a block in each head, and full rows along with it; then as many each
+// time, about.
 int64_t AxisPlan::HeadsTogether(int64_t keys, int64_t full_rows) const {
   const int64_t floats = 2 * (shape_.query_block + keys) * shape_.head_size +
                          full_rows * (shape_.head_size + PartialFloats(shape_.head_size));
-  return std::clamp<int64_t>(kTogether / floats, 1, shape_.num_heads);
+  const int64_t fitting = std::max<int64_t>(kTogether / floats, 1);
+  return CeilDivide(shape_.num_heads, CeilDivide(shape_.num_heads, fitting));
 }
 
 void AxisPlan::AddSequence(int64_t begin, int64_t length) {

@@ -419,6 +419,55 @@ def test_non_finite_scores(library: Path, length: int, pattern: dict[str, Any], 
         assert counts[2, 0] == (0 if normalizer == "sparsegen" else allowed[2])
 
 
+# Full rows are computed in chunks of 64 keys here, block by block, and their results joined.
+CHUNKED = AxisCase(AttentionCase("chunks", (200,), 2, 24, scores="trained"), diagonals=LOCAL2)
+
+
+def few_full_rows(full_rows: int) -> dict[str, Array]:
+    """Return inputs of positive queries."""
+    inputs = axis_inputs(CHUNKED)
+    inputs["query"] = np.abs(inputs["query"])
+    inputs["rows"][:full_rows] = True
+    return inputs
+
+
+@pytest.mark.parametrize("full_rows", [1, 12])
+@pytest.mark.parametrize("token", [0, 63, 64, 150, 199])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_reaches_full_rows_from_every_chunk(
+    library: Path, value: float, token: int, full_rows: int
+) -> None:
+    inputs, attributes = few_full_rows(full_rows), axis_attributes(CHUNKED)
+    ordinary, _ = run_op(library, "AxisAttention", inputs, **attributes)
+    inputs["key"][token] = value
+    output, support = run_op(library, "AxisAttention", inputs, **attributes)
+    assert np.isnan(output[:full_rows]).all()
+    assert (support[:full_rows] == 200).all()
+    assert_same_bits(
+        [output[full_rows:][np.abs(np.arange(full_rows, 200) - token) > 2]],
+        [ordinary[full_rows:][np.abs(np.arange(full_rows, 200) - token) > 2]],
+    )
+
+
+@pytest.mark.parametrize("full_rows", [1, 12])
+@pytest.mark.parametrize("scores", ["one", "a chunk", "all but one", "all", "rising", "falling"])
+def test_full_rows_whose_chunks_have_little_in_common(library: Path, scores: str, full_rows: int) -> None:
+    """Scores of −∞ where `scores` says so, or from one end of a sequence to the other 40 apart."""
+    inputs, attributes = few_full_rows(full_rows), axis_attributes(CHUNKED)
+    hidden = {"one": [70], "a chunk": range(64, 128), "all but one": [*range(64), *range(65, 200)]}
+    slopes = {"rising": 1.0, "falling": -1.0}
+    if scores in slopes:
+        inputs["query"] = np.ones_like(inputs["query"])
+        inputs["key"] += slopes[scores] * np.linspace(-4, 4, 200, dtype=np.float32)[:, None]
+    else:
+        inputs["key"][list(hidden.get(scores, range(200)))] = -np.inf
+    output, support = run_op(library, "AxisAttention", inputs, **attributes)
+    expected, counts = run_function("AxisAttention", inputs, **attributes)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(support, counts)
+    assert output[:full_rows].any() == (scores != "all")
+
+
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_a_key_of_minus_infinity_weighs_nothing(library: Path, normalizer: Any) -> None:
     """A column that is on, as if it were off."""
