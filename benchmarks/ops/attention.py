@@ -166,7 +166,7 @@ def run_of_nodes(
     if node.domain == DOMAIN:
         attach_functions(model, OPSET)
     runner = session(model, threads, with_library, arena=arena)
-    written = runner.run_with_ort_values(None, feed)[: len(outputs)]
+    written: list[onnxruntime.OrtValue] = runner.run_with_ort_values(None, feed)[: len(outputs)]
     binding = runner.io_binding()
     for name, value in feed.items():
         binding.bind_ortvalue_input(name, value)
