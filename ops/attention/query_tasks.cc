@@ -29,8 +29,6 @@ std::vector<int64_t> ReadBorders(const char* op, const Input<int32_t>& cu_seqlen
   return borders;
 }
 
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The range that comes after the i-th of a task; null after the last of all.
 const QueryRange* Next(const Tasks& tasks, size_t task, size_t i) {
   if (i + 1 < tasks[task].size()) return &tasks[task][i + 1];

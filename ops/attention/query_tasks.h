@@ -22,6 +22,8 @@ struct Borders {
   std::vector<int64_t> keys;
 };
 
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Multiply-adds of QK^T that are worth a task of their own, 10 to 30 microseconds.
 constexpr int64_t kTaskWork = int64_t{1} << 20;
 

@@ -19,8 +19,6 @@ constexpr int64_t kTogether = int64_t{3} << 16;
 constexpr int64_t kMostFullRows = 64;
 constexpr int64_t kLeastChunk = 64;  // keys, a multiple of every query_block
 
-constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t ChunksOf(const AxisSequence& sequence, int64_t length) { return CeilDivide(length, sequence.chunk); }
 
 // Floats of a partial result: the sums of a row's values, as many vectors as the widest instruction set
