@@ -82,6 +82,16 @@ AXIS_CASES: tuple[AxisCase, ...] = (
     _case("columns_only", MIXED, 0, 0.1),
     _case("every_row", (1, 40, 65), 1, 0.1, LOCAL2),
     _case("many_rows", (513, 33), 0.6, 0.02, LOCAL2, head_size=17),
+    # As many full rows as are computed along with the others, and one more. The last chunk is a short one.
+    *(
+        AxisCase(
+            AttentionCase(f"first_{rows}_rows", (1100, 70), 2, 24, scores="trained"),
+            columns=0.02,
+            diagonals=LOCAL2,
+            global_size=rows,
+        )
+        for rows in (64, 65)
+    ),
     _case("every_column", (1, 40, 65), 0, 1, LOCAL2),
     _case("half_of_both", MIXED, 0.5, 0.5, LOCAL2),
     _case("nearly_all_columns", (300,), 0.1, 0.95, (0, 7)),

@@ -3,7 +3,7 @@
 // A panel is [keys][2 * kLanes]: the scores of up to 2 * kLanes consecutive queries, one query per lane.
 // Query blocks start at their sequence's first row and keys are visited in an order of the sequence's own, so
 // a sequence's result is the same to the last bit wherever it lies in the packed batch. No buffer is larger
-// than one panel.
+// than one panel, or than the keys of one head.
 #pragma once
 
 #include "attention/rows_ahead_cpu.h"
@@ -45,11 +45,11 @@ inline KeysAndValues<Element> KeysAndValuesOf(const PackedAttention<Element>& te
 // processor's TLB holds; and rows of 16 bits would be converted anew for each block.
 struct HeldHead {
   int64_t* number;    // of the head that is held, counted from 1 over all sequences; 0: none is
-  int64_t* prepared;  // of the head of which the kernel keeps something else, likewise
+  int64_t* prepared;  // of the heads of which the kernel keeps something else, likewise, of two kinds
   float *keys, *values;
 
   void Allocate(ScratchLayout* layout, int64_t longest_sequence, int64_t head_size) {
-    number = reinterpret_cast<int64_t*>(layout->Take(4));
+    number = reinterpret_cast<int64_t*>(layout->Take(6));
     prepared = number + 1;
     const int64_t floats = longest_sequence < kHeldKeys ? 0 : longest_sequence * RoundUp(head_size, kLanes);
     keys = layout->Take(floats);

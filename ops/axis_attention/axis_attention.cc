@@ -19,7 +19,7 @@ constexpr int64_t kTasksOfCall = 16;
 int64_t TaskWork(const std::vector<CostedRange>& ranges, int64_t num_heads) {
   int64_t work = 0;
   for (const CostedRange& costed : ranges) {
-    work += (costed.range.count + costed.step - 1) / costed.step * costed.step_work * num_heads;
+    work += CeilDivide(costed.range.count, costed.step) * costed.step_work * num_heads;
   }
   return std::clamp(work / kTasksOfCall, kTaskWork, kMostTaskWork);
 }
@@ -140,10 +140,19 @@ AxisProblem<Element> AxisAttention<Element>::Problem(KernelContext& context,
 
 namespace {
 
-// Whether a range is all of a sequence, with its full rows computed along with the others.
-bool HasChunks(const AxisPattern& pattern, const QueryRange& range) {
-  const AxisSequence& sequence = pattern.sequences[range.sequence];
-  return sequence.chunk > 0 && sequence.full_rows > 0 && range.first == sequence.full_rows;
+// The heads of sequences whose full rows are to be joined, so many at a time as are computed together.
+std::vector<QueryRange> JoinedRanges(const std::vector<CostedRange>& ranges, const AxisPattern& pattern,
+                                     int64_t num_heads) {
+  std::vector<QueryRange> joined;
+  for (const CostedRange& costed : ranges) {
+    if (pattern.sequences[costed.range.sequence].chunk == 0) continue;
+    for (int64_t head = 0; head < num_heads; head += costed.range.heads) {
+      joined.push_back(costed.range);
+      joined.back().head = head;
+      joined.back().heads = std::min(costed.range.heads, num_heads - head);
+    }
+  }
+  return joined;
 }
 
 // Runs an AxisPlan or AxisCrossPlan.
@@ -153,16 +162,12 @@ void RunPlan(CpuContext& context, const PackedAttention<Element>& tensors, const
   const ElementKernels<Element>& typed = kernels;
   const std::vector<CostedRange>& ranges = plan.CostedRanges();
   AxisPattern pattern = plan.Pattern();
-  std::vector<QueryRange> joined;
-  for (const CostedRange& costed : ranges) {
-    if (!HasChunks(pattern, costed.range)) continue;
-    joined.push_back(costed.range);
-    joined.back().heads = tensors.num_heads;
-  }
+  const std::vector<QueryRange> joined = JoinedRanges(ranges, pattern, tensors.num_heads);
   const Tasks tasks = DivideWork(ranges, tensors.num_heads, TaskWork(ranges, tensors.num_heads));
   const size_t scratch = kernels.axis_attention_scratch(pattern.extent);
-  context.WithScratch(static_cast<size_t>(plan.partials() * pattern.extent.partial), [&](float* partials) {
-    pattern.partials = partials;
+  const int64_t partials = plan.partials() * PartialFloats(tensors.head_size);
+  context.WithScratch(static_cast<size_t>(partials), [&](float* memory_of_call) {
+    pattern.partials = memory_of_call;
     RunTasks(context, tasks, scratch, [&](const QueryRange& range, const QueryRange* next, float* memory) {
       typed.axis_attention(tensors, pattern, range, next, memory);
     });

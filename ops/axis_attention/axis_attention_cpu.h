@@ -383,7 +383,7 @@ inline void AttendFull(const PackedAttention<Element>& tensors, const AxisKeys& 
     if (AskedLanes(pattern.queries + place, 0, count) == 0) continue;
     const AxisBlock block = MakeBlock(keys, pattern.order + place, pattern.queries + place, count, true);
     const bool in_place = AreInPlace<Element>(range, block, tensors.head_size);
-    BlockAhead none(tensors, range, 0, 0, 1);
+    BlockAhead none;
     const auto attend = [&](const auto& head) {
       AttendLanes(head, block, in_place, pattern, tensors.divisor, at, &none);
     };
@@ -404,24 +404,27 @@ class GatheredHeads {
  public:
   GatheredHeads(const PackedAttention<Element>& tensors, const AxisKeys& keys, const QueryRange& range,
                 const AxisScratch& at)
-      : at_(at), full_rows_(keys.sequence.chunk > 0 ? keys.sequence.full_rows : 0) {
+      : tensors_(tensors), keys_(keys), range_(range), at_(at) {
     const int64_t padded = RoundUp(tensors.head_size, kLanes);
     of_columns_ = (keys.sequence.columns + kColumnPadding) * padded;
-    of_queries_ = full_rows_ * padded;
-    const int64_t number = NumberOf(tensors, range);
-    if (*at.held.prepared == number) return;  // a thread's next range is often of the same heads
-    *at.held.prepared = number;
-    const int32_t* queries = keys.pattern.queries + keys.sequence.order;
-    for (int64_t h = 0; h < range.heads; ++h) {
-      const AxisHead<Element, Element> head = HeadOf(tensors, OfHead(range, h));
-      const AxisScratch own = Of(h);
-      if (keys.sequence.columns > 0) {
-        GatherColumns(head, keys.pattern.columns + range.sequence_begin, keys.sequence.columns, own);
+    of_queries_ = keys.sequence.full_rows * padded;
+  }
+
+  void NeedFullQueries() const {
+    const int32_t* queries = keys_.pattern.queries + keys_.sequence.order;
+    Need(0, [&](const AxisHead<Element, Element>& head, const AxisScratch& own) {
+      for (int64_t r = 0; r < keys_.sequence.full_rows; ++r) {
+        CopyRow(head.query + queries[r] * head.stride, head.head_size, own.full_queries + r * head.padded);
       }
-      for (int64_t r = 0; r < full_rows_; ++r) {
-        CopyRow(head.query + queries[r] * head.stride, head.head_size, own.full_queries + r * padded);
-      }
-    }
+    });
+  }
+
+  void NeedColumns() const {
+    const int64_t count = keys_.sequence.columns;
+    if (count == 0) return;
+    Need(1, [&](const AxisHead<Element, Element>& head, const AxisScratch& own) {
+      GatherColumns(head, keys_.pattern.columns + range_.sequence_begin, count, own);
+    });
   }
 
   // The scratch of the h-th head: what is gathered of it, and what all heads share.
@@ -434,8 +437,19 @@ class GatheredHeads {
   }
 
  private:
+  // Calls gather(head, scratch) for each head, if the last range that needed this kind was of other heads.
+  template <class Gather>
+  void Need(int64_t kind, const Gather& gather) const {
+    const int64_t number = NumberOf(tensors_, range_);
+    if (at_.held.prepared[kind] == number) return;
+    at_.held.prepared[kind] = number;
+    for (int64_t h = 0; h < range_.heads; ++h) gather(HeadOf(tensors_, OfHead(range_, h)), Of(h));
+  }
+
+  const PackedAttention<Element>& tensors_;
+  const AxisKeys& keys_;
+  const QueryRange& range_;
   const AxisScratch& at_;
-  const int64_t full_rows_;
   int64_t of_columns_, of_queries_;
 };
 
@@ -447,12 +461,8 @@ inline FullRows<Element> FullRowsOf(const PackedAttention<Element>& tensors, con
   const AxisSequence& sequence = keys.sequence;
   const int64_t of_chunks = row / sequence.chunk * tensors.num_heads + range.head + h;
   const int64_t partial = sequence.partials + of_chunks * sequence.full_rows;
-  return {HeadOf(tensors, OfHead(range, h)),
-          at.full_queries,
-          sequence.full_rows,
-          sequence.full_tokens <= kFewRows,
-          pattern.partials + partial * pattern.extent.partial,
-          pattern.extent.partial};
+  return {HeadOf(tensors, OfHead(range, h)), at.full_queries, sequence.full_rows,
+          sequence.full_tokens <= kFewRows, pattern.partials + partial * PartialFloats(tensors.head_size)};
 }
 
 // Prefetches the block that comes after the i-th row of a range: one of the same range, or of the next.
@@ -478,13 +488,15 @@ inline void AttendBlocks(const PackedAttention<Element>& tensors, const AxisKeys
   const AxisSequence& sequence = keys.sequence;
   const GatheredHeads<Element> gathered(tensors, keys, range, at);
   const int64_t first_row = range.first - sequence.full_rows;
-  const bool with_full = sequence.chunk > 0 && sequence.full_rows > 0 && first_row < range.sequence_length;
+  const bool with_full = sequence.chunk > 0;
+  if (with_full) gathered.NeedFullQueries();
   for (int64_t i = 0; i < range.count; i += kPanelQueries) {
     const int32_t* rows = pattern.order + sequence.order + range.first + i;
     const int32_t* queries = pattern.queries + sequence.order + range.first + i;
     const int64_t count = Min(kPanelQueries, range.count - i);
     const bool is_asked = AskedLanes(queries, 0, count) > 0;
     if (!is_asked && !with_full) continue;
+    if (is_asked) gathered.NeedColumns();
     const AxisBlock block = is_asked ? MakeBlock(keys, rows, queries, count, false) : AxisBlock{};
     const bool in_place = is_asked && AreInPlace<Element>(range, block, tensors.head_size);
     const int64_t steps = range.heads * StepsOf(block, with_full);

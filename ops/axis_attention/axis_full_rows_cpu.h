@@ -2,7 +2,7 @@
 // block brings to the caches are added to each full row's softmax, relative to the greatest score so far
 // (Milakov and Gimelshein, 2018). Keys are in the lanes, not queries. What comes of a chunk's blocks is
 // joined to what comes of the others at the end, so that a row's result does not depend on who computes which
-// chunk, nor on which other rows there are.
+// chunk, nor on which queries are asked for.
 #pragma once
 
 #include "axis_attention/axis_head_cpu.h"
@@ -15,14 +15,16 @@ constexpr int64_t kFewRows = kLanes < 8 ? 2 : 6;
 // Full rows that are computed at a time: they share the loads of keys and values.
 constexpr int64_t kRowsAtOnce = kLanes == 16 ? 6 : 3;
 
-// Partial results of a full row, one after the other in memory.
+static_assert(kLanes <= kPartialLanes, "a partial result has a sum of weights for each lane");
+
+// See PartialFloats.
 struct PartialRow {
   float* sums;     // (padded head size) of weighted values
   float* totals;   // (kLanes) of weights
   float* maximum;  // that weights are relative to
 
   PartialRow(float* base, int64_t head_size)
-      : sums(base), totals(base + RoundUp(head_size, 16)), maximum(totals + 16) {}
+      : sums(base), totals(base + RoundUp(head_size, kPartialLanes)), maximum(totals + kPartialLanes) {}
 
   void Clear(int64_t padded) const {
     for (int64_t d = 0; d < padded; d += kLanes) Store(sums + d, Floats{});
@@ -38,10 +40,11 @@ struct FullRows {
   const float* queries;  // (count, padded head size)
   int64_t count;
   bool few;
-  float* partials;  // (count) of a chunk
-  int64_t partial;  // floats of each
+  float* partials;  // (count, PartialFloats) of a chunk
 
-  PartialRow Partial(int64_t r) const { return {partials + r * partial, head.head_size}; }
+  PartialRow Partial(int64_t r) const {
+    return {partials + r * PartialFloats(head.head_size), head.head_size};
+  }
   void Clear() const {
     for (int64_t r = 0; r < count; ++r) Partial(r).Clear(head.padded);
   }
@@ -108,6 +111,7 @@ inline void ScoreMany(const FullRows<Element>& rows, const Element* key, int64_t
                       const AxisScratch& at) {
   const AxisHead<Element, Element>& head = rows.head;
   PackQueries(key, head.keys.stride, keys, head.head_size, at.buffer, at.query_panel);
+  for (int64_t v = 0; v < kPanelVectors; ++v) Store(at.maxima + v * kLanes, Broadcast(-kInfinity));
   ForEachRows<kKeyRows>(rows.count, [&](auto some, int64_t first) {
     ScoreKeys<some.kCount, kPanelVectors>(at.query_panel, rows.queries + first * head.padded, head.padded,
                                           head.head_size, head.scale, at.buffer,
@@ -180,6 +184,7 @@ template <class Element>
 inline void AddValues(const FullRows<Element>& rows, const Element* value, int64_t keys, float* scores) {
   constexpr int64_t kVectors = 4;
   const AxisHead<Element, Element>& head = rows.head;
+  const int64_t partial = PartialFloats(head.head_size);
   ForEachRows<kRowsAtOnce>(rows.count, [&](auto some, int64_t first) {
     float* own = scores + first * kPanelQueries;
     Floats factors[some.kCount];
@@ -190,11 +195,11 @@ inline void AddValues(const FullRows<Element>& rows, const Element* value, int64
     int64_t d = 0;
     for (; d + kVectors * kLanes <= head.head_size; d += kVectors * kLanes) {
       AddRowTile<some.kCount, kVectors>(own, kPanelQueries, keys, value + d, head.keys.stride,
-                                        kVectors * kLanes, factors, sums + d, rows.partial);
+                                        kVectors * kLanes, factors, sums + d, partial);
     }
     for (; d < head.head_size; d += kLanes) {
       AddRowTile<some.kCount, 1>(own, kPanelQueries, keys, value + d, head.keys.stride, head.head_size - d,
-                                 factors, sums + d, rows.partial);
+                                 factors, sums + d, partial);
     }
   });
 }
@@ -250,7 +255,7 @@ inline void JoinFullRows(const PackedAttention<Element>& tensors, const AxisPatt
                          const QueryRange& range) {
   const AxisSequence& sequence = pattern.sequences[range.sequence];
   const int64_t chunks = (range.sequence_length + sequence.chunk - 1) / sequence.chunk;
-  const int64_t partial = pattern.extent.partial;
+  const int64_t partial = PartialFloats(tensors.head_size);
   const int64_t of_chunk = tensors.num_heads * sequence.full_rows;
   QueryRange of_head = range;
   for (int64_t h = 0; h < range.heads; ++h, ++of_head.head) {

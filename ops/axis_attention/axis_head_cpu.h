@@ -120,6 +120,8 @@ inline void StoreTile(Element* tile, int64_t v, int64_t count, Floats a) {
 // that the pieces are spread over the steps of the block before.
 class BlockAhead {
  public:
+  BlockAhead() = default;  // prefetches nothing
+
   // The rows from the row-th on of a range's sequence, in all of its heads; the kernel takes `steps` steps
   // until they are needed.
   template <class Element>
@@ -127,17 +129,18 @@ class BlockAhead {
              int64_t steps) {
     const ptrdiff_t stride = tensors.num_heads * tensors.head_size;
     const ptrdiff_t head = range.head * tensors.head_size;
+    if (count == 0) return;
     const ptrdiff_t token = (range.sequence_begin + row) * stride + head;
-    const ptrdiff_t query = (range.query_begin + row) * stride + head;
-    const void* const begins[] = {tensors.key + token, tensors.value + token, tensors.query + query,
-                                  tensors.output + query};
-    for (int64_t i = 0; i < kTensors; ++i) begins_[i] = static_cast<const char*>(begins[i]);
-    // The queries of cross-attention are not those of the tokens.
-    tensors_ = range.sequence_queries == range.sequence_length ? kTensors : 2;
+    Add(tensors.key + token);
+    Add(tensors.value + token);
+    if (range.sequence_queries == range.sequence_length) {  // else queries are not those of the tokens
+      const ptrdiff_t query = (range.query_begin + row) * stride + head;
+      Add(tensors.query + query);
+      Add(tensors.output + query);
+    }
     row_bytes_ = range.heads * tensors.head_size * static_cast<int64_t>(sizeof(Element));
     stride_ = stride * static_cast<ptrdiff_t>(sizeof(Element));
     rows_ = count;
-    tensor_ = count > 0 ? 0 : tensors_;
     const int64_t pieces = tensors_ * count * ((row_bytes_ + kPiece - 1) / kPiece);
     pieces_ = (pieces + steps - 1) / steps;
   }
@@ -147,6 +150,8 @@ class BlockAhead {
   }
 
  private:
+  void Add(const void* begin) { begins_[tensors_++] = static_cast<const char*>(begin); }
+
   [[gnu::always_inline]] void PrefetchPiece() {
     const char* piece = begins_[tensor_] + row_ * stride_ + byte_;
     SPARSE_OPS_UNROLL
@@ -163,10 +168,10 @@ class BlockAhead {
   static constexpr int64_t kLine = 64, kPiece = 4 * kLine;  // bytes
 
   const char* begins_[kTensors];
-  int64_t row_bytes_, rows_, tensors_;
-  ptrdiff_t stride_;
-  int64_t pieces_;  // of a step
-  int64_t tensor_, row_ = 0, byte_ = 0;
+  int64_t tensors_ = 0, rows_ = 0, row_bytes_ = 0;
+  ptrdiff_t stride_ = 0;
+  int64_t pieces_ = 0;  // of a step
+  int64_t tensor_ = 0, row_ = 0, byte_ = 0;
 };
 
 }  // namespace SPARSE_OPS_TARGET

@@ -21,9 +21,10 @@ constexpr int64_t kLeastChunk = 64;  // keys, a multiple of every query_block
 
 int64_t ChunksOf(const AxisSequence& sequence, int64_t length) { return CeilDivide(length, sequence.chunk); }
 
-// Floats of a partial result: the sums of a row's values, as many vectors as the widest instruction set
-// needs, the sums of its weights, one to a lane, and the maximum.
-int64_t PartialFloats(int64_t head_size) { return CeilDivide(head_size, 16) * 16 + 16 + 16; }
+// How many keys a block of a sequence reads in each head, about.
+int64_t KeysOfBlock(const AxisSequence& sequence) {
+  return sequence.columns + 2 * std::max<int64_t>(sequence.reach, 0);
+}
 
 }  // namespace
 
@@ -84,17 +85,17 @@ AxisSequence AxisPlan::Plan(int64_t length, int64_t full_rows, int64_t columns) 
     planned.heads = HeadsTogether(length, 0);
     return planned;
   }
-  const bool chunks = !sparsegen_ && full_rows <= kMostFullRows;
+  const bool chunks = !sparsegen_ && full_rows > 0 && full_rows <= kMostFullRows;
   planned.full_rows = full_rows;
   planned.columns = columns;
   planned.reach = reach;
   planned.chunk = chunks ? CeilDivide(CeilDivide(length, kMostChunks), kLeastChunk) * kLeastChunk : 0;
-  planned.heads = HeadsTogether(columns + (reach < 0 ? 0 : 2 * reach), chunks ? full_rows : 0);
+  planned.heads = HeadsTogether(KeysOfBlock(planned), chunks ? full_rows : 0);
   extent_.columns = std::max(extent_.columns, planned.heads * (columns + kColumnPadding));
   extent_.diagonals = std::max(extent_.diagonals, diagonal_count);
   extent_.pairs = std::max(extent_.pairs, random);
   const int64_t slots = columns + (reach >= 0 ? length : 0) + diagonal_count + random;
-  extent_.slots = std::max({extent_.slots, slots, full_rows > 0 && !chunks ? length : full_rows});
+  extent_.slots = std::max({extent_.slots, slots, full_rows == 0 || chunks ? full_rows : length});
   if (chunks) {
     planned.partials = partials_;
     partials_ += ChunksOf(planned, length) * shape_.num_heads * full_rows;
@@ -156,7 +157,6 @@ AxisPattern AxisPlan::Pattern() const {
   pattern.seed = fixed_.seed;
   pattern.extent = extent_;
   pattern.extent.head_size = shape_.head_size;
-  pattern.extent.partial = PartialFloats(shape_.head_size);
   pattern.extent.sparsegen = sparsegen_;
   return pattern;
 }
@@ -167,7 +167,9 @@ std::vector<CostedRange> AxisPlan::CostedRanges() const {
     const int64_t length = borders_[b + 1] - borders_[b];
     const AxisSequence& sequence = sequences_[b];
     if (sequence.full_rows > 0 && sequence.chunk == 0) ranges.push_back(FullRange(b, 0, sequence.full_rows));
-    if (sequence.full_rows < length) ranges.push_back(BlockRange(b, sequence.full_rows, length, sequence));
+    if (sequence.full_rows < length) {
+      ranges.push_back(BlockRange(b, sequence.full_rows, length, sequence, true));
+    }
   }
   return ranges;
 }
@@ -185,13 +187,14 @@ CostedRange AxisPlan::FullRange(size_t sequence, int64_t first, int64_t rows) co
           shape_.query_block * (keys + kRowCost) * shape_.head_size};
 }
 
-CostedRange AxisPlan::BlockRange(size_t sequence, int64_t first, int64_t rows,
-                                 const AxisSequence& own) const {
-  int64_t work = shape_.query_block * (slots_[sequence] + kRowCost) * shape_.head_size;
+CostedRange AxisPlan::BlockRange(size_t sequence, int64_t first, int64_t rows, const AxisSequence& own,
+                                 bool any_asked) const {
+  const int64_t block = shape_.query_block;
+  const int64_t work = any_asked ? block * (slots_[sequence] + kRowCost) * shape_.head_size : 0;
   const QueryRange range = RangeOf(sequence, first, rows, own.heads);
-  if (own.full_rows == 0 || own.chunk == 0) return {range, shape_.query_block, work};
-  work += own.full_rows * shape_.query_block * shape_.head_size;
-  return {range, own.chunk, own.chunk / shape_.query_block * work};
+  if (own.chunk == 0) return {range, block, work};
+  const int64_t full_work = own.full_rows * block * shape_.head_size;
+  return {range, own.chunk, CeilDivide(std::min(own.chunk, rows), block) * (work + full_work)};
 }
 
 AxisCrossPlan::AxisCrossPlan(const FixedPairs& fixed, const std::vector<int64_t>& borders,
@@ -239,17 +242,22 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
       inside.begin(), inside.end(), [&](const PlacedQuery& each) { return each.place >= planned.full_rows; });
   const auto full_inside = static_cast<size_t>(first_other - inside.begin());
 
-  sequences_.push_back(planned);
-  sequences_.back().order = static_cast<int64_t>(order_.size());
   if (planned.chunk > 0) {
     std::vector<int32_t> full = full_outside;
     for (size_t i = 0; i < full_inside; ++i) full.push_back(inside[i].query);
     std::vector<PlacedQuery> others(first_other, inside.end());
-    AddChunks(sequence, full, &others);
+    for (size_t i = 0; i < full.size(); i += kMostFullRows) {
+      const int32_t* group = full.data() + i;
+      const size_t count = std::min<size_t>(kMostFullRows, full.size() - i);
+      AddChunks(sequence, planned, {group, group + count}, &others);
+    }
+    AddKind(planned, 0);
+    sequences_.back().chunk = 0;
     AddBlocks(sequence, tokens, others.data(), others.size());
     AddOutside(sequence, other_outside, false);
     return;
   }
+  AddKind(planned, planned.full_rows);
   // Where the rows of all tokens are full, the plan has nothing for a row that is not.
   if (sequences_.back().full_rows == length) sequences_.back().masked = true;
   AddBlocks(sequence, tokens, inside.data(), full_inside);
@@ -259,18 +267,21 @@ void AxisCrossPlan::AddSequence(size_t sequence, const AxisPattern& tokens) {
   AddOutside(sequence, other_outside, false);
 }
 
-// Adds the full rows of a sequence, if there are any, and all of its others along with them. Leaves in
+// Begins some rows of a sequence, the first `full_rows` of which are full.
+AxisSequence& AxisCrossPlan::AddKind(const AxisSequence& planned, int64_t full_rows) {
+  sequences_.push_back(planned);
+  sequences_.back().order = static_cast<int64_t>(order_.size());
+  sequences_.back().full_rows = full_rows;
+  return sequences_.back();
+}
+
+// Adds full rows of a sequence, kMostFullRows at most, and all of its others along with them. Leaves in
 // `others` queries that have no lane there: all but the first of a token.
-void AxisCrossPlan::AddChunks(size_t sequence, const std::vector<int32_t>& full,
+void AxisCrossPlan::AddChunks(size_t sequence, const AxisSequence& planned, const std::vector<int32_t>& full,
                               std::vector<PlacedQuery>* others) {
-  AxisSequence& own = sequences_.back();
-  const int64_t kind_begin = own.full_rows;
-  own.full_rows = static_cast<int64_t>(full.size());
-  if (full.empty()) {
-    own.chunk = 0;
-    return;
-  }
   const int64_t length = borders_[sequence + 1] - borders_[sequence];
+  AxisSequence& own = AddKind(planned, static_cast<int64_t>(full.size()));
+  own.heads = std::min(own.heads, plan_.HeadsTogether(KeysOfBlock(own), own.full_rows));
   own.partials = partials_;
   partials_ += ChunksOf(own, length) * num_heads_ * own.full_rows;
   full_rows_ = std::max(full_rows_, own.heads * own.full_rows);
@@ -282,13 +293,14 @@ void AxisCrossPlan::AddChunks(size_t sequence, const std::vector<int32_t>& full,
   for (int32_t row = 0; row < length; ++row) order_.push_back(row);
   queries_.resize(order_.size(), -1);
   const auto left = std::remove_if(others->begin(), others->end(), [&](const PlacedQuery& each) {
-    int32_t& lane = queries_[first + static_cast<size_t>(each.place - kind_begin)];
+    int32_t& lane = queries_[first + static_cast<size_t>(each.place - planned.full_rows)];
     if (lane >= 0) return false;
     lane = each.query;
     return true;
   });
+  const bool any_asked = left != others->end();
   others->erase(left, others->end());
-  AddRange(sequence, static_cast<int64_t>(first), false);
+  AddRange(sequence, static_cast<int64_t>(first), false, any_asked);
 }
 
 // Adds the blocks that hold `queries`, all of which are full rows or none. A block that would hold two
@@ -329,13 +341,14 @@ void AxisCrossPlan::AddOutside(size_t sequence, const std::vector<int32_t>& quer
 }
 
 // Adds the rows from the first-th in order to the last.
-void AxisCrossPlan::AddRange(size_t sequence, int64_t first, bool full) {
+void AxisCrossPlan::AddRange(size_t sequence, int64_t first, bool full, bool any_asked) {
   const AxisSequence& own = sequences_.back();
   const int64_t count = static_cast<int64_t>(order_.size()) - first;
   const int64_t place = first - own.order;
   ranges_.push_back(full ? plan_.FullRange(sequence, place, count)
-                         : plan_.BlockRange(sequence, place, count, own));
+                         : plan_.BlockRange(sequence, place, count, own, any_asked));
   QueryRange& range = ranges_.back().range;
+  range.sequence = static_cast<int64_t>(sequences_.size()) - 1;
   range.query_begin = query_borders_[sequence];
   range.sequence_queries = query_borders_[sequence + 1] - query_borders_[sequence];
 }

@@ -31,13 +31,15 @@ class AxisPlan {
   std::vector<CostedRange> CostedRanges() const;
   // The full rows of a sequence, in blocks of their own.
   CostedRange FullRange(size_t sequence, int64_t first, int64_t rows) const;
-  // Some rows in blocks of consecutive ones; `own` says how they are scheduled.
-  CostedRange BlockRange(size_t sequence, int64_t first, int64_t rows, const AxisSequence& own) const;
+  // Some rows in blocks of consecutive ones; `own` says how they are scheduled. any_asked: whether any row
+  // that is not full is asked for.
+  CostedRange BlockRange(size_t sequence, int64_t first, int64_t rows, const AxisSequence& own,
+                         bool any_asked) const;
+  int64_t HeadsTogether(int64_t keys, int64_t full_rows) const;
 
  private:
   void AddSequence(int64_t begin, int64_t length);
   AxisSequence Plan(int64_t length, int64_t full_rows, int64_t columns);
-  int64_t HeadsTogether(int64_t keys, int64_t full_rows) const;
   QueryRange RangeOf(size_t sequence, int64_t first, int64_t rows, int64_t heads) const;
 
   const FixedPairs& fixed_;
@@ -77,10 +79,12 @@ class AxisCrossPlan {
   };
 
   void AddSequence(size_t sequence, const AxisPattern& tokens);
-  void AddChunks(size_t sequence, const std::vector<int32_t>& full, std::vector<PlacedQuery>* others);
+  AxisSequence& AddKind(const AxisSequence& planned, int64_t full_rows);
+  void AddChunks(size_t sequence, const AxisSequence& planned, const std::vector<int32_t>& full,
+                 std::vector<PlacedQuery>* others);
   void AddBlocks(size_t sequence, const AxisPattern& tokens, const PlacedQuery* queries, size_t count);
   void AddOutside(size_t sequence, const std::vector<int32_t>& queries, bool full);
-  void AddRange(size_t sequence, int64_t first, bool full);
+  void AddRange(size_t sequence, int64_t first, bool full, bool any_asked = true);
 
   const AxisPlan plan_;
   const std::vector<int64_t>& borders_;
@@ -89,6 +93,7 @@ class AxisCrossPlan {
   const int64_t query_block_;
   const int64_t num_heads_;
   std::vector<int64_t> places_;  // each token's place in the order of its sequence
+  // Ranges count these, of which a sequence has several where it has full rows along with others.
   std::vector<AxisSequence> sequences_;
   std::vector<int32_t> order_, queries_;
   std::vector<CostedRange> ranges_;

@@ -17,7 +17,7 @@ struct QueryRange {
   int64_t sequence_length;  // its keys
   int64_t query_begin;      // its first query
   int64_t sequence_queries;
-  int64_t first;  // first query of the range, counted within the sequence: a multiple of query_block
+  int64_t first;  // query of the range, counted within the sequence: a multiple of query_block
   int64_t count;
   int64_t head;
   int64_t heads;
@@ -36,15 +36,22 @@ struct AxisSequence {
   int64_t columns;    // keys that every row attends to and that are gathered; 0 where masked
   int64_t reach;      // offsets up to this one lie in a block's band of masked keys; -1: none do
   bool masked;        // a block's band is the whole sequence, columns, full rows and random keys included
-  int64_t heads;      // of rows that are not full, computed together
-  // Keys of a chunk, a multiple of query_block. Full rows are computed along with the blocks of a chunk,
-  // which leaves a partial result of each. 0: they have blocks of their own.
+  int64_t heads;      // computed together, but for full rows in blocks of their own
+  // Keys of a chunk, a multiple of query_block. The full rows are computed along with the blocks of a chunk,
+  // which leaves a partial result of each. 0: there are none, or they have blocks of their own.
   int64_t chunk;
   int64_t partials;     // the number of its first partial result; they are (chunks, num_heads, full_rows)
   int64_t full_tokens;  // how many rows are full where every token is a query
 };
 
 constexpr int64_t kMostChunks = 16;  // of a sequence
+
+// A partial result of a full row, one after the other in memory: the sums of its values, padded to a multiple
+// of kPartialLanes, the sums of its weights, one to a lane, and the maximum, padded likewise.
+constexpr int64_t kPartialLanes = 16;  // those of the widest instruction set
+constexpr int64_t PartialFloats(int64_t head_size) {
+  return (head_size + kPartialLanes - 1) / kPartialLanes * kPartialLanes + 2 * kPartialLanes;
+}
 
 constexpr int64_t kColumnPadding = 8;
 
@@ -62,7 +69,6 @@ struct AxisExtent {
   int64_t diagonals;  // outside of a band
   int64_t pairs;      // scores of a row with keys of its own
   int64_t full_rows;  // computed along with blocks, over the heads of a range
-  int64_t partial;    // floats of a partial result
   bool sparsegen;     // whether sparsegen-lin normalizes, not softmax
 };
 
@@ -80,7 +86,7 @@ struct AxisPattern {
   const uint8_t* is_offset;  // (longest sequence + 1)
   int64_t random_keys;       // draws for each row
   uint64_t seed;
-  float* partials;  // those of the call, of extent.partial floats each
+  float* partials;  // those of the call, of PartialFloats each
   AxisExtent extent;
 };
 
@@ -116,11 +122,13 @@ struct ElementKernels {
   void (*softmax_attention)(const PackedAttention<Element>& tensors, const QueryRange& range,
                             const QueryRange* next, float* scratch);
   // The range counts places in the sequence's `order`. It has either full rows or others, in blocks of
-  // query_block from its first place on; where full rows are computed along with others, whole chunks.
+  // query_block from its first place on, which need not be a multiple of that; of a sequence with chunks it
+  // has whole ones.
   // next: the range that comes after; null after the last.
   void (*axis_attention)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                          const QueryRange& range, const QueryRange* next, float* scratch);
-  // Writes the full rows of a sequence with chunks, all of which have been computed, in the heads of a range.
+  // Writes the full rows of a sequence with chunks, all of which have been computed, in the heads of a
+  // range.
   void (*axis_full_rows)(const PackedAttention<Element>& tensors, const AxisPattern& pattern,
                          const QueryRange& range);
   // Whether weight (2, width) times each of `count` rows of hidden, plus bias, is above 0.

@@ -404,21 +404,32 @@ Answer<Element> AttendAxes(const Kernels& kernels, const AxisCase& axes, bool sp
   const AxisPlan plan(axes.fixed, sequences.borders, rows.data(), columns.data(),
                       {sequences.heads, sequences.head_size, kernels.query_block}, sparsegen);
   AxisPattern pattern = plan.Pattern();
-  std::vector<float> partials = Scratch(static_cast<size_t>(plan.partials() * pattern.extent.partial));
+  std::vector<float> partials =
+      Scratch(static_cast<size_t>(plan.partials() * PartialFloats(sequences.head_size)));
   pattern.partials = partials.data();
   Answer<Element> answer;
   const PackedAttention<Element> tensors = TensorsOf(sequences, &answer);
   std::vector<float> scratch = Scratch(kernels.axis_attention_scratch(pattern.extent));
   const ElementKernels<Element>& typed = kernels;
+  // Each in the smallest parts that it may be cut into.
+  std::vector<QueryRange> parts, joined;
   for (const CostedRange& costed : plan.CostedRanges()) {
     QueryRange range = costed.range;
     for (range.head = 0; range.head < sequences.heads; range.head += range.heads) {
       range.heads = std::min(costed.range.heads, sequences.heads - range.head);
-      typed.axis_attention(tensors, pattern, range, nullptr, scratch.data());
-      const AxisSequence& sequence = pattern.sequences[range.sequence];
-      if (sequence.chunk > 0 && sequence.full_rows > 0) typed.axis_full_rows(tensors, pattern, range);
+      if (pattern.sequences[range.sequence].chunk > 0) joined.push_back(range);
+      for (int64_t done = 0; done < range.count; done += costed.step) {
+        parts.push_back(range);
+        parts.back().first += done;
+        parts.back().count = std::min(costed.step, range.count - done);
+      }
     }
   }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const QueryRange* next = i + 1 < parts.size() ? &parts[i + 1] : nullptr;
+    typed.axis_attention(tensors, pattern, parts[i], next, scratch.data());
+  }
+  for (const QueryRange& range : joined) typed.axis_full_rows(tensors, pattern, range);
   return answer;
 }
 

@@ -27,7 +27,7 @@ from one_op import (
 
 from axis_cases import AXIS_CASES, LOCAL2, AxisCase
 from cases import ATTENTION_CASES, AttentionCase
-from cross_cases import ASKED, Asked, asked_queries
+from cross_cases import ASKED, Asked, AskedQueries, asked_queries
 from sparse_export.attention.patterns import LayerPattern
 from sparse_export.encoders.packing import Axes, Sequences
 from sparse_export.graph.nodes import AxisSettings, HeadSettings
@@ -86,6 +86,22 @@ def check_axis(library: Path, case: AxisCase, asked: Asked, threads: int = 1) ->
 @pytest.mark.parametrize("case", AXIS_CASES, ids=lambda case: case.name)
 def test_case_table_of_axis_attention(library: Path, case: AxisCase, normalizer: Any) -> None:
     check_axis(library, replace(case, normalizer=normalizer), "some", threads=2)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("times", [64, 65, 200])
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_more_queries_with_full_rows_than_are_computed_at_a_time(
+    library: Path, times: int, others: int, normalizer: Any
+) -> None:
+    """Of one token, with each of the others asked for so many times."""
+    attention = AttentionCase("repeated", (9, 200), 3, 24, scores="trained")
+    case = AxisCase(attention, 0, 0.05, LOCAL2, normalizer=normalizer, global_size=1)
+    tokens = np.array([*range(9), *[9] * times, *[*range(10, 209)] * others], np.int64)
+    queries = AskedQueries(tokens, np.array([0, 9, len(tokens)], np.int32))
+    inputs = cross_inputs(axis_inputs(case), queries)
+    found = run_op(library, "AxisCrossAttention", inputs, 2, **axis_attributes(case))
+    assert_same_bits(found, [tensor[tokens] for tensor in run_axis(library, case)])
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
