@@ -33,8 +33,16 @@ OPTIONS = [
     if option.param_type_name == "option"
 ]
 
-# `classify --url` asks a server; `profile --url` decides what is measured. One variable must not mean both.
+# `classify --url` asks a server; `profile --url` decides what is measured. `--task` is what a model learns or
+# answers, elsewhere one of its tasks; `--text-pair` is whether there are pairs, elsewhere the second texts.
+# `finetune --attention` trains a model; `export --attention` puts another into it. One variable must not mean
+# both.
 OF_ANOTHER_NAME = {
+    ("finetune", "--task"): "SPARSE_SERVE_FINETUNE_TASK",
+    ("export", "--task"): "SPARSE_SERVE_EXPORT_TASK",
+    ("export", "--attention"): "SPARSE_SERVE_EXPORT_ATTENTION",
+    ("export", "--lambda"): "SPARSE_SERVE_EXPORT_LAMBDA",
+    ("export", "--text-pair"): "SPARSE_SERVE_EXPORT_TEXT_PAIR",
     ("profile", "--url"): "SPARSE_SERVE_PROFILE_URL",
     ("profile", "--ca-certificates"): "SPARSE_SERVE_PROFILE_CA_CERTIFICATES",
 }
@@ -51,6 +59,25 @@ def test_an_option_reads_the_variable_of_its_name(
     monkeypatch.setenv(variable, "from outside")
     context = command.make_context(command.name, [], resilient_parsing=True)
     assert option.resolve_envvar_value(context) == "from outside"
+
+
+REPEATED = [each for each in OPTIONS if each.values[1].multiple]
+
+
+@pytest.mark.parametrize(("command", "option"), REPEATED)
+def test_a_variable_has_a_line_for_each_time_that_an_option_is_repeated(
+    command: typer.core.TyperCommand, option: typer.core.TyperOption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    monkeypatch.setenv(
+        option.envvar or f"SPARSE_SERVE_{str(option.name).upper()}",
+        "Authorization: Bearer a b\n\nX-Tenant: c\n",
+    )
+    assert option.value_from_envvar(context) == ["Authorization: Bearer a b", "X-Tenant: c"]
+
+
+def test_there_are_options_that_are_repeated() -> None:
+    assert {each.values[1].opts[-1] for each in REPEATED} >= {"--header", "--input", "--text-pair"}
 
 
 def test_all_commands_were_walked() -> None:
@@ -123,4 +150,4 @@ def test_a_checkpoint_that_is_profiled_is_exported_by_a_process_of_its_own(
     assert "checkpoint trained/reviews could not be exported: enough" in errors
     (command,) = called
     program = "from sparse_export.cli import main; main()"
-    assert command[:5] == [sys.executable, "-c", program, "export", "trained/reviews"]
+    assert command[:6] == [sys.executable, "-P", "-c", program, "export", "trained/reviews"]

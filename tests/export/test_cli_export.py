@@ -171,8 +171,8 @@ def test_pattern_and_metrics_from_the_environment(
 ) -> None:
     """What is fixed cannot flip, so nothing is said of it."""
     repository = tmp_path / "r"
-    monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "local2+global1")
-    monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "-4")
+    monkeypatch.setenv("SPARSE_SERVE_EXPORT_ATTENTION", "local2+global1")
+    monkeypatch.setenv("SPARSE_SERVE_EXPORT_LAMBDA", "-4")
     monkeypatch.setenv("SPARSE_SERVE_METRICS", "1")
     args = ("--model-repository", repository, "--name", "x")
     status, out, _ = outcome(capsys, app, "export", checkpoint, *args)
@@ -264,8 +264,8 @@ def test_second_texts_are_read_from_the_column_that_is_named(
 def test_lambda_from_the_environment(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPARSE_SERVE_LAMBDA", "1.5")
-    monkeypatch.setenv("SPARSE_SERVE_ATTENTION", "sparsegen")
+    monkeypatch.setenv("SPARSE_SERVE_EXPORT_LAMBDA", "1.5")
+    monkeypatch.setenv("SPARSE_SERVE_EXPORT_ATTENTION", "sparsegen")
     monkeypatch.setenv("SPARSE_SERVE_MODEL_REPOSITORY", str(tmp_path / "r"))
     status, _, err = outcome(capsys, app, "export", checkpoint)
     assert status == 2

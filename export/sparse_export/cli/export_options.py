@@ -26,6 +26,7 @@ Name = Annotated[
 Task = Annotated[
     str | None,
     typer.Option(
+        envvar="SPARSE_SERVE_EXPORT_TASK",
         help="Answer this instead: embedding makes a vector of an encoder's hidden states and needs no "
         "training; classification, multi-label and regression read one and the same head.",
         show_default="as the checkpoint was trained",
@@ -98,6 +99,7 @@ Normalize = Annotated[
 Attention = Annotated[
     str | None,
     typer.Option(
+        envvar="SPARSE_SERVE_EXPORT_ATTENTION",
         help="Attend with this instead: softmax, sparsegen, or a pattern such as local2+global1 (terms "
         "localN, globalN, randomN). What is learned (axis, diagonal, layer-diagonal) needs a checkpoint "
         "that was trained with it.",
@@ -109,7 +111,7 @@ Lambd = Annotated[
     float | None,
     typer.Option(
         "--lambda",
-        envvar="SPARSE_SERVE_LAMBDA",
+        envvar="SPARSE_SERVE_EXPORT_LAMBDA",
         help="Sparsegen's λ, below 1: with --attention sparsegen, or with a pattern, to take sparsegen "
         "over its keys instead of softmax.",
         show_default=False,
@@ -130,7 +132,7 @@ Paired = Annotated[
     bool | None,
     typer.Option(
         "--text-pair/--single-text",
-        envvar="SPARSE_SERVE_TEXT_PAIR",
+        envvar="SPARSE_SERVE_EXPORT_TEXT_PAIR",
         help="What a tokenizer in the graph reads: pairs of texts, TEXT and TEXT_PAIR, or TEXT alone.",
         show_default="what the checkpoint was trained on, else single texts",
         rich_help_panel=_TEXTS,

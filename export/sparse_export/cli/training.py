@@ -133,6 +133,7 @@ MaxLength = Annotated[
 Task = Annotated[
     TaskName | None,
     typer.Option(
+        envvar="SPARSE_SERVE_FINETUNE_TASK",
         help="What is answered. Labels are one name, a JSON array of names (multi-label), a number "
         "(regression), answers in a context, or a tag for each word. mlm reads none: it pre-trains an "
         "encoder on texts, to tell masked tokens.",

@@ -60,7 +60,15 @@ def add_command(app: typer.Typer, name: str, path: str, *, extras: str | None = 
 def _command(name: str, function: Callable[..., None], **settings: Any) -> Any:
     alone = typer.Typer(add_completion=False)
     alone.command(name, **settings)(function)
-    return typer.main.get_command(alone)
+    command: Any = typer.main.get_command(alone)
+    for parameter in command.params:
+        parameter.split_envvar_value = _lines
+    return command
+
+
+def _lines(value: str) -> list[str]:
+    """Split a variable of an option that may be repeated: a header, a text or a path has blanks itself."""
+    return [line for line in value.splitlines() if line.strip()]
 
 
 def _failing(error: MissingPackageError) -> Callable[..., None]:
