@@ -129,7 +129,10 @@ def write_tasks(folder: Path, data: Path, share: float, dev_rows: int | None, *,
 
     def train(source: str) -> dict[str, Any]:
         path = data.resolve() / source / "train.tsv"
-        return {"train": str(path), "max_train_rows": round(share * len(read_data(path, task=None).rows))}
+        return {
+            "train": str(path),
+            "max_train_rows": round(share * len(read_data(path, labelled=False).rows)),
+        }
 
     for task, source in sets.items():
         dev = folder / f"{source}_dev.tsv"

@@ -87,7 +87,7 @@ def main(
 
 def make_corpus(path: Path, rows: int) -> list[str]:
     """Return so many texts, no two of them equal."""
-    texts = [row.text for row in read_data(path, task=None).rows]
+    texts = [row.text for row in read_data(path, labelled=False).rows]
     random.Random(0).shuffle(texts)
     again = itertools.cycle(texts)
     return [

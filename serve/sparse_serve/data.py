@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sparse_serve.errors import DataError
-from sparse_serve.records import PLAIN, TABLES, Record, iter_records
+from sparse_serve.records import PLAIN, Record, iter_records
 from sparse_serve.rows import TEXT_PAIR, Columns, Label, Row, RowFormat, TextData, missing_label, names_of
 from sparse_serve.tasks import TASKS, sorted_labels
 
@@ -41,29 +41,32 @@ def read_data(
     path: Path,
     columns: Columns | None = None,
     *,
-    task: str | None = "single_label_classification",
+    task: str = "single_label_classification",
+    labelled: bool = True,
     max_rows: int | None = None,
     seed: int = 0,
     arrange: Arrange | None = None,
 ) -> TextData:
     """Read a file, or a sample of `max_rows` of its rows: `sample_records` of its records.
 
-    What the file may be depends on the task (`RowFormat.formats`); without labels (`task` None) it is also
-    plain text (.txt), of which each line is a row.
+    What the file may be depends on the task (`RowFormat.formats`); without labels it is also plain text
+    (.txt), of which each line is a row, unless such files are the task's own.
 
     Raises:
         DataError: the file is missing, unreadable, empty, of an unknown format, lacks a column, or has a
             malformed row; row errors name the line.
         ValueError: `max_rows` is below 1.
     """
-    kind = _kind(task)
+    kind = TASKS[task].rows
     columns = columns or kind.columns
-    records = iter_records(path, columns.required, {**TABLES, **PLAIN} if task is None else kind.formats)
+    formats = kind.formats if labelled else {**PLAIN, **kind.formats}
+    records = iter_records(path, columns.required, formats)
     return sample_records(
         str(path),
         records if arrange is None else arrange(str(path), records),
         columns,
         task=task,
+        labelled=labelled,
         max_rows=max_rows,
         seed=seed,
     )
@@ -74,7 +77,8 @@ def sample_records(
     records: Records,
     columns: Columns,
     *,
-    task: str | None = "single_label_classification",
+    task: str = "single_label_classification",
+    labelled: bool = True,
     max_rows: int | None = None,
     seed: int = 0,
 ) -> TextData:
@@ -87,7 +91,8 @@ def sample_records(
         source: the name that messages give the records.
         records: with the required columns.
         columns: names of the columns.
-        task: what the labels are, a `Task.type`; None reads texts without labels.
+        task: what the rows are, a `Task.type`.
+        labelled: whether labels are read; else they need not be there.
         max_rows: size of the sample; None for all.
         seed: seeds the sample.
 
@@ -97,36 +102,32 @@ def sample_records(
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; give at least 1")
-    kind = _kind(task)
+    kind = TASKS[task].rows
     rng = random.Random(seed)
     rows: list[Row] = []
     labels: set[str] = set()
     count = 0
-    for count, row in enumerate(_iter_rows(source, records, columns, task), start=1):
-        labels.update(names_of(row.label) if task is not None else ())
+    for count, row in enumerate(_iter_rows(source, records, columns, kind, labelled), start=1):
+        labels.update(names_of(row.label) if labelled else ())
         if max_rows is None or count <= max_rows:
             rows.append(row)
         elif (slot := rng.randrange(count)) < max_rows:
             rows[slot] = row
     if not count:
-        needed = "one text" if task is None else "one labelled text"
+        needed = "one labelled text" if labelled else "one text"
         raise DataError(f"data file {source} has no rows; it needs {needed} or more")
     return TextData(source, tuple(sorted(rows)), sorted_labels(labels), count, kind.whole_contexts)
 
 
-def _kind(task: str | None) -> RowFormat:
-    """Return the rows of a task; texts without labels are those of classification."""
-    return TASKS[task or "single_label_classification"].rows
-
-
-def _iter_rows(source: str, records: Records, columns: Columns, task: str | None) -> Iterator[Row]:
+def _iter_rows(
+    source: str, records: Records, columns: Columns, kind: RowFormat, labelled: bool
+) -> Iterator[Row]:
     """Yield the rows of records, read as they are asked for; errors as in `sample_records`."""
-    kind = _kind(task)
     first_line: dict[bool, int] = {}  # by whether the row has a second text
     unlabelled: tuple[int, Record] | None = None
-    is_labelled = task is None
+    is_labelled = not labelled
     for line, record in records:
-        row = kind.row(source, line, record, columns, labelled=task is not None)
+        row = kind.row(source, line, record, columns, labelled=labelled)
         first_line.setdefault(bool(row.text_pair), line)
         if len(first_line) == 2 and not kind.whole_contexts:
             raise DataError(

@@ -472,7 +472,7 @@ def test_each_task_has_its_own_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"suffix '.txt'; accepted are .tsv, .csv, .jsonl, .json"):
         read_data(text, task=QA)
     assert texts(read_data(text, task=TAGS)) == [("a", "", (Tag(0, 1, "O"),))]
-    assert texts(read_data(text, task=None)) == [("a O", "", "")]
+    assert texts(read_data(text, labelled=False)) == [("a O", "", "")]
 
 
 @pytest.mark.skipif(not (DATA / "squad").exists(), reason=f"{DATA / 'squad'} is not here")

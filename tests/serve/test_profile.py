@@ -342,6 +342,7 @@ def test_a_model_of_several_tasks_is_sent_texts_of_all(
         (["tiny", "--input-data=a.tsv", "--input-lengths=b.txt"], "--input-lengths has no effect with"),
         (["tiny", "--input-lengths=b.txt"], "--lengths has no effect with --input-lengths"),
         (["tiny", "--label-column=stars"], "--label-column has no effect with no --eval"),
+        (["tiny", "--text-column=review"], "--text-column has no effect with neither --eval nor"),
         (
             ["tiny", "--request-distribution=constant"],
             "--request-distribution has no effect with",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 from sample_report import MIB
+from tiny_entry import TAGS
 
 from command_line import exit_status, outcome
 from sparse_serve.cli import app
@@ -343,7 +344,7 @@ def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> 
         rounds=3,
         measurement_interval_ms=2,
     )
-    last = profile(options, Quiet(), kept.append)
+    last = profile(options, Quiet(), lambda report_so_far: kept.append(report_so_far()))
     assert [report.partial for report in kept] == [
         "it ended after 1 of 3 rounds",
         "it ended after 2 of 3 rounds",
@@ -382,6 +383,34 @@ def test_a_running_server_is_seen_from_outside(
     assert {m.variant for m in report.measurements} == {"model" if takes_text else "text"}
     assert all(m.memory_bytes is None and m.cost.mebibyte_seconds is None for m in report.measurements)
     assert report.steady == ()
+
+
+def test_options_of_the_environment_have_no_effect_where_they_cannot(
+    script: Script, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be meant for other commands; the command line is refused the same."""
+    path = tmp_path / "texts.txt"
+    path.write_text("w1\nw1 w2\n", encoding="utf-8")
+    for name in ("LENGTHS", "TEXT_COLUMN", "REQUEST_DISTRIBUTION"):
+        monkeypatch.setenv(f"SPARSE_SERVE_{name}", {"LENGTHS": "8"}.get(name, "constant"))
+    place = [f"--model-repository={repository}", f"--output-dir={tmp_path / 'report'}"]
+    arguments = [*place, "--variants=model", "--rounds=1", "--measurement-interval=2"]
+    assert exit_status(app, "profile", "tiny", *arguments, f"--input-data={path}") == 0
+    assert exit_status(app, "profile", "tiny", *arguments, f"--input-data={path}", "--lengths=8") == 2
+
+
+def test_words_are_sent_as_the_texts_that_they_make(
+    script: Script, tmp_path: Path, make_spec: Callable[..., EntrySpec]
+) -> None:
+    """As a file of an entity model has them, whatever their tags; lines of plain text are texts."""
+    write_entry(tmp_path / "models", make_spec(TAGS))
+    words, lines = tmp_path / "words.jsonl", tmp_path / "lines.txt"
+    words.write_text('{"tokens": ["w1", "w2"]}\n{"tokens": ["w1"]}\n', encoding="utf-8")
+    lines.write_text("w1 w2\nw1\n", encoding="utf-8")
+    for path in (words, lines):
+        report = profiled(tmp_path / "models", variants=("model",), rounds=1, input_data=path)
+        (inputs,) = report.inputs
+        assert sorted(inputs.row_lengths) == [3, 4]
 
 
 def test_texts_are_sent_as_they_are(script: Script, repository: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def rows_of(folder: Path, record: dict[str, str]) -> TextData:
     """Three rows of a file."""
     path = folder / "rows.jsonl"
     path.write_text(f"{json.dumps(record)}\n" * 3)
-    return read_data(path, task=None)
+    return read_data(path, labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_texts_of_a_long_file_are_taken_from_all_of_it(tmp_path: Path) -> None:
     tokens = bert_like(tmp_path / "tokenizer.json", CLASSES)
     path = tmp_path / "day.txt"
     path.write_text("".join(f"{number}\n" for number in range(2000)), encoding="utf-8")
-    workload = own_workload(tokens, read_data(path, task=None), 2)
+    workload = own_workload(tokens, read_data(path, labelled=False), 2)
     sent = [int(text) for batch in workload.batches for text in batch.texts]
     assert (len(workload.batches), len(sent)) == (512, 1024)
     assert sent == sorted(set(sent))

@@ -139,7 +139,7 @@ def _reading(task: TaskEntry, entry: RowsEntry) -> Reading:
         for (line, record), label in _mapped(source, rows, entry):
             yield line, {**record, columns.label: label}
 
-    return Reading(kind.type, relabelled if entry.labels else None)
+    return Reading(kind.type, arrange=relabelled if entry.labels else None)
 
 
 def _relabelled(rows: Rows, entry: RowsEntry) -> Rows:

@@ -17,8 +17,8 @@ def reading_of(options: PretrainOptions) -> Reading:
     """Return how rows are read: texts that are not blank, or documents whose lines are sentences."""
     columns = options.columns or Columns()
     if options.nsp:
-        return Reading(None, partial(_documents, columns), LEAST_DOCUMENTS)
-    return Reading(None, partial(_texts, columns))
+        return Reading(labelled=False, arrange=partial(_documents, columns), least=LEAST_DOCUMENTS)
+    return Reading(labelled=False, arrange=partial(_texts, columns))
 
 
 def _texts(columns: Columns, source: str, records: Records) -> Records:

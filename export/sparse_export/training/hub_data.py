@@ -90,10 +90,12 @@ class OpenSplit:
 def read_split(
     split: DatasetSplit,
     columns: Columns | None,
-    task: str | None,
+    task: str,
     max_rows: int | None = None,
     seed: int = 0,
     arrange: Arrange | None = None,
+    *,
+    labelled: bool = True,
 ) -> SplitData:
     """Read a split, or a sample of `max_rows` of its rows, as `sparse_serve.data.sample_records` does.
 
@@ -102,14 +104,15 @@ def read_split(
     Raises:
         DataError: the data set cannot be loaded, lacks a column, or has a malformed row.
     """
-    kind = TASKS[task or "single_label_classification"].rows
+    kind = TASKS[task].rows
     columns = columns or kind.columns
-    opened = open_split(split, columns, None if task is None else kind)
+    opened = open_split(split, columns, kind if labelled else None)
     data = sample_records(
         str(split),
         opened.records if arrange is None else arrange(str(split), opened.records),
         columns,
         task=task,
+        labelled=labelled,
         max_rows=max_rows,
         seed=seed,
     )

@@ -10,10 +10,10 @@ from typing import Generic
 from rich.console import Console
 from typing_extensions import TypeVar
 
-from sparse_export.training.hub_data import DatasetSplit, has_labels, open_split, read_split
+from sparse_export.training.hub_data import DatasetSplit, has_labels, read_split
 from sparse_export.training.options import TrainingOptions
 from sparse_export.training.records import DataRecord
-from sparse_serve.data import Arrange, Columns, Records, TextData, hold_out, read_data
+from sparse_serve.data import Arrange, Columns, TextData, hold_out, read_data
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.records import SUFFIXES, iter_records
@@ -72,12 +72,14 @@ class Reading:
     """How the rows of a run are read.
 
     Attributes:
-        task: whose rows they are, a type of `sparse_serve.tasks`; None reads texts without labels.
+        task: whose rows they are, a type of `sparse_serve.tasks`.
+        labelled: whether labels are read.
         arrange: makes other records of those of a source; None leaves them as they are.
         least: how few rows may be held out.
     """
 
-    task: str | None
+    task: str = "single_label_classification"
+    labelled: bool = True
     arrange: Arrange | None = None
     least: int = 1
 
@@ -164,16 +166,8 @@ def read_test_rows(source: Source, options: TrainingOptions, task: str) -> Rows:
     """
     kind = TASKS[task].rows
     columns = options.columns or kind.columns
-    if _is_labelled(source, columns, kind):
-        return _read(source, options, Reading(task))
-    if isinstance(source, Path):
-        data = _unlabelled(source, iter_records(source, columns.required, kind.formats), columns, kind)
-        record = DataRecord(str(source), file_digest(source), len(data.rows), data.total_rows)
-    else:
-        opened = open_split(source, columns, None)
-        data = _unlabelled(source, opened.records, columns, kind)
-        record = DataRecord(str(source), opened.sha256, len(data.rows), data.total_rows, opened.revision)
-    return Rows(data, record, is_labelled=False)
+    labelled = _is_labelled(source, columns, kind)
+    return replace(_read(source, options, Reading(task, labelled)), is_labelled=labelled)
 
 
 def _is_labelled(source: Source, columns: Columns, kind: RowFormat) -> bool:
@@ -183,13 +177,6 @@ def _is_labelled(source: Source, columns: Columns, kind: RowFormat) -> bool:
     if kind.whole_contexts:  # where nothing is in the columns of a question's answers, it has none
         return any(kind.has_label(record, columns) for record in records)
     return any(record.get(columns.label) not in (None, "") for record in records)
-
-
-def _unlabelled(source: Source, records: Records, columns: Columns, kind: RowFormat) -> TextData:
-    rows = tuple(kind.row(str(source), *each, columns, labelled=False) for each in records)
-    if not rows:
-        raise DataError(f"{source} has no rows; it needs one text or more")
-    return TextData(str(source), rows, (), len(rows), kind.whole_contexts)
 
 
 def _source(value: str, config: str | None, split: str) -> Source:
@@ -211,12 +198,21 @@ def _read(source: Source, options: TrainingOptions, reading: Reading, max_rows: 
             source,
             options.columns,
             task=reading.task,
+            labelled=reading.labelled,
             max_rows=max_rows,
             seed=options.seed,
             arrange=reading.arrange,
         )
         return Rows(data, DataRecord(data.source, file_digest(source), len(data.rows), data.total_rows))
-    split = read_split(source, options.columns, reading.task, max_rows, options.seed, reading.arrange)
+    split = read_split(
+        source,
+        options.columns,
+        reading.task,
+        max_rows,
+        options.seed,
+        reading.arrange,
+        labelled=reading.labelled,
+    )
     data = split.data
     record = DataRecord(data.source, split.sha256, len(data.rows), data.total_rows, split.revision)
     return Rows(data, record)

@@ -1,10 +1,10 @@
 """The command `profile`: latency, throughput and memory of models and their dense twins, as a report."""
 
 import math
-import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -141,44 +141,47 @@ def profile_command(  # noqa: PLR0913  one parameter per option
             f"--client-cores {client_cores} leaves the servers none of the {available_cores()} cores: "
             "give fewer"
         )
+    # Options of the environment may be meant for other commands: where they have no effect they have none.
+    on_line = set(given(context, context.params))
+
+    def refused(*names: str) -> dict[str, bool]:
+        return {f"--{name.replace('_', '-')}": name in on_line for name in names}
+
     refuse_without_effect(
         (
             "--input-data, which has texts of its own",
             input_data is not None,
-            {
-                "--inputs": inputs is not None,
-                "--input-lengths": input_lengths is not None,
-                "--lengths": lengths != _ALL_LENGTHS,
-            },
+            refused("inputs", "input_lengths", "lengths"),
         ),
-        ("--input-lengths", input_lengths is not None, {"--lengths": lengths != _ALL_LENGTHS}),
-        ("no --eval", evaluation is None, {"--label-column": any(given(context, ("label_column",)))}),
+        ("--input-lengths", input_lengths is not None, refused("lengths")),
+        ("no --eval", evaluation is None, refused("label_column")),
         (
-            "no --request-rate-range",
-            request_rate_range is None,
-            {"--request-distribution": request_distribution != "poisson"},
+            "neither --eval nor --input-data",
+            evaluation is None and input_data is None,
+            refused("text_column", "text_pair_column"),
         ),
+        ("no --request-rate-range", request_rate_range is None, refused("request_distribution")),
         (
             "a running server (--url), whose settings and memory are its own",
             profile_url is not None,
-            {
-                "--threads": threads is not None,
-                "--memory-limit": memory_limit is not None,
-                "--memory-budget": memory_budget is not None,
-            },
+            refused("threads", "memory_limit", "memory_budget"),
         ),
         (
             "no --concurrency-range, at which memory is measured",
             concurrency_range is None,
-            {"--memory-budget": memory_budget is not None},
+            refused("memory_budget"),
         ),
     )
-    if profile_url is not None and variants != _ALL_VARIANTS:
-        raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
     if profile_url is not None:
+        if "variants" in on_line:
+            raise OptionError("a running server (--url) has one variant, the model: leave out --variants")
+        variants = _ALL_VARIANTS
+        threads = memory_limit = None
         checked_address(profile_url, "grpc", profile_ca_certificates)
     elif profile_ca_certificates is not None:
         raise OptionError("--ca-certificates are for a running server: name it with --url")
+    if profile_url is not None or concurrency_range is None:
+        memory_budget = None
     if docker is not None and (profile_url is not None or not docker or docker.startswith("-")):
         raise OptionError(f"--docker '{docker}' is no image, or stands beside --url: give one of the two")
     names = list(dict.fromkeys(name.rstrip("/") for name in names))
@@ -228,9 +231,9 @@ def profile_command(  # noqa: PLR0913  one parameter per option
         called = {each.checkpoint: name for name, each in made.items()}
         options = replace(options, names=[called.get(name, name) for name in names], exported=made)
 
-        def keep(report: Report) -> None:
+        def keep(report_so_far: Callable[[], Report]) -> None:
             try:
-                write_report(report, output_dir)
+                write_report(report_so_far(), output_dir)
             except SparseServeError as error:  # there may be room again when all is measured
                 progress.notice(str(error))
             except Exception as error:  # what is still to be measured does not hang on it
@@ -255,13 +258,15 @@ def _written(report: Report, folder: Path) -> list[Path]:
     try:
         return write_report(report, folder)
     except Exception as error:
-        spare = Path(tempfile.gettempdir(), f"sparse-serve-report-{os.getpid()}.json")
         try:
-            spare.write_text(report.to_json(), encoding="utf-8")
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="sparse-serve-report-", suffix=".json", delete=False, encoding="utf-8"
+            ) as spare:
+                spare.write(report.to_json())
         except (OSError, ValueError):
             raise error from None
         reason = error if isinstance(error, SparseServeError) else f"the report cannot be made: {error!r}"
-        raise SparseServeError(f"{reason}; what was measured is in {spare}: see report show") from error
+        raise SparseServeError(f"{reason}; what was measured is in {spare.name}: see report show") from error
 
 
 class ConsoleProgress:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sparse_serve.cuda import require_gpu
 from sparse_serve.data import read_data, read_texts
@@ -20,9 +21,11 @@ from sparse_serve.profiling.workload import (
     read_token_counts,
     recorded_workload,
 )
+from sparse_serve.records import PLAIN
 from sparse_serve.report.measured import Absent
 from sparse_serve.repository.config import CONFIG_NAME, device_of, read_config
 from sparse_serve.repository.entries import TOKENIZER_NAME, Entry, read_entry, repository_path
+from sparse_serve.rows import TextData
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,7 @@ def _subjects(entry: Entry, options: ProfileOptions) -> tuple[list[Subject], lis
 def _workloads(entry: Entry, turns: Turns, options: ProfileOptions) -> list[Workload]:
     tokens = tokens_of(entry)
     if options.input_data is not None:
-        columns = entry.manifest.task.member(turns[0]).rows.named(
-            options.text_column, options.text_pair_column, options.label_column
-        )
-        data = read_data(options.input_data, columns, task=None)
+        data = _own_data(entry, turns, options.input_data, options)
         return [own_workload(tokens, data, options.batch_size, turns)]
     texts, source = read_texts(options.inputs), str(options.inputs or BUILT_IN)
     if options.input_lengths is not None:
@@ -135,6 +135,15 @@ def _workloads(entry: Entry, turns: Turns, options: ProfileOptions) -> list[Work
     return [
         make_workload(tokens, texts, length, options.batch_size, source, turns) for length in options.lengths
     ]
+
+
+def _own_data(entry: Entry, turns: Turns, path: Path, options: ProfileOptions) -> TextData:
+    """Read rows of the entry's task, whose labels need not be there; lines of plain text are texts."""
+    if path.suffix in PLAIN:
+        return read_data(path, labelled=False)
+    task = entry.manifest.task.member(turns[0])
+    columns = task.rows.named(options.text_column, options.text_pair_column, options.label_column)
+    return read_data(path, columns, task=task.type, labelled=False)
 
 
 def _turns(entry: Entry, mix: Mapping[str, int]) -> Turns:

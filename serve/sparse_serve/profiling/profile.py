@@ -4,6 +4,7 @@ options → plans (entries, variants found, texts) → rounds of fresh servers �
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from sparse_serve.errors import SparseServeError
 from sparse_serve.profiling.options import ProfileOptions
@@ -14,12 +15,14 @@ from sparse_serve.report.document import Report
 
 
 def profile(
-    options: ProfileOptions, progress: Progress, on_round: Callable[[Report], object] = lambda _report: None
+    options: ProfileOptions,
+    progress: Progress,
+    on_round: Callable[[Callable[[], Report]], object] = lambda _report_so_far: None,
 ) -> Report:
     """Measure every variant of every entry at every length and load, in several rounds of fresh servers.
 
-    What fails is left out and said; what was measured before Ctrl-C is reported as a part. `on_round` is told
-    the report after each round but the last.
+    What fails is left out and said; what was measured before Ctrl-C is reported as a part. `on_round` is
+    given what makes the report so far, after each round but the last.
 
     Raises:
         OptionError: a length or batch beyond what an entry takes.
@@ -41,7 +44,7 @@ def profile(
             run.measure(plans, number, found)
             if number < options.rounds and found.latency:
                 ended = f"it ended after {number} of {options.rounds} rounds"
-                on_round(report_of(plans, found, run, ended))
+                on_round(partial(report_of, plans, found, run, ended))
         if options.memory_limit is not None and options.url is None:
             for plan in plans:
                 run.find_capacity(plan, options.memory_limit, found)
