@@ -29,7 +29,8 @@ app.add_typer(serving)
 @app.callback()
 def root(context: typer.Context, version: Version = False) -> None:
     """Take the options that come before a command."""
-    context.obj = Program((sys.executable, "-c", f"from {__name__} import main; main()"))
+    # Nothing is imported from the current folder (-P), as by the program itself.
+    context.obj = Program((sys.executable, "-P", "-c", f"from {__name__} import main; main()"))
 
 
 def main() -> None:

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
+from types import FrameType
 from typing import Annotated
 
 import typer
 
+from sparse_serve.cli.signals import handled
 from sparse_serve.errors import SparseServeError
 from sparse_serve.extras import install_hint
 
@@ -50,15 +52,20 @@ def load_model_side(*, verbose: bool, training: bool = False) -> None:
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C: by an exception, so that scratch folders are removed."""
-
-    def end(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    previous = signal.signal(signal.SIGTERM, end)
+    """End on any signal as on Ctrl-C: by an exception, so that scratch folders are removed."""
+    is_ignored = False
     try:
-        yield
+        with handled(_end):
+            try:
+                yield
+            finally:
+                is_ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
-        # Unless a process that has to say why it ends has come to ignore it.
-        if signal.getsignal(signal.SIGTERM) is end:
-            signal.signal(signal.SIGTERM, previous)
+        if is_ignored:  # by a process that has yet to say why it ends
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)

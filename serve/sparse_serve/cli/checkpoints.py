@@ -50,6 +50,9 @@ def exported(
     """
     found: dict[str, FromCheckpoint] = {}
     with tempfile.TemporaryDirectory(prefix="sparse-serve-") as folder:
+        made, scratch = Path(folder, "repository"), Path(folder, "scratch")
+        made.mkdir()
+        scratch.mkdir()
         for checkpoint in checkpoints:
             name = Path(checkpoint).resolve().name
             if name in found or name in entries:
@@ -63,15 +66,17 @@ def exported(
                 )
             print(f"exporting {checkpoint} with its dense twins", file=sys.stderr)
             line = ["export", checkpoint, "--name", name, "--with-baselines"]
-            _run([*program.arguments, *line, "--model-repository", folder], checkpoint)
+            _run([*program.arguments, *line, "--model-repository", str(made)], checkpoint, scratch)
             shown = ["sparse-serve", *line, "--model-repository", str(repository)]
-            found[name] = FromCheckpoint(checkpoint, Path(folder), shlex.join(shown))
+            found[name] = FromCheckpoint(checkpoint, made, shlex.join(shown))
         yield found
 
 
-def _run(command: Sequence[str], checkpoint: str) -> None:
+def _run(command: Sequence[str], checkpoint: str, scratch: Path) -> None:
     # Options of this command's from the environment, such as --label-column, are not meant for that one.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("SPARSE_SERVE_")}
+    # Where it is killed, as Ctrl-C does, it leaves its temporary files to be removed with this folder.
+    variables["TMPDIR"] = str(scratch)
     done = subprocess.run(
         command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )
