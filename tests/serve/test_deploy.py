@@ -173,10 +173,10 @@ def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:
     assert deploy()[0] == 0
     assert deploy("--max-requests", "3")[0] == 0
     assert "maxconn 3 " in (out / "gateway" / CONFIG).read_text()
-    assert "    maxconn 2000\n" in (out / "gateway" / CONFIG).read_text()
+    assert "    maxconn 2100\n" in (out / "gateway" / CONFIG).read_text()
     # Refusals have connections of their own.
     assert deploy("--max-requests", "1500", "--max-pending-requests", "700")[0] == 0
-    assert "    maxconn 5400\n" in (out / "gateway" / CONFIG).read_text()
+    assert "    maxconn 5500\n" in (out / "gateway" / CONFIG).read_text()
     (out / "gateway" / CONFIG).write_text("mine\n")
     status, _, errors = deploy()
     assert status == 1
@@ -230,14 +230,34 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_entry_with_a_fault_is_not_deployed(
-    tmp_path: Path, make_spec: MakeSpec, deploy: Run, certificate: Path
-) -> None:
+def test_an_entry_with_a_fault_is_not_deployed(tmp_path: Path, make_spec: MakeSpec, deploy: Run) -> None:
     entry = write_entry(tmp_path / "faulty", make_spec())
     config = entry / CONFIG_NAME
     config.write_text(config.read_text().replace('"sparse_serve_text"', '"other"'))
     status, _, errors = deploy("--model-repository", str(tmp_path / "faulty"))
     assert status == 1
     assert "has another backend than the export wrote" in errors
+
+
+def test_what_the_container_would_not_serve_is_not_deployed(
+    tmp_path: Path, make_spec: MakeSpec, deploy: Run
+) -> None:
+    """Files that are not of the export, and those that its user may not read."""
+    entry = write_entry(tmp_path / "models", make_spec())
+    own = ("--model-repository", str(tmp_path / "models"))
+    (entry / "1" / "notes.txt").write_text("mine")
+    status, _, errors = deploy(*own)
+    assert status == 1
+    assert "entry 'tiny' is not fit to serve" in errors
+    assert "notes.txt" in errors
+    (entry / "1" / "notes.txt").unlink()
+    (entry / CONFIG_NAME).chmod(0o600)
+    status, _, errors = deploy(*own)
+    assert status == 1
+    assert f"{entry / CONFIG_NAME} cannot be read by user 1000" in errors
+    assert deploy(*own, "--target", "kubernetes")[0] == 0
+
+
+def test_a_certificate_without_its_key_is_refused(certificate: Path) -> None:
     with pytest.raises(SparseServeError, match="put both into one file"):
         require_certificate(certificate.parent / "only.pem")

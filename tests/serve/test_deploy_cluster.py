@@ -21,6 +21,7 @@ from tiny_entry import take_out_of_service
 from command_line import outcome
 from sparse_serve import __version__
 from sparse_serve.cli import app
+from sparse_serve.deploy.cluster import PORTS
 from sparse_serve.deploy.deployment import Deployment
 from sparse_serve.deploy.gateway import CONFIG, GATEWAY_IMAGE
 from sparse_serve.deploy.limits import Limits
@@ -177,8 +178,9 @@ def test_probes_limits_and_ends_of_a_pod(deploy: Run, tmp_path: Path) -> None:
     assert startup["failureThreshold"] * startup["periodSeconds"] == 300
     assert startup["timeoutSeconds"] == liveness["timeoutSeconds"] == 46
     assert environment(server)["HEALTH_SECONDS"] == "41"
-    assert readiness["httpGet"] == {"path": "/v2/health/ready", "port": 8000}
-    assert gateway["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": 8000}
+    assert readiness["httpGet"] == {"path": "/v2/health/ready", "port": PORTS["gateway_metrics"]}
+    live = {"path": "/v2/health/live", "port": PORTS["gateway_metrics"]}
+    assert gateway["livenessProbe"]["httpGet"] == live
     # The gateway ends first, the server after all that waits in the gateway has been sent on to it.
     ends = [each["lifecycle"]["preStop"]["sleep"]["seconds"] for each in (gateway, server)]
     assert ends == [5, 9]
@@ -392,7 +394,8 @@ def test_a_secret_in_the_environment_is_for_the_target_that_has_one(
     monkeypatch.setenv("SPARSE_SERVE_TLS_SECRET", "mine")
     monkeypatch.delenv("SPARSE_SERVE_STORAGE_URI", raising=False)
     assert deploy("kserve")[0] == 0
-    assert "scheme" not in containers(tmp_path / "out")["server"]["readinessProbe"]["httpGet"]
+    mounts = containers(tmp_path / "out")["gateway"]["volumeMounts"]
+    assert "certificate" not in {each["name"] for each in mounts}
 
 
 def test_an_image_is_taken_with_tag_or_digest(deploy: Run, tmp_path: Path) -> None:
@@ -470,7 +473,6 @@ def test_haproxy_takes_a_secret_with_certificate_and_key(
         for each in containers(tmp_path / "out")["gateway"]["volumeMounts"]
         if each["name"] == "certificate"
     )
-    assert containers(tmp_path / "out")["server"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     # As the kubelet lays the two parts of a secret of the type kubernetes.io/tls.
     parts = {"tls.crt": certificate.parent / "only.pem", "tls.key": certificate.parent / "key.pem"}
     for item in secret["items"]:

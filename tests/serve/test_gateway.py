@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -503,6 +503,35 @@ def test_probes_are_no_requests(stub: Stub, tmp_path: Path, make_spec: MakeSpec)
         assert ask(gateway, "GET", "/v2/models/other")[0] == 404
         # One is refused before it comes to the server's place, and one there.
         assert counted() == [1, 1, 1, 1]
+
+
+@needs_haproxy
+def test_one_address_leaves_connections_to_others_and_to_probes(stub: Stub, tmp_path: Path) -> None:
+    def status_from(source: str, address: str, path: str) -> int:
+        connection = HTTPConnection(address, timeout=10, source_address=(source, 0))
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    with started(tmp_path, of_stub(stub, LIMITS)) as gateway, ExitStack() as held:
+        host, port = gateway.http.split(":")
+        for _ in range(500):
+            held.enter_context(socket.create_connection((host, int(port))))
+        sessions = 'haproxy_frontend_current_sessions{proxy="http"} 500'
+        wait_for(lambda: sessions in metrics(gateway))
+        with pytest.raises(ConnectionError):
+            status_from("127.0.0.1", gateway.http, "/v2/health/live")
+        assert status_from("127.0.0.2", gateway.http, "/v2/health/live") == 200
+        for path in ("live", "ready"):
+            assert status_from("127.0.0.1", gateway.metrics, f"/v2/health/{path}") == 200
+        held.close()
+        wait_for(lambda: sessions not in metrics(gateway))
+        assert is_ready(gateway)
+        stub.stop()
+        wait_for(lambda: not is_ready(gateway))
+        assert status_from("127.0.0.1", gateway.metrics, "/v2/health/ready") == 503
 
 
 @needs_haproxy

@@ -467,6 +467,19 @@ def test_a_triton_on_path_gets_the_flags_it_knows(
     assert re.fullmatch(f"--http-restricted-api={closed}:no:header=[0-9a-f]{{32}}", key)
 
 
+def test_a_triton_whose_apis_cannot_be_closed_is_not_started(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, programs = tmp_path / "record", tmp_path / "bin"
+    script = RECORDING_TRITON.replace("--http-restricted-api <x>", "--http-port <integer>")
+    write_triton(programs, script.format(record=record))
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with pytest.raises(ServerError, match="tritonserver does not know --http-restricted-api, and its port"):
+        TritonServer(options(repository)).start()
+    assert not record.exists()
+
+
 def test_backends_of_a_triton_on_path_are_merged_with_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from sparse_serve.deploy.deployment import (
     DEFAULT_STARTUP_TIMEOUT,
     Deployment,
     require_certificate,
-    require_sound,
 )
 from sparse_serve.deploy.files import write_files
 from sparse_serve.deploy.gateway import GATEWAY_IMAGE
@@ -36,8 +35,8 @@ from sparse_serve.deploy.resources import needed_resources
 from sparse_serve.errors import OptionError
 from sparse_serve.repository.entries import Entry, read_entry, repository_path
 from sparse_serve.repository.writing import validate_name
-from sparse_serve.triton.container import DEFAULT_IMAGE
-from sparse_serve.triton.preflight import ipv4_address
+from sparse_serve.triton.container import DEFAULT_IMAGE, require_readable
+from sparse_serve.triton.preflight import ipv4_address, servable_models
 
 # A gRPC message says its length in four bytes.
 _MOST_BODY = 1 << 31
@@ -221,7 +220,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
     """
     _refuse_options_of_others(context, target)
     entry = read_entry(repository_path(model_repository) / validate_name(name))
-    require_sound(entry)
+    servable_models(entry.path.parent, entry.models)
     body = read_size("max-body", max_body, _MOST_BODY)
     limits = _limits(entry, body, max_requests, max_pending_requests, request_timeout, queue_timeout)
     deployment = Deployment(
@@ -233,6 +232,7 @@ def deploy(  # noqa: PLR0913  one parameter per option
         startup_timeout=startup_timeout,
     )
     if target == "compose":
+        require_readable(entry.folders, entry.path.parent)
         publication = _publication(host, (http_port, grpc_port, grafana_port), tls_cert)
         plan = _Plan(compose_files(deployment, publication))
     else:

@@ -58,6 +58,9 @@ def serve(  # noqa: PLR0913  one parameter per option
         bool,
         typer.Option(help="First hold every file against the manifest, and see who else can write it."),
     ] = True,
+    startup_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds until all models must be ready.")
+    ] = 300,
     drain_timeout: Annotated[
         int, typer.Option(min=0, help="Seconds that a stop waits for requests in flight.")
     ] = 30,
@@ -98,6 +101,7 @@ def serve(  # noqa: PLR0913  one parameter per option
         extra_args=tuple(triton_args or ()),
         log_path=log_file,
         echo_log=verbose,
+        start_seconds=startup_timeout,
         stop_seconds=drain_timeout,
     )
     if mode == "docker":

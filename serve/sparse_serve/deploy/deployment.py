@@ -12,8 +12,6 @@ from sparse_serve.deploy.limits import Limits
 from sparse_serve.deploy.resources import Resources
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import SparseServeError
-from sparse_serve.repository.agreement import entry_faults
-from sparse_serve.repository.check import Level, label_faults, require_no_error
 from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.repository.entries import Entry
 
@@ -66,17 +64,6 @@ class Deployment:
     def drain_timeout(self) -> int:
         """Whole seconds that a server has, once told to stop, for what it has been asked and to unload."""
         return math.ceil(self.limits.request_timeout) + _UNLOAD_SECONDS
-
-
-def require_sound(entry: Entry) -> None:
-    """Refuse an entry that no server is started on.
-
-    Raises:
-        RepositoryError: a part of it is missing, or is not as the package writes it.
-    """
-    subject = f"entry '{entry.name}' is not fit to serve"
-    require_no_error(((Level.error, message) for message in entry_faults(entry)), subject)
-    require_no_error(label_faults(entry), subject)
 
 
 def require_certificate(path: Path) -> Path:

@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -130,7 +130,8 @@ class ContainerServer(Server):
         )
         self.device = check_device(self.repository, self.models)
         _require_one_library(self.repository)
-        _require_readable(self.repository)
+        _require_mode(self.repository, self.repository)
+        require_readable(find_models(self.repository), self.repository)
         if claim_ports:
             self._claim_ports()
         scratch = [self._overlay] * self._is_changed + [self._key_file] * self.container.tells_statistics
@@ -346,21 +347,24 @@ def _require_one_library(repository: Path) -> None:
         )
 
 
-def _require_readable(repository: Path) -> None:
-    """Find what the container's user, who is no root, cannot reach below the repository, and above need not.
+def require_readable(models: Iterable[Path], repository: Path) -> None:
+    """Find what the container's user, who is no root, cannot reach below models of a repository.
 
     Raises:
         RepositoryError: there is something.
     """
-    below = [path for model in find_models(repository) for path in (model, *model.rglob("*"))]
+    below = [path for model in models for path in (model, *model.rglob("*"))]
     for path in filter(Path.is_symlink, below):
         _require_followable(path, repository.resolve())
-    for path in (repository, *below):
-        if not _may_read(path.stat()):
-            raise RepositoryError(
-                f"{path} cannot be read by user {_USER}, as whom the container runs: "
-                f"chmod -R a+rX {repository}"
-            )
+    for path in below:
+        _require_mode(path, repository)
+
+
+def _require_mode(path: Path, repository: Path) -> None:
+    if not _may_read(path.stat()):
+        raise RepositoryError(
+            f"{path} cannot be read by user {_USER}, as whom the container runs: chmod -R a+rX {repository}"
+        )
 
 
 def _require_followable(link: Path, root: Path) -> None:

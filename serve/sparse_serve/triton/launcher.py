@@ -15,6 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sparse_serve.errors import ServerError
 from sparse_serve.op_library import LIBRARY_NAME
 from sparse_serve.repository.config import CONFIG_NAME, TEXT_BACKEND, backend_of, read_config
+from sparse_serve.repository.releases import DEFAULT_RELEASE
 from sparse_serve.triton.connections import end_receiving, listens
 from sparse_serve.triton.installation import (
     PYTHON,
@@ -43,12 +44,29 @@ _HEADER = "no:header"
 _CLOSED_APIS = ("shared-memory", "model-repository", "trace", "logging")
 _CLOSED_ABROAD = ("model-config", "statistics")
 
+# Without these whoever can reach a port would reach these APIs, or more than loopback the port.
+_PROTECTING = {
+    "--http-port": ("--http-address", "--http-restricted-api"),
+    "--grpc-port": ("--grpc-address", "--grpc-restricted-protocol"),
+    "--metrics-port": ("--metrics-address",),
+}
+
 _REAP_SECONDS = 5.0
 _STOP_INTERVAL = 0.1
 _BURY_SECONDS, _BURY_INTERVAL = 0.5, 0.02
 
 # The argument of a Python stub that names the model's instance, such as "reviews_model_0_0".
 _INSTANCE = re.compile(r"(?P<model>[^/]+)_\d+_\d+")
+
+
+def _require_flags(installation: TritonInstallation, flags: frozenset[str]) -> None:
+    for port, protecting in _PROTECTING.items():
+        missing = [flag for flag in protecting if port in flags and flag not in flags]
+        if missing:
+            raise ServerError(
+                f"Triton at {installation.executable} does not know {missing[0]}, and its port would be open "
+                f"to more than it should be: take release {DEFAULT_RELEASE}, or serve with --mode bundled"
+            )
 
 
 class TritonServer(Server):
@@ -93,6 +111,7 @@ class TritonServer(Server):
         if in_python(backends):
             refuse_blank_paths(self.repository, self._folder.parent)
         flags = installation.flags()
+        _require_flags(installation, flags)
         if claim_ports:
             self._claim_ports()
         arguments = self._arguments(installation, flags)
