@@ -56,6 +56,7 @@ def main(  # noqa: PLR0913  one parameter per option
     name: Annotated[str, typer.Option(help="Name of what is measured, for the files.")],
     results: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(__file__).parent / "results",
     task: Annotated[str, typer.Option(help="As `FinetuneOptions` takes it.")] = "single_label_classification",
+    attentions: Annotated[str, typer.Option(help="Attentions, separated by commas.")] = ",".join(ATTENTIONS),
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     rows: Annotated[int | None, typer.Option(help="Training rows.", show_default="all")] = None,
     dev_rows: Annotated[int | None, typer.Option(help="Dev rows, from the top.", show_default="all")] = None,
@@ -81,6 +82,7 @@ def main(  # noqa: PLR0913  one parameter per option
             (shown, seed): replace(setting, attention=attention, seed=int(seed))
             for seed in seeds.split(",")
             for shown, attention in ATTENTIONS.items()
+            if shown in attentions.split(",")
         }
         for shown, record in train_each(wanted, done, encoder, train, dev, checkpoint):
             runs += [
