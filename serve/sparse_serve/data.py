@@ -59,7 +59,8 @@ def read_data(
     """
     kind = TASKS[task].rows
     columns = columns or kind.columns
-    formats = kind.formats if labelled else {**PLAIN, **kind.formats}
+    # The task's own come first where they are listed, and are read as such.
+    formats = kind.formats if labelled else {**kind.formats, **PLAIN, **kind.formats}
     records = iter_records(path, columns.required, formats)
     return sample_records(
         str(path),

@@ -26,12 +26,13 @@ def walked(group: Any) -> Iterator[tuple[str, Any]]:
             yield name, command
 
 
-OPTIONS = [
-    pytest.param(command, option, id=f"{name} {option.opts[-1]}")
+FOUND = [
+    (name, command, option)
     for name, command in walked(PROGRAM)
     for option in command.params
     if option.param_type_name == "option"
 ]
+OPTIONS = [pytest.param(command, option, id=f"{name} {option.opts[-1]}") for name, command, option in FOUND]
 
 # `classify --url` asks a server; `profile --url` decides what is measured. `--task` is what a model learns or
 # answers, elsewhere one of its tasks; `--text-pair` is whether there are pairs, elsewhere the second texts.
@@ -61,23 +62,24 @@ def test_an_option_reads_the_variable_of_its_name(
     assert option.resolve_envvar_value(context) == "from outside"
 
 
-REPEATED = [each for each in OPTIONS if each.values[1].multiple]
+REPEATED = {
+    f"{name} {option.opts[-1]}": (command, option) for name, command, option in FOUND if option.multiple
+}
 
 
-@pytest.mark.parametrize(("command", "option"), REPEATED)
+@pytest.mark.parametrize("name", REPEATED)
 def test_a_variable_has_a_line_for_each_time_that_an_option_is_repeated(
-    command: typer.core.TyperCommand, option: typer.core.TyperOption, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    command, option = REPEATED[name]
     context = command.make_context(command.name, [], resilient_parsing=True)
-    monkeypatch.setenv(
-        option.envvar or f"SPARSE_SERVE_{str(option.name).upper()}",
-        "Authorization: Bearer a b\n\nX-Tenant: c\n",
-    )
+    variable = option.envvar or f"SPARSE_SERVE_{option.name.upper()}"
+    monkeypatch.setenv(variable, "Authorization: Bearer a b\n\nX-Tenant: c\n")
     assert option.value_from_envvar(context) == ["Authorization: Bearer a b", "X-Tenant: c"]
 
 
 def test_there_are_options_that_are_repeated() -> None:
-    assert {each.values[1].opts[-1] for each in REPEATED} >= {"--header", "--input", "--text-pair"}
+    assert set(REPEATED) >= {"classify --header", "score --input", "inspect --text-pair"}
 
 
 def test_all_commands_were_walked() -> None:

@@ -67,12 +67,15 @@ def test_texts_are_read_without_labels(tmp_path: Path) -> None:
         (PretrainOptions(columns=COLUMNS), ["one", "two", "three", "four"]),
         (PretrainOptions(columns=COLUMNS, nsp=True), ["one\ntwo", "three\nfour"]),
     ):
-        rows = read_split(DatasetSplit(str(folder)), COLUMNS, None, arrange=reading_of(options).arrange)
+        reading = reading_of(options)
+        rows = read_split(
+            DatasetSplit(str(folder)), COLUMNS, reading.task, arrange=reading.arrange, labelled=False
+        )
         assert [row.text for row in rows.data.rows] == expected
         assert (rows.data.labels, rows.data.total_rows) == ((), len(expected))
     missing = Columns("text")
     with pytest.raises(DataError, match="has no column 'text'; its columns are sentence: name yours with"):
-        read_split(DatasetSplit(str(folder)), missing, None)
+        read_split(DatasetSplit(str(folder)), missing, "single_label_classification", labelled=False)
 
 
 def test_class_labels_keep_their_order(tmp_path: Path) -> None:
