@@ -79,10 +79,9 @@ def main(  # noqa: PLR0913  one parameter per option
         refuse_other_settings(runs_file, runs, setting, **inputs(setting, encoder, train, dev))
         checkpoint = Path(scratch) / "checkpoint"
         wanted = {
-            (shown, seed): replace(setting, attention=attention, seed=int(seed))
+            (shown, seed): replace(setting, attention=ATTENTIONS[shown], seed=int(seed))
             for seed in seeds.split(",")
-            for shown, attention in ATTENTIONS.items()
-            if shown in attentions.split(",")
+            for shown in attentions.split(",")
         }
         for shown, record in train_each(wanted, done, encoder, train, dev, checkpoint):
             runs += [
