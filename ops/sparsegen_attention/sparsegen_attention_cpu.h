@@ -185,9 +185,8 @@ inline void AttendToFew(const QueryRows<Element>& panel, const KeysAndValues<Hel
                         const SparsegenAttentionScratch& at) {
   const PackedAttention<Element>& tensors = panel.tensors;
   const int64_t keys = panel.range.sequence_length;
-  const int64_t number = NumberOf(tensors, panel.range);
-  if (*at.held.prepared != number) RoundKeys(head, keys, tensors.head_size, at.screen);
-  *at.held.prepared = number;
+  if (*at.held.prepared == 0) RoundKeys(head, keys, tensors.head_size, at.screen);
+  *at.held.prepared = NumberOf(tensors, panel.range);
   RoundQueries(panel, at.screen);
   using Ahead = RowsAhead<Element>;
   const auto screen = panel.count > kLanes ? ScreenPanel<2, Ahead> : ScreenPanel<1, Ahead>;
@@ -255,10 +254,11 @@ inline void AttendSparsely(const PackedAttention<Element>& tensors, const QueryR
                            RowsAhead<Element>& ahead, const KeysAndValues<Held>& head,
                            const SparsegenAttentionScratch& at) {
 #if defined(SPARSE_OPS_HAS_INTEGER_PRODUCTS)
+  // Scratch of another sequence may be laid out over the rounded keys, whether it rounds its own or not.
+  if (*at.held.prepared != NumberOf(tensors, range)) *at.held.prepared = 0;
   if (IsScreened(range.sequence_length, tensors.divisor)) {
     return AttendScreened(tensors, range, ahead, head, at);
   }
-  *at.held.prepared = 0;  // scratch of shorter sequences is laid out over the rounded keys
 #endif
   for (int64_t begin = range.first; begin < range.first + range.count; begin += kPanelQueries) {
     int32_t rows[kPanelQueries];

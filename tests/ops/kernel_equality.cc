@@ -271,10 +271,35 @@ PackedAttention<Element> TensorsOf(const Sequences<Element>& sequences, Answer<E
 
 enum class Normalizer { kSoftmax, kSparsegen };
 
-// Each call of a kernel has as many queries as are computed together, or fewer.
+template <class Element>
+std::string AttentionName(Normalizer normalizer) {
+  return std::string(normalizer == Normalizer::kSoftmax ? "softmax " : "sparsegen ") + NameOf(Element{});
+}
+
+// The queries of all heads and sequences, in ranges of as many as a call has, or fewer.
+template <class Element>
+std::vector<QueryRange> RangesOf(const Sequences<Element>& sequences, int64_t queries_of_call) {
+  std::vector<QueryRange> ranges;
+  for (size_t b = 0; b + 1 < sequences.borders.size(); ++b) {
+    QueryRange range{};
+    range.sequence = static_cast<int64_t>(b);
+    range.sequence_begin = range.query_begin = sequences.borders[b];
+    range.sequence_length = range.sequence_queries = sequences.borders[b + 1] - sequences.borders[b];
+    range.heads = 1;
+    for (range.head = 0; range.head < sequences.heads; ++range.head) {
+      for (range.first = 0; range.first < range.sequence_length; range.first += queries_of_call) {
+        range.count = std::min(queries_of_call, range.sequence_length - range.first);
+        ranges.push_back(range);
+      }
+    }
+  }
+  return ranges;
+}
+
+// Each range is a call of a kernel; all have the same scratch memory.
 template <class Element>
 Answer<Element> Attend(const Kernels& kernels, Normalizer normalizer, const Sequences<Element>& sequences,
-                       int64_t queries_of_call) {
+                       const std::vector<QueryRange>& ranges) {
   Answer<Element> answer;
   const PackedAttention<Element> tensors = TensorsOf(sequences, &answer);
   const ElementKernels<Element>& typed = kernels;
@@ -282,21 +307,19 @@ Answer<Element> Attend(const Kernels& kernels, Normalizer normalizer, const Sequ
   const auto attend = sparsegen ? typed.sparsegen_attention : typed.softmax_attention;
   const auto scratch_floats =
       sparsegen ? kernels.sparsegen_attention_scratch : kernels.softmax_attention_scratch;
-  for (size_t b = 0; b + 1 < sequences.borders.size(); ++b) {
-    QueryRange range{};
-    range.sequence = static_cast<int64_t>(b);
-    range.sequence_begin = range.query_begin = sequences.borders[b];
-    range.sequence_length = range.sequence_queries = sequences.borders[b + 1] - sequences.borders[b];
-    range.heads = 1;
-    std::vector<float> scratch = Scratch(scratch_floats(range.sequence_length, sequences.head_size));
-    for (range.head = 0; range.head < sequences.heads; ++range.head) {
-      for (range.first = 0; range.first < range.sequence_length; range.first += queries_of_call) {
-        range.count = std::min(queries_of_call, range.sequence_length - range.first);
-        attend(tensors, range, /*next=*/&range, scratch.data());  // which changes no answer
-      }
-    }
+  std::vector<float> scratch;
+  for (const QueryRange& range : ranges) {
+    const size_t floats = scratch_floats(range.sequence_length, sequences.head_size);
+    if (floats > scratch.size()) scratch = Scratch(floats);
+    attend(tensors, range, /*next=*/&range, scratch.data());  // which changes no answer
   }
   return answer;
+}
+
+template <class Element>
+Answer<Element> Attend(const Kernels& kernels, Normalizer normalizer, const Sequences<Element>& sequences,
+                       int64_t queries_of_call) {
+  return Attend(kernels, normalizer, sequences, RangesOf(sequences, queries_of_call));
 }
 
 template <class Element>
@@ -317,14 +340,29 @@ void CompareAttention(const std::string& name, Normalizer normalizer, const Sequ
   }
 }
 
+// Scratch memory goes from thread to thread, with what one range has left there for the next of its head, and
+// none may take for its own what another sequence has written since.
+template <class Element>
+void CompareAnyOrder() {
+  for (const Normalizer normalizer : {Normalizer::kSoftmax, Normalizer::kSparsegen}) {
+    Sequences<Element> sequences = RandomSequences<Element>({300, 500, 270}, 64, 0.5f);
+    // Of the second sequence all keys are alike: none can be screened out.
+    const auto keys = sequences.key.begin() + sequences.borders[1] * 2 * 64;
+    for (int64_t i = 1; i < 500; ++i) std::copy(keys, keys + 2 * 64, keys + i * 2 * 64);
+    std::vector<QueryRange> ranges = RangesOf(sequences, kOwn.query_block);
+    const Answer<Element> in_order = Attend(kOwn, normalizer, sequences, ranges);
+    for (int orders = 0; orders < 3; ++orders) {
+      std::shuffle(ranges.begin(), ranges.end(), generator);
+      const Answer<Element> found = Attend(kOwn, normalizer, sequences, ranges);
+      Expect(IsPart(found.output, in_order.output, 0) && IsPart(found.support, in_order.support, 0),
+             AttentionName<Element>(normalizer) + ", ranges in another order");
+    }
+  }
+}
+
 // The borders of 4 and 16 lanes, of blocks of 8 and 32 queries, of 8 keys, and of words of 32.
 const std::vector<std::vector<int64_t>> kLengths = {
     {1, 2, 3, 4, 5}, {7, 8, 9, 0, 12}, {15, 16, 17, 31}, {32, 33, 63, 65}};
-
-template <class Element>
-std::string AttentionName(Normalizer normalizer) {
-  return std::string(normalizer == Normalizer::kSoftmax ? "softmax " : "sparsegen ") + NameOf(Element{});
-}
 
 template <class Element>
 void CompareAttentionSizes() {
@@ -393,7 +431,7 @@ const std::vector<AxisCase> kAxisCases = {
 
 template <class Element>
 Answer<Element> AttendAxes(const Kernels& kernels, const AxisCase& axes, bool sparsegen,
-                           const Sequences<Element>& sequences) {
+                           const Sequences<Element>& sequences, bool in_order = true) {
   std::vector<uint8_t> rows, columns;
   for (size_t b = 0; b + 1 < sequences.borders.size(); ++b) {
     for (int64_t i = 0; i < sequences.borders[b + 1] - sequences.borders[b]; ++i) {
@@ -425,6 +463,7 @@ Answer<Element> AttendAxes(const Kernels& kernels, const AxisCase& axes, bool sp
       }
     }
   }
+  if (!in_order) std::shuffle(parts.begin(), parts.end(), generator);
   for (size_t i = 0; i < parts.size(); ++i) {
     const QueryRange* next = i + 1 < parts.size() ? &parts[i + 1] : nullptr;
     typed.axis_attention(tensors, pattern, parts[i], next, scratch.data());
@@ -444,6 +483,9 @@ void CompareAxisAttention() {
         const Answer<Element> expected = AttendAxes(kKernelsGeneric, axes, sparsegen, sequences);
         const Answer<Element> found = AttendAxes(kOwn, axes, sparsegen, sequences);
         Expect(AreClose(found, expected), name);
+        const Answer<Element> shuffled = AttendAxes(kOwn, axes, sparsegen, sequences, /*in_order=*/false);
+        Expect(IsPart(shuffled.output, found.output, 0) && IsPart(shuffled.support, found.support, 0),
+               name + ", ranges in another order");
         const Answer<Element> alone = AttendAxes(kOwn, axes, sparsegen, Alone(sequences, 2));
         Expect(IsPart(alone.output, found.output, 7 * 2 * head_size) &&
                    IsPart(alone.support, found.support, 7 * 2),
@@ -629,6 +671,7 @@ void CompareFusedRows() {
 template <class Element>
 void CompareSizes() {
   CompareAttentionSizes<Element>();
+  CompareAnyOrder<Element>();
   CompareAxisAttention<Element>();
   CompareSparsegenLinSizes<Element>();
   CompareAxisMask<Element>();
