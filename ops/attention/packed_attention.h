@@ -10,7 +10,7 @@
 
 namespace sparse_ops {
 
-// The attributes that every packed attention op has.
+// What every packed attention op has.
 template <class Element>
 struct AttentionSignature {
   static constexpr Operand<Element> query{0, "query"}, key{1, "key"}, value{2, "value"};

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "axis_attention/axis_plan.h"
+#include "axis_attention/key_hash.h"
 #include "cpu/instruction_set.h"
 #include "runtime/status.h"
 #include "sparsegen_lin/sparsegen_lin.h"

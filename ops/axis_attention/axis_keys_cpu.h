@@ -10,7 +10,7 @@
 #pragma once
 
 #include "attention/packed_attention_cpu.h"
-#include "axis_attention/fixed_pairs.h"
+#include "axis_attention/key_hash.h"
 #include "cpu/kernels.h"
 
 namespace sparse_ops {

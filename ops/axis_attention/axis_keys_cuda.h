@@ -8,7 +8,7 @@
 #pragma once
 
 #include "axis_attention/axis_plan_cuda.h"
-#include "axis_attention/fixed_pairs.h"
+#include "axis_attention/key_hash.h"
 #include "cuda/row_pieces.h"
 
 namespace sparse_ops {

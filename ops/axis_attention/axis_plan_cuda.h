@@ -32,7 +32,7 @@ struct FullRows {
 // The sizes of a call, which the host knows.
 struct AxisSizes {
   int32_t sequences, queries, tokens;
-  int32_t offsets;      // only those below the number of tokens
+  int32_t offsets;      // only those up to the number of tokens
   int32_t last_offset;  // the largest of those; -1: there is none
 
   SPARSE_OPS_BOTH int32_t OffsetWords() const { return last_offset / 32 + 1; }

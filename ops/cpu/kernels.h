@@ -49,7 +49,7 @@ constexpr int64_t kMostChunks = 16;  // of a sequence
 // A partial result of a full row, one after the other in memory: the sums of its values, padded to a multiple
 // of kPartialLanes, the sums of its weights, one to a lane, and the maximum, padded likewise.
 constexpr int64_t kPartialLanes = 16;  // those of the widest instruction set
-constexpr int64_t PartialFloats(int64_t head_size) {
+static constexpr int64_t PartialFloats(int64_t head_size) {
   return (head_size + kPartialLanes - 1) / kPartialLanes * kPartialLanes + 2 * kPartialLanes;
 }
 

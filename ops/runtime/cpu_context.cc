@@ -40,7 +40,9 @@ class ScratchPool {
     api_.ReleaseMemoryInfo(memory_info_);
   }
 
+  // Null where nothing was asked for.
   float* Acquire() {
+    if (floats_ == 0) return nullptr;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!idle_.empty()) {
       float* buffer = idle_.back();
@@ -56,6 +58,7 @@ class ScratchPool {
   }
 
   void Release(float* buffer) {
+    if (buffer == nullptr) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(buffer);
   }

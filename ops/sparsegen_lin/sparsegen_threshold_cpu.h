@@ -3,9 +3,9 @@
 //
 // With v_j = (e_j - max e) / (1 - lambda), tau is the root of f(t) = sum max(0, v_j - t) - 1 (SSAF, Eq. 6).
 // Newton's method from the left, t <- (sum_{v_j > t} v_j - 1) / #{v_j > t}, rises monotonically and ends
-// exactly at the root once the set no longer changes. Every step at least quarters the product of f and its
-// slope, so float32 with 2^31 keys cannot need more than log4(2^24 * 2^31 * 2^31) = 43 steps; kMaxSteps
-// bounds the loop should rounding interfere.
+// at the root, as float32 has it, once the set no longer changes. Every step at least quarters the product of
+// f and its slope, so float32 with 2^31 keys cannot need more than log4(2^24 * 2^31 * 2^31) = 43 steps;
+// kMaxSteps bounds the loop should rounding interfere.
 //
 // The root over any subset of the keys is a lower bound of tau. The caller passes the maxima of classes of
 // keys, which are such a subset. Their root discards almost every key, and the exact root needs only the
