@@ -94,8 +94,9 @@ AxisAttention<Element>::AxisAttention(const KernelInfo& info)
 
 template <class Element>
 void AxisAttention<Element>::InferShapes(ShapeContext& context) {
+  // ONNX Runtime does not say here whether a node has the optional `support`, and writes beyond its outputs
+  // where a shape is set for one that it has not.
   context.SetOutputLike(Signature::output, Signature::query);
-  context.SetOutputRowsLike(Signature::support, Signature::query, Signature::num_heads);
 }
 
 template <class Element>

@@ -326,11 +326,13 @@ template <int64_t Vectors, class Element, class Held>
 inline void AttendBlock(const AxisHead<Element, Held>& head, const AxisBlock& block, const FloatRows& queries,
                         const AxisPattern& pattern, float divisor, const AxisScratch& at, BlockAhead* ahead) {
   const int64_t slots = block.slots();
+  const bool sparsegen = pattern.extent.sparsegen;
   int64_t classes = ScoreBlock<Vectors>(head, block, queries, at, ahead);
-  if (classes == 0) classes = ClassMaxima<Vectors>(at.scores, slots, at.maxima);
+  // Newton's method starts at the root over the maxima, and where it ends in float32 may hang on that: its
+  // classes may not hang on whether a copy of the head is held, which other queries decide.
+  if (sparsegen || classes == 0) classes = ClassMaxima<Vectors>(at.scores, slots, at.maxima);
   const ScoreColumn panel{at.scores, kPanelQueries, slots, at.maxima, kPanelQueries, classes};
   Floats normalizer[kPanelVectors] = {};
-  const bool sparsegen = pattern.extent.sparsegen;
   if (!sparsegen) ExponentiatePanel<Vectors>(panel, normalizer);
   for (int64_t v = 0; v < Vectors; ++v) {
     const int64_t first = v * kLanes;

@@ -105,6 +105,16 @@ def test_more_queries_with_full_rows_than_are_computed_at_a_time(
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("asked", ["first", "some"])
+def test_full_rows_do_not_depend_on_how_many_are_asked_for(
+    library: Path, asked: Asked, normalizer: Any
+) -> None:
+    """Where all are, a copy of the head's keys is worth it."""
+    attention = AttentionCase("long", (600,), 2, 24, scores="trained")
+    check_axis(library, AxisCase(attention, 0.5, 0.1, normalizer=normalizer), asked)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("element", ["float16", "bfloat16"])
 def test_axis_of_other_element_types(library: Path, normalizer: Any, element: Any) -> None:
     attention = AttentionCase("mixed", (1, 17, 0, 200, 31), 3, 40, scores="trained", element=element)
