@@ -190,7 +190,23 @@ def report_of(
         )
     )
     lightest = (concurrencies[0], None) if concurrencies else (None, rates[0])
-    points = trade_points(measured, records, qualities, lightest)
+    inputs = tuple(
+        Inputs(
+            model=model,
+            length=length,
+            batch=1,
+            source="built-in texts",
+            requests=4,
+            row_lengths=(length,),
+            mean_length=length,
+            tokens=length,
+            padding_share=0,
+            tasks={},
+        )
+        for model in models
+        for length in lengths
+    )
+    points = trade_points(measured, records, qualities, lightest, inputs)
     return Report(
         partial=partial,
         environment=Environment(
@@ -225,22 +241,7 @@ def report_of(
             latency="How latency was measured.",
         ),
         served=records,
-        inputs=tuple(
-            Inputs(
-                model=model,
-                length=length,
-                batch=1,
-                source="built-in texts",
-                requests=4,
-                row_lengths=(length,),
-                mean_length=length,
-                tokens=length,
-                padding_share=0,
-                tasks={},
-            )
-            for model in models
-            for length in lengths
-        ),
+        inputs=inputs,
         measurements=measured,
         steady=tuple(steady(each.variant, each.model) for each in measured if each.length == lengths[-1]),
         expected=tuple(
@@ -291,7 +292,7 @@ def estimated_anew(report: Report) -> Report:
     found = report.model_validate(_estimates_anew(report.model_dump()))
     measured, known_noise = found.measurements, tuple(noise(found.measurements))
     known = limits(known_noise)
-    points = trade_points(measured, found.served, found.quality, found.lightest)
+    points = trade_points(measured, found.served, found.quality, found.lightest, found.inputs)
     return found.model_copy(
         update={
             "noise": known_noise,

@@ -31,7 +31,7 @@ from sparse_serve.profiling.load import Answer, TritonLoad
 from sparse_serve.profiling.plan import tokens_of
 from sparse_serve.profiling.subjects import find_subjects, graph_shape, weight_bytes
 from sparse_serve.profiling.windows import Timing
-from sparse_serve.profiling.workload import REQUESTS, Batch, make_workload
+from sparse_serve.profiling.workload import REQUESTS, Batch, Workload, make_workload
 from sparse_serve.report.document import Report, read_report, report_schema
 from sparse_serve.report.measured import VARIANTS, Axes, Measurement, Variant
 from sparse_serve.repository.config import GRAPH_NAME
@@ -230,7 +230,7 @@ class Graph:
 
     def send(self, batch: Batch, outputs: Sequence[str]) -> Answer:
         self.asked.append(tuple(outputs))
-        shape = (len(batch.texts), LAYERS)
+        shape = (len(batch.row_lengths), LAYERS)
         return Answer({name: np.full(shape, 0.25, np.float32) for name in outputs}, Timing(0, 1, 0))
 
 
@@ -250,6 +250,15 @@ def test_what_the_graph_measures_is_asked_for(axes: bool, tmp_path: Path) -> Non
         columns_on_count=(6.0,) * LAYERS,
     )
     assert sparsity.axes == (expected if axes else None)
+
+
+def test_measures_are_of_windows_however_many_a_request_has(tmp_path: Path) -> None:
+    """Of long texts that are read in windows one request has more rows than another."""
+    tokens = bert_like(tmp_path / "tokenizer.json")
+    batches = [make_workload(tokens, read_texts(None), 40, rows).batches[0] for rows in (1, 2)]
+    assert [batch.row_lengths for batch in batches] == [(40,), (40, 8)]
+    sparsity = summary.sparsity(Graph(["rho"]), Workload(40, "windows", tuple(batches)))
+    assert sparsity.keys_kept == pytest.approx((0.75 * 88 / 3,) * LAYERS)
 
 
 @pytest.mark.slow

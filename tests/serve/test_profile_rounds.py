@@ -352,6 +352,31 @@ def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> 
     assert last.partial is None
 
 
+def test_a_report_is_kept_before_it_is_looked_what_fits_a_limit(
+    script: Script, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes long, and may be ended."""
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module.Run, "find_capacity", interrupted)
+    kept: list[Report] = []
+    options = ProfileOptions(
+        repository=repository,
+        names=["tiny"],
+        lengths=(8,),
+        variants=("model",),
+        rounds=1,
+        measurement_interval_ms=2,
+        memory_limit=2**30,
+    )
+    last = profile(options, Quiet(), lambda report_so_far: kept.append(report_so_far()))
+    assert [report.partial for report in kept] == ["it ended before it was found what fits the memory limit"]
+    assert last.partial == "it was interrupted"
+    assert last.measurements == kept[0].measurements
+
+
 @pytest.mark.parametrize("takes_text", [False, True])
 def test_a_running_server_is_seen_from_outside(
     script: Script,

@@ -19,7 +19,14 @@ from sample_report import AAA, SSAF, estimated_anew, full_report, measurement, r
 
 from sparse_serve.errors import DataError, SparseServeError
 from sparse_serve.profiling.theory import growth
-from sparse_serve.report.document import SCHEMA_VERSION, Report, generate_schema, read_report, report_schema
+from sparse_serve.report.document import (
+    SCHEMA_VERSION,
+    Inputs,
+    Report,
+    generate_schema,
+    read_report,
+    report_schema,
+)
 from sparse_serve.report.doubts import read_doubts
 from sparse_serve.report.figures import axes_figure, throughput_figure
 from sparse_serve.report.files import write_report
@@ -652,8 +659,10 @@ def test_the_reading_says_what_more_requests_in_flight_bring() -> None:
     sentences = " ".join(details(swept(10, 15, 40), "reviews"))
     assert (
         "From 1 to 4 requests in flight, at 128 tokens, p50 latency goes from 20.0 ms to 80.0 ms; "
-        "throughput rises from 50.0 to 66.7 texts/s (+33%)."
+        "throughput stays at 50.0 texts/s, as far as the servers agree, after 66.7 with 2 requests in flight."
     ) in sentences
+    rising = " ".join(details(swept(10, 15, 25), "reviews"))
+    assert "throughput rises from 50.0 to 80.0 texts/s (+60%)." in rising
     level = " ".join(details(swept(10, 20, 39.9), "reviews"))
     assert "throughput stays at 50.0 texts/s, as far as the servers agree" in level
     assert "in flight, at" not in " ".join(details(full_report(), "reviews"))
@@ -734,6 +743,26 @@ def test_visits_to_a_running_server_are_no_fresh_servers() -> None:
         assert words not in told
         assert words not in to_html(visited)
     assert "3 fresh servers" in " ".join(read_doubts(report))
+
+
+def test_a_part_of_a_report_has_the_servers_that_it_has() -> None:
+    """Not those that its settings ask for."""
+    one = report_of([measurement(jitter=(0.0,)), measurement("padded_fused")], partial="it was interrupted")
+    assert "is the mean of 1 to 3 fresh servers of its variant; intervals are 95 %" in " ".join(
+        read_doubts(one)
+    )
+    first = report_of([measurement(jitter=(0.0,))], partial="it ended after 1 of 3 rounds")
+    assert first.settings.rounds > 1
+    told = " ".join(read_doubts(first))
+    assert "is the mean of 1 fresh server of its variant; one server has no interval" in told
+    assert "1 fresh server each" in to_html(first)
+
+
+def test_a_name_that_is_no_utf_8_can_be_written() -> None:
+    inputs = full_report().inputs[0].model_copy(update={"source": "donn\udce9es.txt"})
+    told = Inputs.model_validate(inputs.model_dump())
+    assert told.source == "donn?es.txt"
+    assert "donn?es.txt" in told.model_dump_json()
 
 
 def test_doubts_name_what_was_unstable() -> None:

@@ -14,7 +14,7 @@ from sparse_serve.profiling.theory import expected, live_bytes, runs_of
 from sparse_serve.report.concluded import TradePoint
 from sparse_serve.report.document import Report
 from sparse_serve.report.figures import trade_figure
-from sparse_serve.report.measured import Quality
+from sparse_serve.report.measured import Quality, Variant
 from sparse_serve.report.page import to_html
 from sparse_serve.report.trade import Budget, pick, trade_points
 
@@ -22,10 +22,20 @@ REPOSITORY = Path("model_repository")
 
 
 def report(
-    models: Mapping[str, tuple[float, int, float | None]], metric: str = "accuracy", rows: int = 1000
+    models: Mapping[str, tuple[float, int, float | None]],
+    metric: str = "accuracy",
+    rows: int = 1000,
+    variants: Sequence[Variant] = ("model", "control"),
 ) -> Report:
-    """Models with these latencies in ms, peaks above idle in MiB and qualities, None where not known."""
-    measured = [measurement(model=name, p50=p50, peak=peak * MIB) for name, (p50, peak, _) in models.items()]
+    """Models with these latencies in ms, peaks above idle in MiB and qualities, None where not known.
+
+    Measured again they are the same, so that any difference is more than the noise.
+    """
+    measured = [
+        measurement(variant, model=name, p50=p50, peak=peak * MIB)
+        for name, (p50, peak, _) in models.items()
+        for variant in variants
+    ]
     quality = [
         Quality(model=name, variant="model", file="x", rows=rows, metric=metric, metrics={metric: found})
         for name, (_, _, found) in models.items()
@@ -47,6 +57,33 @@ def test_who_is_worse_in_all_is_dominated() -> None:
     assert "poor: 20.0 ms, accuracy 0.7000; dominated by good, fast, alike" in figure
 
 
+def test_where_the_noise_is_unknown_a_model_is_dominated_by_better_quality_alone() -> None:
+    """And by no worse latency and memory: without a control nobody knows how far a model lies from itself."""
+    models = {"good": (20, 40, 0.9), "fast": (19.9, 40, 0.9), "poor": (20, 40, 0.7), "slow": (30, 40, 0.8)}
+    assert dominated(report(models, variants=("model",))) == {
+        "good": (),
+        "fast": (),
+        "poor": ("good", "fast"),
+        "slow": ("good", "fast"),
+    }
+
+
+def test_a_model_that_failed_at_the_longest_length_is_neither_dominated_nor_picked() -> None:
+    """At a shorter one it is faster than those that were measured at the longest."""
+    measured = [
+        measurement(variant, length, model=model, p50=length / 10)
+        for model in ("whole", "other", "failed")
+        for length in (64, 128)
+        for variant in ("model", "control")
+        if (model, length) != ("failed", 128)
+    ]
+    found = report_of(measured, quality=[judged(name, "x") for name in ("whole", "other", "failed")])
+    assert dominated(found) == {"whole": (), "other": ()}
+    assert {point.length for point in found.trade} == {128}
+    points = trade_points(measured, found.served, found.quality, (1, None), found.inputs)
+    assert [point.model for point in points] == ["whole", "other"]
+
+
 def test_without_a_second_model_there_is_no_trade() -> None:
     assert report({"good": (20, 40, 0.9)}).trade == ()
 
@@ -65,17 +102,21 @@ def test_with_a_tokenizer_in_the_server_the_point_is_of_both() -> None:
     """What is deployed is `NAME`, whose tokenizer takes time and memory beside `NAME_model`."""
     measured = [measurement(p50=10), measurement(variant="text", p50=14, peak=90 * MIB)]
     served = SSAF.model_copy(update={"takes_text": False})
-    (point,) = trade_points(measured, [served], (), (1, None))
+    asked = report_of(measured).inputs
+    (point,) = trade_points(measured, [served], (), (1, None), asked)
     assert point.latency_ms == 14
     assert point.rho == pytest.approx(0.925)
     memory = measured[1].memory_bytes
     assert memory is not None
     assert point.total_memory == memory.total.value
-    (alone,) = trade_points(measured[1:], [served], (), (1, None))
+    (alone,) = trade_points(measured[1:], [served], (), (1, None), asked)
     assert (alone.latency_ms, alone.rho) == (14, None)
-    (of_graph,) = trade_points(measured, [SSAF], (), (1, None))
+    (of_graph,) = trade_points(measured, [SSAF], (), (1, None), asked)
     assert of_graph.latency_ms == 10
-    assert pick((), [SSAF], Budget(latency_ms=1), REPOSITORY).reason == "no model was measured"
+    assert (
+        pick((), [SSAF], Budget(latency_ms=1), REPOSITORY).reason
+        == "no model was measured at the longest length"
+    )
 
 
 def judged(model: str, file: str) -> Quality:

@@ -130,7 +130,7 @@ def profile_command(  # noqa: PLR0913  one parameter per option
     """Measure memory, latency and throughput of models and their dense twins.
 
     Starts servers of its own on free loopback ports and stops them. Ctrl-C leaves a report of what was
-    measured, marked as a part.
+    measured, marked as a part, once there is a first latency.
     """
     with needing("profile", "serve,report"):  # what draws, before all is measured
         import matplotlib  # noqa: F401, PLC0415

@@ -21,8 +21,8 @@ def profile(
 ) -> Report:
     """Measure every variant of every entry at every length and load, in several rounds of fresh servers.
 
-    What fails is left out and said; what was measured before Ctrl-C is reported as a part. `on_round` is
-    given what makes the report so far, after each round but the last.
+    What fails is left out and said; what was measured before Ctrl-C is reported as a part, if some latency
+    was. `on_round` is given what makes the report so far, after each round that something follows.
 
     Raises:
         OptionError: a length or batch beyond what an entry takes.
@@ -30,7 +30,7 @@ def profile(
         DataError: the texts or labels cannot be read or used.
         DeviceError: an entry computes on a GPU, and this machine has none that can be used.
         ServerError: nothing could be measured.
-        KeyboardInterrupt: nothing was measured yet.
+        KeyboardInterrupt: no latency was measured yet.
     """
     plans = [make_plan(name, options) for name in options.names]
     for absent in (absent for plan in plans for absent in plan.absent):
@@ -38,16 +38,19 @@ def profile(
     progress.start(sum(steps(plan, options) for plan in plans))
     run = Run(options, progress)
     found = Findings()
+    limit = options.memory_limit if options.url is None else None
     partial_reason = None
     try:
         for number in range(1, options.rounds + 1):
             run.measure(plans, number, found)
-            if number < options.rounds and found.latency:
-                ended = f"it ended after {number} of {options.rounds} rounds"
+            ended = f"it ended after {number} of {options.rounds} rounds"
+            if number == options.rounds:
+                ended = "it ended before it was found what fits the memory limit"
+            if (number < options.rounds or limit is not None) and found.latency:
                 on_round(partial(report_of, plans, found, run, ended))
-        if options.memory_limit is not None and options.url is None:
+        if limit is not None:
             for plan in plans:
-                run.find_capacity(plan, options.memory_limit, found)
+                run.find_capacity(plan, limit, found)
     except KeyboardInterrupt:
         if not found.latency:
             raise

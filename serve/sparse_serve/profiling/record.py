@@ -86,15 +86,14 @@ def report_of(plans: Sequence[Plan], found: Findings, run: Run, partial_reason: 
     found_noise = tuple(noise(measurements))
     settings = _settings(options, plans)
     lightest = options.arrivals[0].concurrency, options.arrivals[0].request_rate
-    points = trade_points(measurements, served, quality, lightest)
+    inputs = tuple(summary.inputs(plan.entry.name, workload) for plan in plans for workload in plan.workloads)
+    points = trade_points(measurements, served, quality, lightest, inputs)
     return Report(
         partial=partial_reason,
         environment=_environment(run),
         settings=settings,
         served=served,
-        inputs=tuple(
-            summary.inputs(plan.entry.name, workload) for plan in plans for workload in plan.workloads
-        ),
+        inputs=inputs,
         measurements=tuple(measurements),
         steady=tuple(held),
         expected=tuple(theory),

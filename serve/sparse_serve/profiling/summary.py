@@ -259,7 +259,7 @@ def sparsity(graph: Graph, workload: Workload) -> Sparsity:
     names = [name for name in (RHO, *AXES) if name in graph.outputs]
     answers = [graph.send(batch, names).tensors for batch in workload.batches]
     shares = {name: np.concatenate([answer[name] for answer in answers]) for name in names}
-    tokens = np.array([batch.row_lengths for batch in workload.batches]).reshape(-1, 1)
+    tokens = np.concatenate([batch.row_lengths for batch in workload.batches])[:, np.newaxis]
     return Sparsity(
         rho=_by_layer(shares[RHO]),
         keys_kept=_by_layer((1.0 - shares[RHO]) * tokens),

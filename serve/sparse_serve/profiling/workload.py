@@ -88,8 +88,7 @@ class Workload:
     """The different requests that are sent in turn; all have as many texts, the longest of `length` tokens.
 
     Cut to a length, all have the same row lengths; texts of a user's own are as long as they are, and those
-    of recorded traffic as its were. Together
-    they have as many texts of each task as its share says.
+    of recorded traffic as its were. Together they have as many texts of each task as its share says.
     """
 
     length: int

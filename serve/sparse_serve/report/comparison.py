@@ -239,7 +239,7 @@ def _cautions(before: Report, after: Report, variants: Sequence[Variant], max_lo
     for name, report in (("first", before), ("second", after)):
         if report.partial is not None:
             yield f"the {name} report is a part: {report.partial}"
-        if report.settings.rounds < 2:
+        if report.servers[1] < 2:
             yield f"the {name} report has one server each, so that nothing can be told from noise"
     yield from _other_machines(before.environment, after.environment)
     yield from _other_inputs(before, after)

@@ -178,6 +178,12 @@ class Report(Record):
         """All lengths measured, ascending."""
         return sorted({measurement.length for measurement in self.measurements})
 
+    @property
+    def servers(self) -> tuple[int, int]:
+        """Of how many servers, or visits to one, figures are: the fewest and the most of a measurement."""
+        counts = [len(measurement.rounds) for measurement in self.measurements]
+        return min(counts, default=0), max(counts, default=0)
+
     def longest(self, model: str) -> int:
         """The longest length at which a model was measured; 0 where it was not."""
         return max((m.length for m in self.measurements if m.model == model), default=0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from sparse_serve.report.document import Report
 from sparse_serve.report.measured import Measurement
-from sparse_serve.report.titles import TITLES, load_title
+from sparse_serve.report.titles import TITLES, load_title, servers_title
 
 _MOST_NAMED = 4
 
@@ -47,23 +47,21 @@ def read_doubts(report: Report) -> list[str]:
 def _whence(report: Report) -> Iterator[str]:
     """Say of how many servers the figures are, and of which machine."""
     settings, remote = report.settings, report.environment.remote
-    several = settings.rounds > 1
+    servers, several = servers_title(report), report.servers[1] > 1
     most = max((m.client_cores for m in report.measurements), default=0.0)
     cores = report.environment.cpu.cores
     if remote is not None:
-        visits = f"{settings.rounds} visits" if several else "one visit"
         intervals = (
             "intervals are 95 % over the visits: another server of the same model may lie outside them"
             if several
             else "one visit has no interval"
         )
-        yield f"Each figure is the mean of {visits} to one running server, {remote}; {intervals}."
+        yield f"Each figure is the mean of {servers} to one running server, {remote}; {intervals}."
         yield (
             f"All figures come from one day; the measuring client took up to {most:.2f} of the {cores} cores "
             "of its own machine, which may be the server's."
         )
         return
-    servers = f"{settings.rounds} fresh server{'s' if several else ''}"
     intervals = (
         "intervals are 95 %, by bootstrap over the servers, as wide as Student's t for so few"
         if several

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sparse_serve.report.estimates import Estimate
 
@@ -20,6 +20,12 @@ class Record(BaseModel):
     """A part of a report."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        """Take a file's name that is no UTF-8 as near as text can have it: a report is JSON."""
+        return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 class Latency(Record):

@@ -12,7 +12,7 @@ from sparse_serve.report.doubts import read_doubts
 from sparse_serve.report.estimates import Estimate
 from sparse_serve.report.headline import headline
 from sparse_serve.report.sentences import clocks, details, findings
-from sparse_serve.report.titles import MIB, TITLES, attention_title, load_title
+from sparse_serve.report.titles import MIB, TITLES, attention_title, load_title, servers_title
 
 _FOLDER = files("sparse_serve") / "report" / "templates"
 
@@ -31,6 +31,7 @@ def to_html(report: Report) -> str:
         titles=TITLES,
         colors=figures.COLORS,
         load_title=load_title,
+        servers=servers_title(report),
         style=Markup((files("sparse_serve") / "page.css").read_text(encoding="utf-8") + _read("report.css")),
         script=Markup(_read("report.js")),
         headlines={model: headline(report, model) for model in models},

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from sparse_serve.report.concluded import Quantity, Split, Step
 from sparse_serve.report.document import Report
 from sparse_serve.report.estimates import Estimate
-from sparse_serve.report.measured import GpuMemory, Variant
+from sparse_serve.report.measured import GpuMemory, Measurement, Variant
 from sparse_serve.report.titles import (
     PART_TITLES,
     QUANTITY_TITLES,
@@ -329,8 +329,17 @@ def _concurrency(report: Report, model: str) -> Iterator[str]:
         f"From {first.concurrency} to {load_title(last.load)}, at {longest} tokens, p50 latency goes "
         f"from {amount(first.latency_ms.p50.value, 'latency_ms')} to "
         f"{amount(last.latency_ms.p50.value, 'latency_ms')}; throughput "
-        f"{_rise(first.texts_per_second, (last if best is first else best).texts_per_second)}."
+        f"{_rise(first.texts_per_second, last.texts_per_second)}"
+        f"{_peak(best, last)}."
     )
+
+
+def _peak(best: Measurement, last: Measurement) -> str:
+    """Say where throughput is greatest, if that is not at the highest load, beyond the servers' intervals."""
+    least, most = best.texts_per_second.low, last.texts_per_second.high
+    if least is None or most is None or least <= most:
+        return ""
+    return f", after {best.texts_per_second.value:.1f} with {load_title(best.load)}"
 
 
 def _rise(before: Estimate, after: Estimate) -> str:

@@ -101,6 +101,14 @@ def time_parts(breakdown: Breakdown) -> dict[str, float]:
     return {name: getattr(breakdown, name) / 1000 for name in PART_TITLES}
 
 
+def servers_title(report: Report) -> str:
+    """Return of how many servers, or visits to one, the figures are."""
+    least, most = report.servers
+    one = "fresh server" if report.environment.remote is None else "visit"
+    count = f"{most}" if least == most else f"{least} to {most}"
+    return f"{count} {one}{'' if most == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """Return a share in percent, with a decimal where it is below one."""
     return f"{share:.0%}" if abs(share) >= 0.0095 else f"{share:.1%}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparse_serve.report.concluded import Noise, Pick, Quantity, TradePoint
-from sparse_serve.report.document import Served
+from sparse_serve.report.document import Inputs, Served
 from sparse_serve.report.estimates import NORMAL
 from sparse_serve.report.measured import Load, Measurement, Quality, Sparsity, Variant
 from sparse_serve.report.savings import limits
@@ -35,41 +35,38 @@ class Budget:
 
 
 def trade_points(
-    measurements: Sequence[Measurement], served: Sequence[Served], quality: Sequence[Quality], lightest: Load
+    measurements: Sequence[Measurement],
+    served: Sequence[Served],
+    quality: Sequence[Quality],
+    lightest: Load,
+    inputs: Sequence[Inputs],
 ) -> list[TradePoint]:
-    """Return a point for each model at its longest length, whether its quality is known or not.
+    """Return a point for each model at the longest length of its inputs, whether its quality is known or not.
 
-    Where its tokenizer is in the server and was measured, the point is of both, as they are deployed.
+    There is none for a model that was not measured there: at shorter ones it would stand for less than the
+    others do. Where its tokenizer is in the server and was measured, the point is of both, as they are
+    deployed.
     """
     records = {each.model: each for each in served}
+    longest: dict[str, int] = {}
+    for each in inputs:
+        longest[each.model] = max(each.length, longest.get(each.model, 0))
     variants: dict[str, Variant] = {
         each.model: "text"
         for each in measurements
         if each.variant == "text" and not records[each.model].takes_text
     }
-    deployed = [each for each in measurements if each.variant == variants.get(each.model, "model")]
-    of_models = {
-        measurement.model: measurement
-        for measurement in sorted(deployed, key=lambda each: each.length)
-        if measurement.load == lightest
-    }
+    at_longest = [each for each in measurements if each.length == longest[each.model]]
+    deployed = [each for each in at_longest if each.variant == variants.get(each.model, "model")]
+    of_models = {each.model: each for each in deployed if each.load == lightest}
     metrics = {
         each.model: (each.metric, each.metrics[each.metric]) for each in quality if each.variant == "model"
     }
     throughputs = {
-        model: max(
-            each.texts_per_second.value
-            for each in deployed
-            if (each.model, each.length) == (model, measurement.length)
-        )
-        for model, measurement in of_models.items()
+        model: max(each.texts_per_second.value for each in deployed if each.model == model)
+        for model in of_models
     }
-    longest = {(model, measurement.length) for model, measurement in of_models.items()}
-    sparsities = {
-        each.model: each.sparsity
-        for each in measurements
-        if each.sparsity is not None and (each.model, each.length) in longest
-    }
+    sparsities = {each.model: each.sparsity for each in at_longest if each.sparsity is not None}
     return [
         _point(measurement, records[model], metrics.get(model), throughputs[model], sparsities.get(model))
         for model, measurement in of_models.items()
@@ -88,7 +85,8 @@ def trade(
     That is where both answer the same task, and were judged by the same metric on the same rows: without that
     nobody knows what a saving costs. One dominates another if it is no worse in quality, latency and memory,
     and better in one of them: in latency and memory beyond the noise, in quality beyond what so many rows can
-    tell. Throughput is no part of it; a budget asks for it.
+    tell. Where the noise is not known, less latency or memory is no worse, but not told to be better.
+    Throughput is no part of it; a budget asks for it.
     """
     tasks = {each.model: each.task for each in served}
     judged = {
@@ -98,8 +96,9 @@ def trade(
     }
     noise = limits(found)
 
-    def share(quantity: Quantity) -> float:
-        return max((noise.get((each.model, quantity, lightest), 0.0) for each in points), default=0.0)
+    def share(quantity: Quantity) -> float | None:
+        known = [noise.get((each.model, quantity, lightest)) for each in points]
+        return max((each for each in known if each is not None), default=None) if None not in known else None
 
     shares = share("latency_ms"), share("total_memory_bytes")
     compared = []
@@ -139,7 +138,9 @@ def _point(
     )
 
 
-def _dominates(one: TradePoint, other: TradePoint, shares: tuple[float, float], rows: int) -> bool:
+def _dominates(
+    one: TradePoint, other: TradePoint, shares: tuple[float | None, float | None], rows: int
+) -> bool:
     """Tell whether one is no worse than the other in anything, and better in something."""
     compared = [
         _compare(one.latency_ms, other.latency_ms, shares[0]),
@@ -149,10 +150,15 @@ def _dominates(one: TradePoint, other: TradePoint, shares: tuple[float, float], 
     return max(compared) <= 0 and min(compared) < 0
 
 
-def _compare(one: float | None, other: float | None, share: float) -> int:
-    """Return −1, 0 or 1 where one number is less than the other, alike or greater, or known of but one."""
+def _compare(one: float | None, other: float | None, share: float | None) -> int:
+    """Return −1, 0 or 1 where one number is less than the other, alike or greater, or known of but one.
+
+    Without a share that is noise nothing is told to be less.
+    """
     if one is None or other is None:
         return 0 if one is other else 1
+    if share is None:
+        return 0 if one <= other else 1
     if abs(one - other) <= share * abs(other):
         return 0
     return -1 if one < other else 1
@@ -199,7 +205,7 @@ def pick(points: Sequence[TradePoint], served: Sequence[Served], budget: Budget,
         return _picked(budget, "models of different tasks do not stand in for each other, and none is picked")
     fitting = [point for point in points if _fits(point, budget)]
     if not points:
-        return _picked(budget, "no model was measured")
+        return _picked(budget, "no model was measured at the longest length")
     if not fitting:
         return _picked(budget, "no model that was measured is within the budgets")
     is_judged = all(point.quality is not None for point in fitting)
