@@ -9,8 +9,9 @@ are those that it turns on in each layer for its texts, joined until they fill t
 
 As in `attention.py` short problems are computed several times in a run, and a run that counts follows one
 that does not. Both take turns and the best time of each counts; `fused_over_this` is the time of ONNX
-Runtime's `com.microsoft.MultiHeadAttention` over ours. `peak_bytes` is what a run adds at most to the memory
-of a process that holds the inputs and outputs, and `of_eager_scores` its share of H·L² scores of float32.
+Runtime's `com.microsoft.MultiHeadAttention` over ours, in the turns that both ran. `peak_bytes` is what a run
+adds at most to the memory of a process that holds the inputs and outputs, and `of_eager_scores` its share of
+H·L² scores of float32.
 """
 
 import gc
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from lines import write_lines
-from turns import Run, time_in_turns
+from turns import Run, best_ratio, time_in_turns
 
 from cases import AttentionCase
 
@@ -151,9 +152,9 @@ def measure(problems: list[Problem], threads: int) -> dict[str, Any]:
             ("axis", "float32"): axis_attention(problem, threads, nodes),
             ("fused", "float32"): fused_softmax(problem.attention, threads, nodes),
         }
-        best, _ = time_in_turns(variants, warm=True)
-        seconds.append(best["axis", "float32"] / nodes)
-        ratios.append(best["fused", "float32"] / best["axis", "float32"])
+        times = time_in_turns(variants, warm=True)
+        seconds.append(min(times["axis", "float32"]) / nodes)
+        ratios.append(best_ratio(times["fused", "float32"], times["axis", "float32"]))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         peak = fresh.submit(peak_bytes, first, threads).result()
     return {

@@ -35,7 +35,7 @@ from sparse_serve.processor import has_vnni
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from lines import write_lines
-from turns import time_in_turns
+from turns import best_ratio, time_in_turns
 
 TOKENS = (24, 512, 2048)
 ROUNDS = 12
@@ -97,11 +97,12 @@ def of_op(op: Op, tokens: int, width: int, threads: int) -> Line:
     feed = {name: ort_value(rng.standard_normal(shape, dtype=np.float32)) for name, shape in shapes.items()}
     sessions = {domain: session(node(op, domain), threads, domain == DOMAIN) for domain in (DOMAIN, ORT)}
     outputs = [each.run_with_ort_values(None, feed)[0].numpy() for each in sessions.values()]
-    best, _ = time_in_turns(
+    times = time_in_turns(
         {domain: partial(each.run_with_ort_values, None, feed) for domain, each in sessions.items()}
     )
     difference = float(np.abs(outputs[0] - outputs[1]).max())
-    return told(f"{op.name} ({tokens}, {width})", best[DOMAIN] * 1e3, best[ORT] / best[DOMAIN], difference)
+    ratio = best_ratio(times[ORT], times[DOMAIN])
+    return told(f"{op.name} ({tokens}, {width})", min(times[DOMAIN]) * 1e3, ratio, difference)
 
 
 def node(op: Op, domain: str) -> ModelProto:

@@ -5,10 +5,10 @@
 First as many requests are kept in flight as the gateway lets in: the peak. Then requests begin at four times
 that rate, whether or not others have been answered. Each is right, wrong, refused (503) or lost. Meanwhile
 the gateway is asked five times a second whether it is ready. In the end one text after another is asked, and
-the time is taken until one is answered as soon as before. All are sent by one thread, over HTTP, from bytes
-that were made before. With `--client-cores` it has cores of its own, as clients are on other machines; the
-server and the gateway, which `deploy` puts beside it, share the others, at the peak as above it. Without,
-what sending takes is missing where it is answered. Writes `overload.csv`.
+the time is taken until one is answered within twice the p99 of before. All are sent by one thread, over
+HTTP, from bytes that were made before. With `--client-cores` it has cores of its own, as clients are on
+other machines; the server and the gateway, which `deploy` puts beside it, share the others, at the peak as
+above it. Without, what sending takes is missing where it is answered. Writes `overload.csv`.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class Senders:
         return seen, seen.rate(seconds, start)
 
     async def recover(self, normal_s: float) -> float:
-        """Return the seconds until a text is answered, and as soon as is normal."""
+        """Return the seconds until a text is answered within `normal_s`."""
         start = time.monotonic()
         while time.monotonic() < start + RECOVERY_S:
             seen = Seen()

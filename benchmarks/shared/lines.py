@@ -17,10 +17,12 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write lines, with a column for every name that any of them has."""
+    """Write lines, with a column for every name that any of them has; the file is whole or as it was."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
+    beside.replace(path)

@@ -1,7 +1,7 @@
 """Times of variants that take turns in one process."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -14,15 +14,13 @@ Variant = TypeVar("Variant", bound=Hashable)
 
 def time_in_turns(
     variants: Mapping[Variant, Run], seconds_each: float = SECONDS, *, warm: bool = False
-) -> tuple[dict[Variant, float], dict[Variant, int]]:
-    """Return the best seconds and the number of runs of each variant; slow ones run less often.
+) -> dict[Variant, list[float]]:
+    """Return the seconds of each variant's runs, one a turn; slow ones are left out of later turns.
 
     Where `warm` is set a run that counts follows one that does not, and so finds in the caches what a run of
     its own has left there, not what another variant has.
     """
-    best = dict.fromkeys(variants, float("inf"))
-    rounds = dict.fromkeys(variants, 0)
-    spent = dict.fromkeys(variants, 0.0)
+    times: dict[Variant, list[float]] = {name: [] for name in variants}
     for run in variants.values():
         run()
     order = list(variants.items())
@@ -31,15 +29,21 @@ def time_in_turns(
             order[1:] + order[:1]
         )  # so that each comes after every other, whatever that leaves in the caches
         for name, run in order:
-            if turn >= MIN_ROUNDS and spent[name] > seconds_each:
+            if turn >= MIN_ROUNDS and sum(times[name]) > seconds_each:
                 continue
             if warm:
                 run()
-            seconds = seconds_of(run)
-            best[name] = min(best[name], seconds)
-            spent[name] += seconds
-            rounds[name] += 1
-    return best, rounds
+            times[name].append(seconds_of(run))
+    return times
+
+
+def best_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how many times as long as the other one takes, each at its best in the turns that both ran.
+
+    The best of more turns would be of a better time as well, where the machine's speed moves.
+    """
+    shared = min(len(one), len(other))
+    return min(one[:shared]) / min(other[:shared])
 
 
 def times_in_turns(variants: Mapping[Variant, Run], turns: Iterable[object]) -> dict[Variant, list[float]]:
