@@ -1,6 +1,7 @@
 """The command `deploy`: the files of a target."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from sparse_serve.deploy.deployment import require_certificate
 from sparse_serve.deploy.gateway import CONFIG
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import SparseServeError
+from sparse_serve.files import unfinished, write_whole
 from sparse_serve.repository.computing import Computing
 from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.contents import MANIFEST_NAME
@@ -187,6 +189,50 @@ def test_only_its_own_files_are_replaced(deploy: Run, tmp_path: Path) -> None:
     assert "holds notes.txt" in deploy()[2]
     assert deploy("--force")[0] == 0
     assert (out / "notes.txt").read_text() == "mine\n"
+
+
+def test_what_an_interrupted_run_left_is_its_own(
+    deploy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def killed(path: Path, text: str, mode: int | None = None) -> None:
+        if path.name == CONFIG:
+            path.with_name(unfinished(path.name)).write_text(text[:100])
+            raise KeyboardInterrupt
+        write_whole(path, text, mode)
+
+    assert deploy()[0] == 0
+    whole = (out / "gateway" / CONFIG).read_text()
+    for requests in ("3", "5"):
+        monkeypatch.setattr("sparse_serve.deploy.files.write_whole", killed)
+        assert deploy("--max-requests", requests, "--http-port", f"800{requests}")[0] == 130
+        assert (out / "gateway" / CONFIG).read_text() == whole
+    monkeypatch.undo()
+    edited = (out / "compose.yaml").read_text()
+    (out / "compose.yaml").write_text("mine\n")
+    assert "holds compose.yaml, which deploy did not write" in deploy()[2]
+    (out / "compose.yaml").write_text(edited)
+    other = out / unfinished("part.parquet")
+    other.touch()
+    assert f"holds {other.name}, which deploy did not write" in deploy()[2]
+    assert deploy("--force")[0] == 0
+    other.unlink()  # which is not deploy's to remove
+    status, output, errors = deploy("--json")
+    assert status == 0, errors
+    written = {Path(path) for path in json.loads(output)["files"]}
+    assert {path for path in out.rglob("*") if path.is_file()} == written
+
+
+def test_users_of_containers_can_read_it_whatever_the_umask(deploy: Run, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert deploy()[0] == 0
+    finally:
+        os.umask(before)
+    out = tmp_path / "out"
+    modes = {path: path.stat().st_mode & 0o777 for path in (out, *out.rglob("*"))}
+    assert modes == {path: 0o755 if path.is_dir() else 0o644 for path in modes}
 
 
 @pytest.mark.parametrize(

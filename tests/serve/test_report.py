@@ -101,12 +101,13 @@ def test_files_are_written(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_text(path: Path, text: str, encoding: str) -> int:
+    def write_bytes(path: Path, content: bytes) -> int:
         if "html" in path.name:
             raise OSError(28, "No space left on device")
-        return path.write_bytes(text.encode(encoding))
+        with path.open("wb") as stream:
+            return stream.write(content)
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     with pytest.raises(
         SparseServeError, match=r"report.html cannot be written: No space left.*report.csv is"
     ):

@@ -23,6 +23,7 @@ from tiny_entry import CLASSES, SAMPLE, SEVERAL, VECTORS
 from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.errors import DataError, JobError, OptionError, RepositoryError
+from sparse_serve.files import unfinished
 from sparse_serve.replies import Embedding, Prediction, Reply
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.corpus import find_corpus
@@ -411,7 +412,7 @@ def test_a_part_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / part(2).name).write_bytes(content[: len(content) // 2])
     (tmp_path / part(3).name).rename(tmp_path / part(4).name)
     write_parquet(tmp_path / part(5).name, {"row": [1]})
-    (tmp_path / f".{part(6).name}.0.tmp").write_bytes(content)
+    (tmp_path / unfinished(part(6).name)).write_bytes(content)
     assert kept_parts(folder) == [part(0), part(1)]
     assert pq.read_table(tmp_path / part(0).name).to_pylist() == [{"row": 1}]
     remove_unfinished(folder)

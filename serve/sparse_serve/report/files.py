@@ -1,10 +1,9 @@
 """The files of a report, all made of it alone."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from sparse_serve.errors import SparseServeError
+from sparse_serve.files import write_whole
 from sparse_serve.report.document import Report
 from sparse_serve.report.table import to_csv
 
@@ -22,17 +21,12 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     made: list[Path] = []
     for name, make in (("report.json", Report.to_json), ("report.csv", to_csv), ("report.html", to_html)):
         path = folder / name
-        beside = folder / f".{name}.{os.getpid()}"
         try:
-            beside.write_text(make(report), encoding="utf-8")
-            beside.replace(path)
+            write_whole(path, make(report))
         except OSError as error:
             kept = f"; {', '.join(each.name for each in made)} is there" if made else ""
             raise SparseServeError(
                 f"{path} cannot be written: {error.strerror}{kept}: make room, or give another --output-dir"
             ) from error
-        finally:  # where it has not become the file
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
         made.append(path)
     return made

@@ -11,7 +11,8 @@ from pyarrow.fs import FileType, LocalFileSystem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparse_serve.errors import JobError, first_line
-from sparse_serve.scoring.storage import Location, is_unfinished
+from sparse_serve.files import is_unfinished
+from sparse_serve.scoring.storage import Location
 
 RECORD_NAME = "job.json"
 SCHEMA_VERSION: Literal[1] = 1

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Self
-from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow.fs import (
@@ -19,6 +18,7 @@ from pyarrow.fs import (
 )
 
 from sparse_serve.errors import DataError, first_line
+from sparse_serve.files import unfinished
 
 _URL = "://"
 _WILDCARDS = frozenset("*?[")
@@ -114,7 +114,7 @@ class Location:
             OSError: it cannot be written.
         """
         folder, _, name = self.path.rpartition("/")
-        beside = self.at(f"{folder}/{_unfinished(name)}")
+        beside = self.at(f"{folder}/{unfinished(name)}")
         with self.filesystem.open_output_stream(beside.path, compression=None) as stream:
             stream.write(content)
         self.filesystem.move(beside.path, self.path)
@@ -130,16 +130,6 @@ class Location:
 def is_pattern(name: str) -> bool:
     """Whether a path has wildcards."""
     return bool(_WILDCARDS & {*name})
-
-
-def _unfinished(name: str) -> str:
-    """Return what a file is called until it is whole, another name each time."""
-    return f".{name}.{uuid4().hex}.tmp"
-
-
-def is_unfinished(name: str) -> bool:
-    """Whether `Location.write` has not come to the end of a file of this name, or was killed before."""
-    return name.startswith(".") and name.endswith(".tmp")
 
 
 def _of_fsspec(name: str) -> tuple[FileSystem, str]:
