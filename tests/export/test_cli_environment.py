@@ -36,8 +36,9 @@ OPTIONS = [pytest.param(command, option, id=f"{name} {option.opts[-1]}") for nam
 
 # `classify --url` asks a server; `profile --url` decides what is measured. `--task` is what a model learns or
 # answers, elsewhere one of its tasks; `--text-pair` is whether there are pairs, elsewhere the second texts.
-# `finetune --attention` trains a model; `export --attention` puts another into it. One variable must not mean
-# both.
+# `finetune --attention` trains a model; `export --attention` puts another into it. What `deploy` writes over,
+# publishes or gives a server is not what others do, nor is where `report show` draws a report where `profile`
+# writes a new one. One variable must not mean both.
 OF_ANOTHER_NAME = {
     ("finetune", "--task"): "SPARSE_SERVE_FINETUNE_TASK",
     ("export", "--task"): "SPARSE_SERVE_EXPORT_TASK",
@@ -46,6 +47,11 @@ OF_ANOTHER_NAME = {
     ("export", "--text-pair"): "SPARSE_SERVE_EXPORT_TEXT_PAIR",
     ("profile", "--url"): "SPARSE_SERVE_PROFILE_URL",
     ("profile", "--ca-certificates"): "SPARSE_SERVE_PROFILE_CA_CERTIFICATES",
+    ("deploy", "--force"): "SPARSE_SERVE_DEPLOY_FORCE",
+    ("deploy", "--gpus"): "SPARSE_SERVE_DEPLOY_GPUS",
+    ("deploy", "--host"): "SPARSE_SERVE_DEPLOY_HOST",
+    ("deploy", "--output-dir"): "SPARSE_SERVE_DEPLOY_OUTPUT_DIR",
+    ("show", "--output-dir"): "SPARSE_SERVE_REPORT_SHOW_OUTPUT_DIR",
 }
 
 
@@ -60,6 +66,19 @@ def test_an_option_reads_the_variable_of_its_name(
     monkeypatch.setenv(variable, "from outside")
     context = command.make_context(command.name, [], resilient_parsing=True)
     assert option.resolve_envvar_value(context) == "from outside"
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_an_option_with_a_variable_of_its_own_reads_no_other(
+    command: typer.core.TyperCommand, option: typer.core.TyperOption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long,) = (name for name in option.opts if name.startswith("--"))
+    for name in {long.removeprefix("--").replace("-", "_"), option.name or ""}:
+        monkeypatch.setenv(f"SPARSE_SERVE_{name.upper()}", "from outside")
+    if option.envvar is not None:
+        monkeypatch.delenv(str(option.envvar), raising=False)
+        context = command.make_context(command.name, [], resilient_parsing=True)
+        assert option.resolve_envvar_value(context) is None
 
 
 REPEATED = {

@@ -238,3 +238,13 @@ def test_a_report_is_shown_and_drawn_anew(tmp_path: Path, capsys: pytest.Capture
     assert (status, output) == (0, path.read_text())
     assert outcome(capsys, app, "report", "show", path, "--output-dir", tmp_path / "new")[0] == 0
     assert (tmp_path / "new" / "report.html").is_file()
+
+
+def test_a_report_is_not_drawn_where_profile_writes_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(report_of([measurement()]).to_json())
+    monkeypatch.setenv("SPARSE_SERVE_OUTPUT_DIR", str(tmp_path / "report"))
+    assert outcome(capsys, app, "report", "show", path)[0] == 0
+    assert not (tmp_path / "report").exists()

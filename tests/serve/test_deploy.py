@@ -235,6 +235,19 @@ def test_users_of_containers_can_read_it_whatever_the_umask(deploy: Run, tmp_pat
     assert modes == {path: 0o755 if path.is_dir() else 0o644 for path in modes}
 
 
+def test_variables_of_other_commands_are_not_its_own(
+    deploy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE": "1", "GPUS": "all", "HOST": "0.0.0.0"}.items():
+        monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
+    status, _, errors = deploy()
+    assert status == 0, errors
+    services = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())["services"]
+    assert services["gateway"]["ports"][0] == "127.0.0.1:8000:8000"
+    (tmp_path / "out" / "compose.yaml").write_text("mine\n")
+    assert deploy()[0] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "status", "message"),
     [

@@ -382,7 +382,7 @@ def test_bad_input_is_one_line(
 def test_options_of_other_targets_are_left_alone_in_the_environment(
     deploy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"HOST": "nowhere", "STORAGE_URI": "s3://a/b", "MAX_REPLICAS": "3"}.items():
+    for name, value in {"DEPLOY_HOST": "nowhere", "STORAGE_URI": "s3://a/b", "MAX_REPLICAS": "3"}.items():
         monkeypatch.setenv(f"SPARSE_SERVE_{name}", value)
     assert deploy("kubernetes")[0] == 0
     assert of_kind(tmp_path / "out", "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 3

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from sparse_serve.errors import MissingPackageError
 from sparse_serve.extras import needing
 
-# Every option of every command is also read from SPARSE_SERVE_<OPTION>.
+# Every option of every command is also read from SPARSE_SERVE_<OPTION>, or from a variable of its own.
 CONTEXT: dict[str, Any] = {"auto_envvar_prefix": "SPARSE_SERVE"}
 
 # Whatever the options are.
@@ -63,6 +63,8 @@ def _command(name: str, function: Callable[..., None], **settings: Any) -> Any:
     command: Any = typer.main.get_command(alone)
     for parameter in command.params:
         parameter.split_envvar_value = _lines
+        # Or it would be read from that of its name as well, where this means another thing to other commands.
+        parameter.allow_from_autoenv = parameter.envvar is None
     return command
 
 

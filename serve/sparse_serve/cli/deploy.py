@@ -78,7 +78,14 @@ def deploy(  # noqa: PLR0913  one parameter per option
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model: an entry's name.")],
     *,
     target: Annotated[Target, typer.Option(help="What runs the containers.")],
-    output_dir: Annotated[Path, typer.Option(help="Folder of the files: new, empty, or as deploy left it.")],
+    output_dir: Annotated[
+        Path,
+        typer.Option(
+            "--output-dir",
+            envvar="SPARSE_SERVE_DEPLOY_OUTPUT_DIR",
+            help="Folder of the files: new, empty, or as deploy left it.",
+        ),
+    ],
     model_repository: ModelRepository = DEFAULT_REPOSITORY,
     image: Annotated[
         str | None,
@@ -97,6 +104,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
     gpus: Annotated[
         int | None,
         typer.Option(
+            "--gpus",
+            envvar="SPARSE_SERVE_DEPLOY_GPUS",
             min=0,
             max=64,
             help="NVIDIA GPUs of each server.",
@@ -124,7 +133,13 @@ def deploy(  # noqa: PLR0913  one parameter per option
         int, typer.Option(min=10, max=86400, help="Seconds to load the model.")
     ] = DEFAULT_STARTUP_TIMEOUT,
     host: Annotated[
-        str, typer.Option(help="Address that the gateway is published on.", rich_help_panel=_MACHINE)
+        str,
+        typer.Option(
+            "--host",
+            envvar="SPARSE_SERVE_DEPLOY_HOST",
+            help="Address that the gateway is published on.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Of HTTP, on --host.", rich_help_panel=_MACHINE)
@@ -201,7 +216,10 @@ def deploy(  # noqa: PLR0913  one parameter per option
         str, typer.Option(metavar="NAMESPACE", help="Where Prometheus is.", rich_help_panel=_CLUSTER)
     ] = "monitoring",
     force: Annotated[
-        bool, typer.Option("--force", help="Write over files that deploy did not write.")
+        bool,
+        typer.Option(
+            "--force", envvar="SPARSE_SERVE_DEPLOY_FORCE", help="Write over files that deploy did not write."
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Files and limits as JSON.")

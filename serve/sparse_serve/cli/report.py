@@ -58,7 +58,12 @@ def show(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json of profile.")],
     *,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Write report.json, report.csv and report.html anew into this folder.")
+        Path | None,
+        typer.Option(
+            "--output-dir",
+            envvar="SPARSE_SERVE_REPORT_SHOW_OUTPUT_DIR",
+            help="Write report.json, report.csv and report.html anew into this folder.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="SPARSE_SERVE_JSON", help="Print it as JSON, of today's schema.")
