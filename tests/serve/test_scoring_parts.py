@@ -22,9 +22,13 @@ from tiny_entry import CLASSES, SAMPLE, SEVERAL, VECTORS
 
 from command_line import outcome
 from sparse_serve.cli import app
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import DataError, JobError, OptionError, RepositoryError
 from sparse_serve.files import unfinished
 from sparse_serve.replies import Embedding, Prediction, Reply
+from sparse_serve.repository.contents import MANIFEST_NAME
+from sparse_serve.repository.entries import read_entry
+from sparse_serve.repository.writing import EntrySpec, write_entry
 from sparse_serve.scoring.answers import answer
 from sparse_serve.scoring.corpus import find_corpus
 from sparse_serve.scoring.engine import Plan, _Scorer, checked_classifier
@@ -248,6 +252,24 @@ def test_what_is_no_corpus(
     assert "\n" not in str(raised.value)
 
 
+def test_names_that_are_not_utf8_are_told(tmp_path: Path) -> None:
+    foreign = tmp_path / os.fsdecode(b"a\xff.csv")
+    write_lines(foreign, ["text_a", "1"])
+    for named in (tmp_path, tmp_path / "*.csv"):
+        with pytest.raises(DataError, match=rf"folder {tmp_path} holds b'.*a\\xff.csv', a name that is not"):
+            find_corpus([str(named)], COLUMNS)
+    with pytest.raises(DataError, match="is not UTF-8; rename what it is of"):
+        find_corpus([str(foreign)], COLUMNS)
+
+
+def test_a_malformed_row_below_a_header_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text_a,größe\n1,2\n3\n".encode("latin-1"))
+    rows = rows_of(path)
+    assert [row["text"] for row in rows] == [b"1", None]
+    assert rows[1]["error"].endswith("1 fields where the header has 2 (text_a, gr��e)")
+
+
 def test_a_row_with_other_fields_is_an_error_of_its_own(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.csv", ["text_a,b", "1,2", "1", "3,4"])
     (part,) = parts_of(path)
@@ -437,6 +459,16 @@ def test_a_folder_belongs_to_one_job(tmp_path: Path, job: JobRecord) -> None:
     assert claim_folder(folder, job) == job
     write_record(folder, job.model_copy(update={"state": "finished"}))
     assert claim_folder(folder, job).state == "finished"
+
+
+def test_another_version_is_no_other_entry(tmp_path: Path, make_spec: Callable[..., EntrySpec]) -> None:
+    path = write_entry(tmp_path, make_spec())
+    before = EntryRecord.of(read_entry(path), 1)
+    write_entry(tmp_path, make_spec(version=2))
+    assert EntryRecord.of(read_entry(path), 1) == before
+    shutil.rmtree(path / "2")
+    (path / "1" / MANIFEST_NAME).unlink()
+    assert EntryRecord.of(read_entry(path), 1).sha256 == file_digest(path / MANIFEST_NAME)
 
 
 @pytest.mark.parametrize(

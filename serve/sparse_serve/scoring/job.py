@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparse_serve import __version__
-from sparse_serve.digests import file_digest
 from sparse_serve.errors import OptionError
-from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.rows import TEXT_PAIR
 from sparse_serve.scoring import PART_ROWS
 from sparse_serve.scoring.answers import RESERVED
@@ -111,7 +109,7 @@ def run_job(job: Job, progress: Callable[[Progress], object] | None = None) -> S
     corpus = find_corpus(job.inputs, columns, folder)
     own = JobRecord(
         package=__version__,
-        entry=EntryRecord(name=entry.name, version=version, sha256=file_digest(entry.path / MANIFEST_NAME)),
+        entry=EntryRecord.of(entry, version),
         columns=columns.texts,
         task=job.task,
         keep=dict(columns.keep),

@@ -239,7 +239,7 @@ def _table_chunks(file: InputFile, columns: InputColumns) -> Iterator[pa.Table]:
                     name: pa.array([row.texts.get(column) for row in rows], _BYTES)
                     for name, column in texts.items()
                 },
-                ERROR: pa.array([row.error for row in rows], pa.string()),
+                ERROR: pa.array([_as_kept(row.error) for row in rows], pa.string()),
                 **{
                     KEPT + name: pa.array([_as_kept(row.record.get(column)) for row in rows], pa.string())
                     for name, column in kept.items()

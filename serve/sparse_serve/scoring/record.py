@@ -4,14 +4,17 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, Self
 
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparse_serve.digests import file_digest
 from sparse_serve.errors import JobError, first_line
 from sparse_serve.files import is_unfinished
+from sparse_serve.repository.contents import MANIFEST_NAME
+from sparse_serve.repository.entries import Entry
 from sparse_serve.scoring.storage import Location
 
 RECORD_NAME = "job.json"
@@ -31,11 +34,19 @@ class FileRecord(_Record):
 
 
 class EntryRecord(_Record):
-    """The entry that answers; `sha256` is of its manifest, which has those of its files."""
+    """The entry that answers; `sha256` is of its version's manifest, which has those of its files."""
 
     name: str
     version: int
     sha256: str
+
+    @classmethod
+    def of(cls, entry: Entry, version: int) -> Self:
+        """Return the record of a version, which stays the same where another one is exported."""
+        own = entry.path / str(version) / MANIFEST_NAME
+        # Earlier versions of this package kept the manifest of the last version alone.
+        manifest = own if own.is_file() else entry.path / MANIFEST_NAME
+        return cls(name=entry.name, version=version, sha256=file_digest(manifest))
 
 
 class Summary(_Record):

@@ -43,10 +43,11 @@ class Location:
         """Return what a path or a URL names, whether it is there or not; a path becomes absolute.
 
         Raises:
-            DataError: nothing here knows the URL's scheme.
+            DataError: it is not UTF-8, or nothing here knows the URL's scheme.
         """
         if _URL not in name:
-            return cls(LocalFileSystem(), str(Path(name).absolute()))
+            return cls(LocalFileSystem(), _utf8(str(Path(name).absolute())))
+        _utf8(name)
         scheme = name.partition(_URL)[0]
         try:
             filesystem, path = FileSystem.from_uri(name)
@@ -122,14 +123,35 @@ class Location:
     def _listed(self, recursive: bool) -> list[FileInfo]:
         try:
             selector = FileSelector(self.path, allow_not_found=True, recursive=recursive)
-            return list(self.filesystem.get_file_info(selector))
+            found = list(self.filesystem.get_file_info(selector))
+            for info in found:
+                info.path  # noqa: B018  decoded only where it is read
         except OSError as error:
             raise DataError(f"folder {self} cannot be read: {first_line(error)}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"folder {self} holds {error.object!r}, a name that is not UTF-8; rename it, or move it "
+                "elsewhere"
+            ) from error
+        return found
 
 
 def is_pattern(name: str) -> bool:
     """Whether a path has wildcards."""
     return bool(_WILDCARDS & {*name})
+
+
+def _utf8(name: str) -> str:
+    """Return a path or URL, which Arrow takes in UTF-8 alone.
+
+    Raises:
+        DataError: it is not.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the name {name} is not UTF-8; rename what it is of") from error
+    return name
 
 
 def _of_fsspec(name: str) -> tuple[FileSystem, str]:
