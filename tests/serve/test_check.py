@@ -9,6 +9,8 @@ import onnx
 import pytest
 from tiny_entry import edit, take_out_of_service, tiny_graph
 
+from command_line import outcome
+from sparse_serve.cli import app
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import OpLibraryError, OptionError, RepositoryError
 from sparse_serve.repository import check, releases
@@ -56,6 +58,12 @@ def test_what_may_not_have_a_fault(tmp_path: Path) -> None:
         )
     with pytest.raises(RepositoryError, match=r"^entry tiny: .*absent cannot be read: No such file"):
         require_no_error(unreadable(), "entry tiny")
+
+
+def test_a_name_that_cannot_be_looked_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = outcome(capsys, app, "check", "a" * 300)
+    assert status == 1
+    assert errors.endswith("aaa cannot be read: File name too long\n")
 
 
 def test_changed_missing_and_foreign_files(entry: Path) -> None:

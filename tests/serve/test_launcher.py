@@ -31,7 +31,7 @@ from sparse_serve.triton import installation, preflight, probe
 from sparse_serve.triton.installation import backend_directory, find_triton
 from sparse_serve.triton.launcher import TritonServer
 from sparse_serve.triton.log import reason_in_log
-from sparse_serve.triton.preflight import servable_models
+from sparse_serve.triton.preflight import claim_ports, end_interrupted_exports, servable_models
 from sparse_serve.triton.server import ServerOptions
 
 MakeSpec = Callable[..., EntrySpec]
@@ -262,6 +262,11 @@ def test_a_foreign_model_may_refuse_a_request_it_was_not_made_for(
         assert server.models == ("foreign", "tiny", "tiny_model")
 
 
+def test_two_protocols_do_not_share_a_port() -> None:
+    with pytest.raises(OptionError, match="--http-port 8000, --grpc-port 0 and --metrics-port 8000 are not"):
+        claim_ports("127.0.0.1", 8000, 0, 8000)
+
+
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(ServerError, match=r"port 0 on 203.0.113.1 cannot be used: Cannot assign requested"):
         preflight.claim_ports("203.0.113.1", 0, 0, 0)
@@ -443,6 +448,11 @@ def test_the_command_fails_in_one_line(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert output == ""
     assert errors == f"error: model repository {tmp_path / 'nowhere'} is not a folder\n"
+
+
+def test_a_repository_that_cannot_be_read_is_no_interrupted_export(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"model repository .* cannot be read: File name too long"):
+        end_interrupted_exports(tmp_path / ("a" * 300))
 
 
 def test_a_triton_on_path_gets_the_flags_it_knows(

@@ -23,7 +23,7 @@ from sparse_serve.cli.checkpoints import is_checkpoint
 from sparse_serve.cli.commands import CommandGroup
 from sparse_serve.cli.options import Program
 from sparse_serve.data import read_texts
-from sparse_serve.errors import DataError, ServerError, SparseServeError
+from sparse_serve.errors import DataError, RepositoryError, ServerError, SparseServeError
 from sparse_serve.processor import usable_cores
 from sparse_serve.profiling import options as options_module
 from sparse_serve.profiling import record
@@ -694,6 +694,12 @@ def test_an_entry_is_found_before_a_checkpoint_of_its_name(
     monkeypatch.chdir(tmp_path)
     found = {name: is_checkpoint(name, Path("models")) for name in ("reviews", "other", "empty", "org/model")}
     assert found == {"reviews": False, "other": True, "empty": False, "org/model": True}
+
+
+@pytest.mark.parametrize("name", ["a" * 300, f"./{'a' * 300}"])
+def test_a_name_that_cannot_be_looked_for_is_told(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RepositoryError, match="aaa' cannot be read: File name too long; give the name of an"):
+        is_checkpoint(name, tmp_path)
 
 
 @pytest.mark.parametrize(("threads", "client_cores", "expected"), [(None, 0, 2), (None, 1, 1), (3, 1, 3)])

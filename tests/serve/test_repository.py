@@ -22,6 +22,7 @@ from sparse_serve.repository.entries import (
     find_models,
     overlay_repository,
     read_entry,
+    repository_path,
 )
 from sparse_serve.repository.manifest import read_manifest
 from sparse_serve.repository.staging import heal
@@ -124,6 +125,17 @@ def test_unsafe_names_are_refused(tmp_path: Path, make_spec: MakeSpec, name: str
     with pytest.raises(RepositoryError, match="is not allowed"):
         write_entry(tmp_path, make_spec(name=name))
     assert not contents(tmp_path)
+
+
+def test_what_cannot_even_be_looked_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("a" * 300)
+    with pytest.raises(RepositoryError, match="aaa cannot be read: File name too long"):
+        read_entry(long)
+    with pytest.raises(RepositoryError, match=r"model repository .*aaa cannot be read: File name too long"):
+        repository_path(long)
+    monkeypatch.setattr("sparse_serve.repository.entries.os.access", lambda path, mode: False)
+    with pytest.raises(RepositoryError, match=f"model repository {tmp_path} cannot be read: Permission den"):
+        repository_path(tmp_path)
 
 
 def test_usable_names_pass() -> None:

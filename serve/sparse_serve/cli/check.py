@@ -12,7 +12,7 @@ from rich.text import Text
 from sparse_serve.cli.options import DEFAULT_REPOSITORY, Verbose, table_console
 from sparse_serve.errors import RepositoryError
 from sparse_serve.repository.check import Finding, Level, check_entry
-from sparse_serve.repository.contents import MANIFEST_NAME
+from sparse_serve.repository.entries import is_entry
 from sparse_serve.repository.releases import DEFAULT_RELEASE
 
 
@@ -42,10 +42,10 @@ def _require_path(entry: Path) -> None:
     """Refuse the bare name of an entry that `export` wrote where it writes by default.
 
     Raises:
-        RepositoryError: says the path.
+        RepositoryError: says the path, or why it cannot be read.
     """
     path = DEFAULT_REPOSITORY / entry
-    if not (entry / MANIFEST_NAME).is_file() and (path / MANIFEST_NAME).is_file():
+    if not is_entry(entry) and is_entry(path):
         raise RepositoryError(
             f"{entry} is no entry of a model repository, where its path is taken: give check {path}"
         )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparse_serve.cli.options import Program
-from sparse_serve.errors import OptionError, SparseServeError
+from sparse_serve.errors import OptionError, RepositoryError, SparseServeError
 from sparse_serve.profiling.options import FromCheckpoint
 from sparse_serve.repository.contents import MANIFEST_NAME
 
@@ -22,14 +22,20 @@ def is_checkpoint(name: str, repository: Path) -> bool:
 
     Raises:
         OptionError: it is the path of an entry.
+        RepositoryError: it cannot be told, as a folder on the way is closed or the name is too long.
     """
     path = Path(name)
-    if "/" in name and (path / MANIFEST_NAME).is_file() and not (path / _CONFIG).is_file():
-        raise OptionError(
-            f"'{name}' is the path of an entry, where its name is taken: give {path.name} with "
-            f"--model-repository {path.parent}"
-        )
-    return "/" in name or (not (repository / name).exists() and (path / _CONFIG).is_file())
+    try:
+        if "/" in name and (path / MANIFEST_NAME).is_file() and not (path / _CONFIG).is_file():
+            raise OptionError(
+                f"'{name}' is the path of an entry, where its name is taken: give {path.name} with "
+                f"--model-repository {path.parent}"
+            )
+        return "/" in name or (not (repository / name).exists() and (path / _CONFIG).is_file())
+    except OSError as error:
+        raise RepositoryError(
+            f"'{name}' cannot be read: {error.strerror}; give the name of an entry, or a checkpoint"
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,8 @@ Dense twins of the graph lie in `NAME/baselines/`, itself a Triton repository th
 does not see.
 """
 
+import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,9 +109,9 @@ def read_entry(path: Path) -> Entry:
     """Read the entry whose public folder is `path`.
 
     Raises:
-        RepositoryError: there is no entry, or its manifest is malformed.
+        RepositoryError: there is no entry, it cannot be read, or its manifest is malformed.
     """
-    if not (path / MANIFEST_NAME).is_file():
+    if not is_entry(path):
         raise RepositoryError(f"{path} is no entry of a model repository: it has no {MANIFEST_NAME}")
     name = path.resolve().name
     token_path = path.resolve().parent / graph_name(name)
@@ -125,6 +127,18 @@ def read_entry(path: Path) -> Entry:
     )
 
 
+def is_entry(path: Path) -> bool:
+    """Return whether `path` is the public folder of an entry.
+
+    Raises:
+        RepositoryError: that cannot be told, as a folder on the way is closed or the name is too long.
+    """
+    try:
+        return (path / MANIFEST_NAME).is_file()
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def _manifest_of(path: Path, version: int, last_written: Manifest) -> Manifest:
     """Return the manifest of a version; earlier versions of this package kept but that of the last."""
     own = path / str(version) / MANIFEST_NAME
@@ -134,12 +148,18 @@ def _manifest_of(path: Path, version: int, last_written: Manifest) -> Manifest:
 
 
 def repository_path(path: Path) -> Path:
-    """Return `path` if it is a folder.
+    """Return `path` if it is a folder that can be read.
 
     Raises:
         RepositoryError: it is not.
     """
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+        if is_folder and not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise RepositoryError(f"model repository {path} cannot be read: {error.strerror}") from error
+    if not is_folder:
         raise RepositoryError(f"model repository {path} is not a folder")
     return path
 

@@ -43,10 +43,11 @@ def end_interrupted_exports(repository: Path) -> None:
     """Finish or discard what killed exports left in the repository.
 
     Raises:
-        RepositoryError: there is no such repository, or it cannot be written.
+        RepositoryError: there is no such repository, or it cannot be read or written.
     """
+    repository_path(repository)
     try:
-        staging.heal(repository_path(repository))
+        staging.heal(repository)
     except OSError as error:
         raise RepositoryError(
             f"model repository {repository} holds an interrupted export that cannot be put right here: "
@@ -282,8 +283,15 @@ def claim_ports(address: str, http: int, grpc: int, metrics: int) -> tuple[int, 
     """Return the three ports after checking that each can be bound; 0 becomes a free port.
 
     Raises:
+        OptionError: two of them are one.
         ServerError: a port is taken or not allowed.
     """
+    given = [port for port in (http, grpc, metrics) if port]
+    if len(set(given)) < len(given):  # which can be bound twice, as long as nobody listens
+        raise OptionError(
+            f"--http-port {http}, --grpc-port {grpc} and --metrics-port {metrics} are not three ports: give "
+            "three"
+        )
     claims: list[socket.socket] = []
     try:
         # All are held at once, so that no two get the same free port.
