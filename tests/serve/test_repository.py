@@ -284,6 +284,18 @@ def test_of_a_copy_onto_a_full_disk_the_place_is_named(
         write_entry(tmp_path / "models", make_spec())
 
 
+def test_of_versions_that_cannot_be_carried_over_the_reason_is_told(
+    tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, _target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+
+    write_entry(tmp_path, make_spec())
+    monkeypatch.setattr("sparse_serve.repository.writing._link", full)
+    with pytest.raises(RepositoryError, match=r"cannot be written: .*No space left on device: '.*tiny/.*'"):
+        write_entry(tmp_path, make_spec(version=2))
+
+
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +356,26 @@ def test_a_killed_preparation_is_discarded_by_the_next_writer(tmp_path: Path, ma
     heal(repository)
     assert contents(tmp_path / "models") == before
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to others")
+@pytest.mark.parametrize("given", ["tiny", "."])
+def test_what_another_user_left_is_left_alone(tmp_path: Path, make_spec: MakeSpec, given: str) -> None:
+    repository = tmp_path / "models"
+    write_entry(repository, make_spec())
+    left = tmp_path / ".models.staging" / "tiny"
+    (left / "new" / "tiny").mkdir(parents=True)
+    (left / "new" / "tiny" / "foreign").touch()
+    (left / "complete").touch()
+    before = contents(tmp_path)
+    os.chown(left.parent / given, 12345, -1)
+    heal(repository)
+    with pytest.raises(RepositoryError, match=r"staging/tiny is of another user, whose export of entry"):
+        write_entry(repository, make_spec(), force=True)
+    assert contents(tmp_path) == before
+    os.chown(repository, 12345, -1)
+    heal(repository)
+    assert (repository / "tiny" / "foreign").exists()
 
 
 def test_an_interrupted_preparation_leaves_nothing(

@@ -34,7 +34,7 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
     stands beside a `NAME_model` it was not written with. On an exception nothing is changed.
 
     Raises:
-        RepositoryError: another process is writing the same entry.
+        RepositoryError: another process is writing the same entry, or another user began to.
         OSError: the repository cannot be written.
     """
     repository.mkdir(parents=True, exist_ok=True)
@@ -44,6 +44,11 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
         if not any(stack.enter_context(_made(staging)) for _ in range(_ATTEMPTS)):
             raise RepositoryError(
                 f"another process is writing entry '{name}' in {repository}: wait for it to end"
+            )
+        if not _is_trusted(staging, repository):
+            raise RepositoryError(
+                f"{staging} is of another user, whose export of entry '{name}' was interrupted: have them "
+                "export it again, or remove the folder"
             )
         try:
             new = staging / _NEW
@@ -61,15 +66,26 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
 def heal(repository: Path) -> None:
     """Finish or discard what interrupted writers left; leave alone what a live one is working on.
 
+    What is left by others than this user and the owner of the repository is left alone too: whoever may write
+    beside the repository could put an entry into it.
+
     Raises:
         OSError: the repository cannot be written.
     """
     for staging in sorted(_home(repository).glob("*")):
         with _locked(staging) as owned:
-            if owned and (staging / _COMPLETE).exists():
+            if not owned or not _is_trusted(staging, repository):
+                continue
+            if (staging / _COMPLETE).exists():
                 _install(repository, staging)
-            elif owned:
+            else:
                 _discard(staging)
+
+
+def _is_trusted(staging: Path, repository: Path) -> bool:
+    """Whether a staging folder, and what it lies in, are this user's or those of the repository's owner."""
+    owners = {os.geteuid(), repository.stat().st_uid}
+    return {staging.stat().st_uid, staging.parent.stat().st_uid} <= owners
 
 
 def _home(repository: Path) -> Path:

@@ -207,6 +207,9 @@ def _require_inputs(spec: EntrySpec, signature: Signature) -> None:
 def _disk_errors(repository: Path) -> Iterator[None]:
     try:
         yield
+    except shutil.Error as error:  # of a whole folder: each file, where to, and why not
+        (_, _, reason), *_ = error.args[0]
+        raise RepositoryError(f"model repository {repository} cannot be written: {reason}") from error
     except OSError as error:
         place = error.filename2 or error.filename  # of a copy, where it goes
         where = f" ({place})" if place else ""
