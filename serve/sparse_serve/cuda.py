@@ -16,7 +16,7 @@ import pynvml
 from sparse_serve.errors import DeviceError, OpLibraryError, first_line
 from sparse_serve.extras import install_hint
 from sparse_serve.nvml import CudaDevice, read_driver
-from sparse_serve.op_library import Device, library_cuda, library_path
+from sparse_serve.op_library import Device, library_cuda, verify_library
 
 CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 CUDA_OPTIONS = {"use_tf32": "0"}
@@ -142,7 +142,7 @@ def _runtime() -> tuple[list[str], str | None, tuple[int, int] | None]:
 
 def _library_cuda() -> tuple[int, int] | None:
     try:
-        return library_cuda(library_path("cuda"))
+        return library_cuda(verify_library("cuda"))
     except OpLibraryError:
         return None
 

@@ -159,6 +159,18 @@ def test_the_probe_reads_nvml_and_onnxruntime(monkeypatch: pytest.MonkeyPatch) -
     assert probe().fault
 
 
+def test_a_library_that_is_not_the_installed_one_is_not_loaded(
+    cuda_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(cuda, "library_cuda", loaded.append)
+    probe()
+    assert loaded == [cuda_library]
+    monkeypatch.setattr(op_library, "_recorded_digest", lambda _path: "0" * 64)
+    assert probe().library_cuda is None
+    assert loaded == [cuda_library]
+
+
 def test_what_is_written_for_a_gpu(repository: Path, text_entry: Path) -> None:
     """The graph computes there, and warms up with the longest row and the fullest batch."""
     public, graph = (read_config(repository / name / CONFIG_NAME) for name in ("tiny", "tiny_model"))
