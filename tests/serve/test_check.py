@@ -66,6 +66,15 @@ def test_a_name_that_cannot_be_looked_for_is_told(capsys: pytest.CaptureFixture[
     assert errors.endswith("aaa cannot be read: File name too long\n")
 
 
+def test_a_link_to_an_entry_is_none(entry: Path) -> None:
+    """As to a server."""
+    link = entry.parent / "other"
+    link.symlink_to("tiny")
+    (finding,) = faults(link)
+    assert (finding.level, finding.check) == (Level.error, "access")
+    assert finding.message == "other is a link to tiny, which is a folder"
+
+
 def test_changed_missing_and_foreign_files(entry: Path) -> None:
     (entry / "tokenizer.json").unlink()
     (entry.parent / "tiny_model" / "1" / "notes.txt").write_text("")

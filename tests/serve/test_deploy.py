@@ -317,6 +317,15 @@ def test_what_the_container_would_not_serve_is_not_deployed(
     assert deploy(*own, "--target", "kubernetes")[0] == 0
 
 
+def test_a_link_to_an_entry_is_not_deployed(tmp_path: Path, repository: Path, deploy: Run) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "other").symlink_to(repository / "tiny")
+    status, _, errors = deploy("--model-repository", str(models), name="other")
+    assert status == 1
+    assert f"other is a link to {repository / 'tiny'}, which is not in the repository" in errors
+
+
 def test_a_certificate_without_its_key_is_refused(certificate: Path) -> None:
     with pytest.raises(SparseServeError, match="put both into one file"):
         require_certificate(certificate.parent / "only.pem")

@@ -238,7 +238,8 @@ def deploy(  # noqa: PLR0913  one parameter per option
     """
     _refuse_options_of_others(context, target)
     entry = read_entry(repository_path(model_repository) / validate_name(name))
-    servable_models(entry.path.parent, entry.models)
+    # A link to an entry, which no server takes, has a name of its own.
+    servable_models(entry.path.parent, [name, *entry.models])
     body = read_size("max-body", max_body, _MOST_BODY)
     limits = _limits(entry, body, max_requests, max_pending_requests, request_timeout, queue_timeout)
     deployment = Deployment(

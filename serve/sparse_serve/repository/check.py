@@ -146,6 +146,8 @@ def _digest_faults(entry: Entry) -> Iterator[Fault]:
 
 
 def _access_faults(entry: Entry) -> Iterator[Fault]:
+    if entry.path.is_symlink():  # which a server refuses, whatever it leads to
+        yield from _fatal(contents.access_faults(entry.path))
     for model in entry.folders:
         yield from _fatal(contents.access_faults(model))
 
