@@ -12,9 +12,9 @@ from command_line import outcome
 from sparse_serve.cli import app
 from sparse_serve.cli import replies as shown_replies
 from sparse_serve.cli.classify import Ask, _ask
-from sparse_serve.cli.replies import Shown
+from sparse_serve.cli.replies import Format, Shown
 from sparse_serve.cli.texts import Text
-from sparse_serve.errors import RefusedTextError, RequestError
+from sparse_serve.errors import DataError, RefusedTextError, RequestError
 from sparse_serve.replies import Prediction
 from sparse_serve.triton.launcher import TritonServer
 
@@ -101,6 +101,17 @@ def test_what_comes_before_a_refusal_is_answered() -> None:
         next(answered)
 
 
+def test_what_comes_before_an_error_of_the_source_is_answered() -> None:
+    def texts() -> Iterator[Text]:
+        yield from (Text(str(number), None) for number in range(12))
+        raise DataError("line 13: not UTF-8")
+
+    answered = _ask(ECHO, 5, texts(), 4)
+    assert [text.text for text, _ in islice(answered, 12)] == [str(number) for number in range(12)]
+    with pytest.raises(DataError, match="line 13"):
+        next(answered)
+
+
 def test_long_tables_come_in_parts(
     server: TritonServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +123,10 @@ def test_long_tables_come_in_parts(
     assert heads == [0, 3]
 
 
-def test_what_was_answered_before_a_refusal_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", ["json", "table"])
+def test_what_was_answered_before_a_refusal_is_shown(
+    capsys: pytest.CaptureFixture[str], form: Format
+) -> None:
     reply = Prediction(label="a", score=0.5, logits=(0.5,), scores=(0.5,), token_count=3, truncated=False)
 
     def answered() -> Iterator[tuple[Text, Prediction]]:
@@ -120,8 +134,10 @@ def test_what_was_answered_before_a_refusal_is_json(capsys: pytest.CaptureFixtur
         raise RequestError("refused")
 
     with pytest.raises(RequestError):
-        shown_replies.write(answered(), Prediction, "json", Shown(0, False))
-    assert [each["text"] for each in json.loads(capsys.readouterr().out)] == ["fine"]
+        shown_replies.write(answered(), Prediction, form, Shown(0, False))
+    output = capsys.readouterr().out
+    told = json.loads(output)[0]["text"] if form == "json" else output.split()[-1]
+    assert told == "fine"
 
 
 def test_a_header_is_a_name_and_a_value(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,23 +177,29 @@ def _rows(kind: type[Reply], file: Path | None) -> RowFormat:
 
 
 def _ask(ask: Ask, size: int, source: Iterator[Text], concurrency: int) -> Iterator[tuple[Text, Reply]]:
-    """Yield replies in the order of the texts, holding at most two batches for each of so many threads."""
+    """Yield replies in the order of the texts, holding at most two batches for each of so many threads.
+
+    An error of the source is raised once all texts before it are answered.
+    """
     columns = (SpinnerColumn(), MofNCompleteColumn(), "texts", TimeElapsedColumn())
     console = Console(stderr=True)
     jobs: SimpleQueue[Job | None] = SimpleQueue()
     pending: deque[tuple[int, Job]] = deque()
+    failed: list[Exception] = []
     for _ in range(concurrency):
         # A daemon, so that Ctrl-C does not wait for what is in flight.
         Thread(target=_work, args=(ask, jobs), daemon=True).start()
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
             task = progress.add_task("", total=None)
-            batches = _batches(source, size)
+            batches = _batches(_before_error(source, failed), size)
             while True:
                 for first, batch in islice(batches, 2 * concurrency - len(pending)):
                     pending.append((first, Job(batch, Future())))
                     jobs.put(pending[-1][1])
                 if not pending:
+                    if failed:
+                        raise failed[0]
                     return
                 first, (batch, answer) = pending.popleft()
                 try:
@@ -207,6 +213,14 @@ def _ask(ask: Ask, size: int, source: Iterator[Text], concurrency: int) -> Itera
             job.answer.cancel()
         for _ in range(concurrency):
             jobs.put(None)
+
+
+def _before_error(source: Iterator[Text], failed: list[Exception]) -> Iterator[Text]:
+    """Yield texts up to an error, which goes into a list."""
+    try:
+        yield from source
+    except Exception as error:
+        failed.append(error)
 
 
 def _batches(source: Iterator[Text], size: int) -> Iterator[tuple[int, list[Text]]]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from rich.console import Console
 from rich.table import Table
 
 from sparse_serve.cli.options import table_console
@@ -241,12 +242,26 @@ def _write_table(answered: Answered[Reply], writer: Writer[Any]) -> None:
     """Print a table of all, or several where there are many: a table needs all its rows before its first."""
     console = table_console()
     texts = iter(answered)
-    console.print(_table(islice(texts, _ROWS_OF_TABLE), writer))
-    while (more := _table(islice(texts, _ROWS_OF_TABLE), writer)).row_count:
-        console.print(more)
+    table = _print_table(islice(texts, _ROWS_OF_TABLE), writer, console)
+    if not table.row_count:
+        console.print(table)
+    while table.row_count:
+        table = _print_table(islice(texts, _ROWS_OF_TABLE), writer, console)
 
 
-def _table(answered: Answered[Reply], writer: Writer[Any]) -> Table:
+def _print_table(answered: Answered[Reply], writer: Writer[Any], console: Console) -> Table:
+    """Print a table, unless it has no rows, and return it."""
+    table = _table(writer)
+    try:
+        for text, reply in answered:
+            _add_rows(table, text, reply, writer)
+    finally:  # what came before an error is to be read
+        if table.row_count:
+            console.print(table)
+    return table
+
+
+def _table(writer: Writer[Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in writer.table:
         table.add_column(
@@ -255,14 +270,16 @@ def _table(answered: Answered[Reply], writer: Writer[Any]) -> Table:
             no_wrap=name in (*writer.numbers, "label"),
         )
     table.add_column("text", overflow="fold")
-    for text, reply in answered:
-        shown = writer.shown(text)
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
-        if reply.truncated and "tokens" not in writer.table:
-            shown = f"{shown} (cut)"
-        for number, cells in enumerate(writer.cells(reply)):
-            table.add_row(*map(plain, cells), plain("" if number else shown))
     return table
+
+
+def _add_rows(table: Table, text: Text, reply: Reply, writer: Writer[Any]) -> None:
+    shown = writer.shown(text)
+    shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+    if reply.truncated and "tokens" not in writer.table:
+        shown = f"{shown} (cut)"
+    for number, cells in enumerate(writer.cells(reply)):
+        table.add_row(*map(plain, cells), plain("" if number else shown))
 
 
 _FORMATS: dict[Format, Callable[[Answered[Reply], Writer[Any]], None]] = {
