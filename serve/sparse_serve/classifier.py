@@ -42,7 +42,7 @@ from sparse_serve.repository.entries import Entry, read_entry
 from sparse_serve.repository.signature import TASK_INPUT, TEXT_INPUT, TEXT_PAIR_INPUT
 from sparse_serve.runs import RUN_TOKENS_ON
 from sparse_serve.tasks import Several
-from sparse_serve.texts import require_many, require_whole
+from sparse_serve.texts import require_many, require_pairs_of_tasks, require_whole
 
 _MOST_ROWS = 256
 # Characters that are taken for a token until texts have shown how many are.
@@ -201,10 +201,10 @@ class Classifier:
         elif tasks is not None:
             raise RequestError("the model has one task: leave out task")
         if own.reads_pairs:
-            needing = (
-                [own.tasks[name].reads_pairs for name in tasks or ()] if isinstance(own, Several) else [True]
-            )
-            if pairs is None and any(needing):
+            if isinstance(own, Several):
+                paired = {name: each.reads_pairs for name, each in own.tasks.items()}
+                require_pairs_of_tasks(tasks or (), pairs, paired, "the model")
+            elif pairs is None:
                 raise RequestError(
                     "the model was trained on pairs: give each text its second one, text_pairs"
                 )

@@ -22,7 +22,7 @@ from sparse_serve.connection import (
 from sparse_serve.errors import RefusedTextError, RequestError
 from sparse_serve.replies import Answer, Embedding, Entities, Prediction, Reply, of_tasks, reply_of
 from sparse_serve.repository.tunable import DEFAULT_REQUEST_BYTES
-from sparse_serve.texts import require_many, require_whole
+from sparse_serve.texts import require_many, require_pairs_of_tasks, require_whole
 
 _FIRST_TEXT, _SECOND_TEXT = "TEXT", "TEXT_PAIR"
 _TASK = "TASK"
@@ -57,6 +57,11 @@ class _Described(NamedTuple):
     def needs_pairs(self) -> bool:
         """Whether each text of a request must have a second one beside it."""
         return self.kind.text_pair == "required" or (self.in_graph and _SECOND_TEXT in self.inputs)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether a text may have a second one beside it."""
+        return self.kind.text_pair != "refused" and _SECOND_TEXT in self.inputs
 
 
 class _TaskSeen(NamedTuple):
@@ -305,9 +310,7 @@ class Client:
         if described is None:
             return pairs
         does = described.kind.does
-        if pairs is not None and (
-            described.kind.text_pair == "refused" or _SECOND_TEXT not in described.inputs
-        ):
+        if pairs is not None and not described.takes_pairs:
             raise RequestError(f"model '{name}' {does} and takes no second text: leave out --text-pair")
         if not described.in_graph or tasks is None:
             if described.needs_pairs and pairs is None:
@@ -323,16 +326,9 @@ class Client:
         if not described.needs_pairs:
             return None
         seen = {task: self._task_seen(name, task) for task in dict.fromkeys(tasks)}
-        for task, pair in zip(tasks, pairs or [""] * count, strict=True):
-            if not seen[task].is_known:
-                continue  # refused with its text
-            if pair and not seen[task].is_paired:
-                raise RequestError(f"task '{task}' of model '{name}' reads one text: leave out --text-pair")
-            if pairs is None and seen[task].is_paired:
-                raise RequestError(
-                    f"task '{task}' of model '{name}' reads pairs: give each text its second one with "
-                    "--text-pair, or a file of both"
-                )
+        # A task that is not known is refused with its text.
+        paired = {task: each.is_paired for task, each in seen.items() if each.is_known}
+        require_pairs_of_tasks(tasks, pairs, paired, f"model '{name}'")
         return pairs or [""] * count
 
     def require_task(self, name: str, *, named: bool) -> None:
@@ -406,6 +402,15 @@ class Client:
         """
         described = self._describe(name)
         return described is not None and described.needs_pairs
+
+    def takes_pairs(self, name: str) -> bool:
+        """Return whether a text may have a second one beside it, as far as the server says so.
+
+        Raises:
+            RequestError: as `kind`.
+        """
+        described = self._describe(name)
+        return described is None or described.takes_pairs
 
     def _describe(self, name: str) -> _Described | None:
         """Return what the metadata of a model say, None where the server keeps them back."""

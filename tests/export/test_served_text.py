@@ -239,7 +239,7 @@ def test_tasks_of_a_server_that_keeps_its_configurations_to_itself(client: Clien
             "paraphrase",
             "task 'paraphrase' of model 'several' reads pairs: give each text its second one",
         ),
-        (["b"], "sentiment", "task 'sentiment' of model 'several' reads one text: leave out --text-pair"),
+        (["b"], "sentiment", "task 'sentiment' of model 'several' reads one text: leave out its second one"),
         (None, None, "model 'several' has more than one task"),
     ],
 )

@@ -1,12 +1,14 @@
 """An entry in this process: how texts are given to it, and in which runs."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny_entry import SAMPLE
+from tiny_entry import CLASSES, PAIRS, SAMPLE
 
 from sparse_serve import Classifier
+from sparse_serve.errors import RequestError
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,25 @@ def test_one_text_is_not_taken_for_its_characters(classifier: Classifier, one: A
     for ask in asked:
         with pytest.raises(TypeError, match=r"one text is given, b?'a fine film', .*: give a list"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("task", "pairs", "message"),
+    [
+        ("sentiment", ["", "b"], "task 'sentiment' of the model reads one text: leave out its second one"),
+        ("paraphrase", None, "task 'paraphrase' of the model reads pairs: give each text its second one"),
+        (["sentiment", "paraphrase"], ["a", "b"], "task 'sentiment' of the model reads one text"),
+    ],
+)
+def test_second_texts_are_of_the_tasks_that_read_them(
+    classifier: Classifier,
+    monkeypatch: pytest.MonkeyPatch,
+    task: Any,
+    pairs: list[str] | None,
+    message: str,
+) -> None:
+    tasks = {"sentiment": CLASSES, "paraphrase": PAIRS}
+    manifest = classifier.entry.manifest.model_copy(update={"tasks": tasks})
+    monkeypatch.setattr(classifier, "entry", replace(classifier.entry, manifest=manifest))
+    with pytest.raises(RequestError, match=message):
+        classifier(["a", "b"], pairs, task)

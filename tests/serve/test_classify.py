@@ -140,6 +140,29 @@ def test_what_was_answered_before_a_refusal_is_shown(
     assert told == "fine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "its column text_b is read as second texts, and model 'tags' takes none: rename or remove the"),
+        (["--text-pair-column", "text_b"], "model 'tags' takes none: leave out --text-pair-column"),
+    ],
+)
+def test_second_texts_of_a_file_are_told_as_such(
+    server: TritonServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("text_a\ttext_b\nw1\t\nw2\tw3\n")
+    asked = ("tags", f"--file={file}", f"--url={server.http_url}", "--format=jsonl", *arguments)
+    status, output, errors = outcome(capsys, app, "classify", *asked)
+    assert (status, output.count("\n")) == (1, 1)
+    assert f"{file}: its column text_b" in errors
+    assert message in errors
+
+
 def test_a_header_is_a_name_and_a_value(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("classify", "tiny", "w1", "--url", f"http://{server.http_url}")
     assert outcome(capsys, app, *asked, "-H", "Authorization: Bearer x:y", "-H", "X-Trace:1")[0] == 0

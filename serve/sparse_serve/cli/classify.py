@@ -28,9 +28,9 @@ from sparse_serve.cli.texts import (
 )
 from sparse_serve.client import Client
 from sparse_serve.connection import DEFAULT_RETRIES, Protocol
-from sparse_serve.errors import OptionError, RefusedTextError
+from sparse_serve.errors import DataError, OptionError, RefusedTextError
 from sparse_serve.replies import Answer, Entities, Reply
-from sparse_serve.rows import RowFormat
+from sparse_serve.rows import TEXT_PAIR, RowFormat
 from sparse_serve.tasks import Classification, QuestionAnswering, TokenClassification, require_task_named_once
 
 _DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -150,10 +150,28 @@ def classify(  # noqa: PLR0913  one parameter per option
             task_column,
             in_pairs=client.needs_pairs(name),
         )
+        if file is not None and not client.takes_pairs(name):
+            source = _single(source, name, file, text_pair_column)
         if task is not None:
             source = (text._replace(task=task) for text in source)
         answered = _ask(ask, client.batch_size(name), source, concurrency)
         write(answered, kind, output_format, Shown(top_k or 0, has_tasks))
+
+
+def _single(source: Iterator[Text], name: str, file: Path, column: str | None) -> Iterator[Text]:
+    """Yield the texts of a file for a model that takes no second ones.
+
+    Raises:
+        DataError: one has a second text, which is in a column that is read unasked, or in a given one.
+    """
+    remedy = "rename or remove the column" if column is None else "leave out --text-pair-column"
+    for text in source:
+        if text.pair is not None:
+            raise DataError(
+                f"{file}: its column {column or TEXT_PAIR} is read as second texts, and model '{name}' takes "
+                f"none: {remedy}"
+            )
+        yield text
 
 
 def _headers(values: Sequence[str]) -> dict[str, str]:
