@@ -118,6 +118,7 @@ def test_quality_not_met_is_status_3(
         (["--stride", "8"], 2, ["--stride is not for classification"]),
         (["--stride=-1"], 2, ["--stride"]),
         (["--max-answer-tokens", "0"], 2, ["--max-answer-tokens"]),
+        (["--target-cpu", "m1"], 2, ["'--target-cpu': 'm1' is not one of 'vnni', 'any'"]),
         (["--answers-only"], 2, ["--answers-only is not for classification"]),
     ],
 )

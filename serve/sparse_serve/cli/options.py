@@ -132,7 +132,8 @@ def _status(app: typer.Typer, args: Sequence[str] | None) -> int:
             args=None if args is None else list(args), standalone_mode=False
         )
     except typer.TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
+        # Of a value that is none of a type's, pydantic says first that it is an error.
+        return _fail(error.format_message().replace(": Value error, ", ": ", 1), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except SparseServeError as error:
