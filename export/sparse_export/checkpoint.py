@@ -34,6 +34,8 @@ from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, OptionError, SparseServeError, first_line
+from sparse_serve.repository.config import CONFIG_NAME
+from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.tasks import Regression, Task
 
 # What of a folder decides what a checkpoint answers; records of its training do not.
@@ -210,7 +212,11 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
     if not str(checkpoint).strip():
         raise CheckpointError("the name of the checkpoint or encoder is empty: give a folder or a hub id")
     if _looks_like_path(checkpoint) and not (Path(checkpoint) / "config.json").is_file():
-        raise CheckpointError(f"{checkpoint} is not a checkpoint folder: it has no config.json")
+        entry = "; it is of an entry of a model repository: give the checkpoint that this was exported from"
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint folder: it has no config.json"
+            f"{entry if _is_of_entry(Path(checkpoint)) else ''}"
+        )
     try:
         config = AutoConfig.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
     except Exception as error:  # what Transformers raises of a malformed file has no base of its own
@@ -408,6 +414,12 @@ def _check_extensions(
     for module in dict.fromkeys(module for name, module in own.items() if name in lacking):
         module.reset_parameters()
     return [name for name in missing if name not in own]
+
+
+def _is_of_entry(path: Path) -> bool:
+    """Whether a path is a model of a repository, one of its versions, or a file in them."""
+    places = (path, *path.absolute().parents[:2]) if path.exists() else ()
+    return any((place / name).is_file() for place in places for name in (MANIFEST_NAME, CONFIG_NAME))
 
 
 def _looks_like_path(checkpoint: str | Path) -> bool:

@@ -123,9 +123,11 @@ def export_checkpoint(
         RepositoryError: the repository cannot be written or the entry exists.
     """
     target = target_of(options)
+    # An entry in the place of a checkpoint would be in its own way.
+    config = load_config(options.checkpoint)
     _check_destination(options)
     progress("loading the checkpoint")
-    tasks = asked_tasks(options.checkpoint, load_config(options.checkpoint), options.task)
+    tasks = asked_tasks(options.checkpoint, config, options.task)
     refuse_of_several(options, tasks)
     data, texts = _labelled_rows(options, answered(tasks)), read_texts(options.texts_file)
     tasks = _read_as(options, tasks, data)

@@ -488,6 +488,20 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
             load_checkpoint(tmp_path)
 
 
+def test_an_entry_is_no_checkpoint(tmp_path: Path) -> None:
+    graph = tmp_path / "reviews" / "1" / "model.onnx"
+    graph.parent.mkdir(parents=True)
+    graph.touch()
+    (tmp_path / "reviews" / "manifest.json").touch()
+    for path in (graph, graph.parent, tmp_path / "reviews"):
+        with pytest.raises(
+            CheckpointError, match=r"no config\.json; it is of an entry of a model repository"
+        ):
+            load_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"no config\.json$"):
+        load_checkpoint(tmp_path)
+
+
 def test_no_tokenizer(copy: Path) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (copy / name).unlink(missing_ok=True)
