@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import tiny_models
+from sparse_export.attention.patterns import Pattern
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.positions import sinusoidal_table
@@ -28,7 +29,7 @@ from sparse_export.pretraining.masking import Masking
 from sparse_export.pretraining.models import new_language_model
 from sparse_export.pretraining.sentences import encode_pairs
 from sparse_export.tasks.trained import IGNORED
-from sparse_export.training import RECORD_NAME, FinetuneOptions, finetune
+from sparse_export.training import RECORD_NAME, FinetuneOptions, PatternOptions, choose_attentions, finetune
 from sparse_serve.data import Columns, Row, TextData
 from sparse_serve.errors import CheckpointError, DataError, OptionError
 from sparse_serve.tasks import Classification
@@ -312,6 +313,20 @@ def test_a_run_of_another_task_is_not_resumed(encoder: Path, text: Path, tmp_pat
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         PretrainOptions(**options)
+
+
+def test_diagonals_learned_in_pre_training_are_taken_as_fixed_ones(
+    encoder: Path, text: Path, tmp_path: Path
+) -> None:
+    options = replace(RUN, attention=DIAGONAL, learning=PatternOptions(rho_target=0.2))
+    pretrain(encoder, text, tmp_path / "out", options)
+    taken = choose_attentions(str(encoder), None, [], str(tmp_path / "out"), 0).by_name.values()
+    learned = weights(tmp_path / "out")
+    (logits,) = (weight for name, weight in learned.items() if "diagonals" in name)
+    on = (logits > 0).nonzero().flatten().tolist()
+    assert on
+    offsets = tuple(sorted({0, *on}))
+    assert [each.pattern for each in taken] == [Pattern(global_size=1, offsets=(offsets,))]
 
 
 def test_a_model_of_several_tasks_goes_on_as_its_encoder_alone(

@@ -11,6 +11,7 @@ from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.diagonals import learned_offsets
 from sparse_export.encoders.spec import ModelSpec
 from sparse_serve.errors import OptionError
+from sparse_serve.tasks import Embedding
 
 _DEFAULT = AttentionSpec(DEFAULT_LAMBD)
 _SOFTMAX = AttentionSpec().name
@@ -174,13 +175,17 @@ def _fixed_part(checkpoint: str, lambd: float | None) -> AttentionSpec:
 
 def _diagonals_of(checkpoint: str, encoder: str, revision: str | None) -> tuple[tuple[int, ...], ...]:
     """Return the learned or fixed diagonals of a checkpoint: one set, or one for each layer."""
-    attention = ModelSpec.of(load_config(checkpoint)).attention
-    if attention.pattern is None or not (attention.pattern.diagonal or attention.pattern.offsets):
+    config = load_config(checkpoint)
+    spec = ModelSpec.of(config)
+    pattern = spec.attention.pattern
+    if pattern is None or not (pattern.diagonal or pattern.offsets):
         raise _no_diagonals(checkpoint)
-    offsets = attention.pattern.offsets
-    if attention.pattern.diagonal is not None:
+    offsets = pattern.offsets
+    if pattern.diagonal is not None:
+        # A pre-trained encoder answers no task: it is loaded as one that embeds, which takes no head.
+        task = None if spec.tasks else Embedding(size=config.hidden_size)
         # With the main one, which a learned diagonal never lacks.
-        offsets = tuple((0, *each) for each in learned_offsets(load_checkpoint(checkpoint)))
+        offsets = tuple((0, *each) for each in learned_offsets(load_checkpoint(checkpoint, task=task)))
     layers = load_config(encoder, revision).num_hidden_layers
     if len(offsets) not in (1, layers):
         raise OptionError(
