@@ -1,6 +1,5 @@
 """From a checkpoint to an entry of a model repository, through the parity gate."""
 
-import json
 import shlex
 import sys
 import tempfile
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx
 import onnxruntime
@@ -22,6 +21,7 @@ from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.sentence_transformers import stored_max_length
+from sparse_export.encoders.stored_files import StoredRecord, stored_record
 from sparse_export.encoders.tokenizer import (
     cut_length,
     load_tokenizer,
@@ -64,8 +64,6 @@ from sparse_serve.tasks import Embedding, QuestionAnswering, Task, answered
 from sparse_serve.tasks.encoding import Truncation
 
 ASKED_FOR = "as asked for"
-# Its own module needs what only training needs.
-_TRAINING_RECORD = "finetune.json"
 
 
 class Cut(NamedTuple):
@@ -136,11 +134,15 @@ def export_checkpoint(
     target.precision.require_in_one_file(options.checkpoint, model)
     tokenizer = load_tokenizer(options.checkpoint)
     require_embedded(options.checkpoint, tokenizer, model.config)
+    record = stored_record(options.checkpoint)
+    trained = _of_pattern(record, attention_of(config), options)
     cut = Cut(
-        _max_length(options, model.config, tokenizer, warn), _truncation(options, task, tokenizer, warn)
+        _max_length(options, model.config, tokenizer, trained, warn),
+        _truncation(options, task, tokenizer, warn),
     )
     _warn_of_longer_texts(options, task, cut.max_length, warn)
-    _warn_of_answers_only(options, task, warn)
+    if record is None:
+        _warn_of_answers_only(options, task, warn)
     served = _served_tokenizer(tokenizer, model.config)
     # Before what takes long, so that bad rows are refused at once.
     labelled = None if data is None else labelled_examples(task, served, *cut, data)
@@ -171,7 +173,7 @@ def export_checkpoint(
         progress("writing the entry")
         tokenizer_file = folder / "tokenizer.json"
         tokenizer_file.write_text(_served_tokenizer(tokenizer, model.config).to_str(), encoding="utf-8")
-        manifest = _manifest(options, model, tasks, target, asked, cut, graphs)
+        manifest = _manifest(options, model, tasks, target, asked, cut, graphs, trained)
         path = write_entry(
             options.repository,
             EntrySpec(
@@ -271,8 +273,21 @@ def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | No
     return {name: replace(each, paired=True) for name, each in tasks.items()}
 
 
+def _of_pattern(record: StoredRecord | None, own: AttentionSpec, options: ExportOptions) -> StoredRecord:
+    """Return what a checkpoint's record says of the pattern that is exported.
+
+    It tells of the one that was trained, whatever makes its weights: of another one it says nothing.
+    """
+    is_own = options.attention is None or options.attention.pattern == own.pattern
+    return record if record is not None and is_own else StoredRecord()
+
+
 def _max_length(
-    options: ExportOptions, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, warn: Progress
+    options: ExportOptions,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    record: StoredRecord,
+    warn: Progress,
 ) -> int:
     """Return the tokens at which texts are cut.
 
@@ -283,7 +298,7 @@ def _max_length(
     max_length = cut_length(config, tokenizer, options.max_length)
     if pattern is None:
         return max_length
-    trained = _trained_length(options)
+    trained = record.max_length
     if trained is not None and options.max_length is None:
         max_length = cut_length(config, tokenizer, min(trained, max_length))
     elif trained is not None and max_length > trained:
@@ -312,12 +327,11 @@ def _warn_of_answers_only(options: ExportOptions, task: Task, warn: Progress) ->
     """Tell where nothing says whether a question may have no answer, as in another program's checkpoint."""
     if not isinstance(task, QuestionAnswering) or task.no_answer or options.task.no_answer is not None:
         return
-    if not (Path(options.checkpoint) / _TRAINING_RECORD).is_file():
-        warn(
-            f"{options.checkpoint} does not say whether a question may have no answer in its context, and "
-            "the entry will always give one: say --no-answer if it was trained on such questions (SQuAD "
-            "2.0), or --answers-only"
-        )
+    warn(
+        f"{options.checkpoint} does not say whether a question may have no answer in its context, and the "
+        "entry will always give one: say --no-answer if it was trained on such questions (SQuAD 2.0), or "
+        "--answers-only"
+    )
 
 
 def _truncation(
@@ -339,12 +353,6 @@ def _truncation(
             "right: say --truncation left to have it do so too, or --truncation right"
         )
     return options.truncation or "right"
-
-
-def _trained_length(options: ExportOptions) -> int | None:
-    """Return the tokens at which the attention that is exported was trained, where that is known."""
-    length = _training_record(options).get("max_length")
-    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 
 def _check_destination(options: ExportOptions) -> None:
@@ -375,6 +383,7 @@ def _manifest(
     asked: Questions,
     cut: Cut,
     graphs: EntryGraphs,
+    trained: StoredRecord,
 ) -> Manifest:
     texts = {} if graphs.texts is None else {"texts": graphs.texts.to_json()}
     return Manifest(
@@ -393,7 +402,7 @@ def _manifest(
         device=target.device,
         target_cpu=target_cpu_of(options),
         triton_release=options.triton,
-        attention=_attention(options, model),
+        attention=_attention(model, trained),
         tasks=dict(tasks),
         max_length=cut.max_length,
         truncation=cut.truncation,
@@ -407,13 +416,12 @@ def _manifest(
     )
 
 
-def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
+def _attention(model: PreTrainedModel, record: StoredRecord) -> Attention:
     spec = attention_of(model.config)
     pattern = spec.pattern
     if pattern is None:
         return Attention(normalizer=spec.normalizer, lambd=spec.lambd)
     diagonals = [layer.diagonals for layer in layer_patterns(model)]
-    record = _training_record(options)
     return Attention(
         normalizer=spec.normalizer,
         lambd=spec.lambd,
@@ -423,26 +431,6 @@ def _attention(options: ExportOptions, model: PreTrainedModel) -> Attention:
         random=pattern.random or None,
         seed=pattern.seed if pattern.random else None,
         diagonals=tuple(diagonals[:1] if len(set(diagonals)) == 1 else diagonals),
-        rho_target=_share(record.get("rho_target")),
-        rho=_share(record.get("rho")),
+        rho_target=record.rho_target,
+        rho=record.rho,
     )
-
-
-def _training_record(options: ExportOptions) -> Mapping[str, Any]:
-    """Return what `finetune` wrote beside the weights; nothing where another program trained them.
-
-    It tells of the pattern that was trained, whatever makes its weights: of another one it says nothing
-    either.
-    """
-    trained = attention_of(load_config(options.checkpoint))
-    if options.attention is not None and options.attention.pattern != trained.pattern:
-        return {}
-    try:
-        record = json.loads((Path(options.checkpoint) / _TRAINING_RECORD).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _share(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None

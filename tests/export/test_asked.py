@@ -11,8 +11,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config
-from sparse_export.encoders import sentence_transformers
+from sparse_export.encoders import stored_files
 from sparse_export.encoders.sentence_transformers import embedding_settings, stored_max_length
+from sparse_export.encoders.stored_files import StoredRecord, stored_record
 from sparse_export.tasks.asked import TaskOptions, asked_tasks
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import (
@@ -180,11 +181,12 @@ def test_what_is_not_exported_must_be_stated(
 def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_plain_encoder(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, cached: object, is_known: bool
 ) -> None:
-    def download(*_: str) -> str:
+    def download(*_: str, **__: object) -> str:
         raise failure
 
-    monkeypatch.setattr(sentence_transformers, "hf_hub_download", download)
-    monkeypatch.setattr(sentence_transformers, "try_to_load_from_cache", lambda *_: cached)
+    monkeypatch.setattr(stored_files, "hf_hub_download", download)
+    monkeypatch.setattr(stored_files, "try_to_load_from_cache", lambda *_, **__: cached)
+    assert stored_record("a/b") is None
     assert stored_max_length("a/b") is None
     stated = TaskOptions(task="embedding", pooling="first", normalize=True)
     (task,) = asked_tasks("a/b", plain("BertModel"), stated).values()
@@ -195,6 +197,22 @@ def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_plain_encoder(
     with pytest.raises(CheckpointError, match=r"hub cannot be asked whether there is modules\.json") as error:
         embedding_settings("a/b")
     assert "\n" not in str(error.value)
+
+
+def test_the_record_of_a_model_on_the_hub_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At the revision that is asked for; a number that is none says nothing."""
+    asked_for: list[object] = []
+
+    def download(*wanted: str, revision: str | None) -> str:
+        asked_for.append((*wanted, revision))
+        return str(tmp_path / "finetune.json")
+
+    monkeypatch.setattr(stored_files, "hf_hub_download", download)
+    (tmp_path / "finetune.json").write_text('{"max_length": 40, "rho_target": 0.5, "rho": 0.75, "seed": 1}')
+    assert stored_record("a/b", "v2") == StoredRecord(40, 0.5, 0.75)
+    (tmp_path / "finetune.json").write_text('{"max_length": true, "rho_target": 2, "rho": "0.5"}')
+    assert stored_record("a/b") == StoredRecord()
+    assert asked_for == [("a/b", "finetune.json", "v2"), ("a/b", "finetune.json", None)]
 
 
 @pytest.mark.parametrize("content", ["{", '{"0": 1}', '["x"]', "7"])

@@ -15,6 +15,7 @@ import sparse_export.entry as module
 import sparse_export.entry_graphs as graphs_module
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config, save_checkpoint
+from sparse_export.encoders.stored_files import stored_record
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.entry_graphs import DENSE_TWINS, SPARSE_TWIN
@@ -275,18 +276,20 @@ def test_the_trained_pattern_by_its_name_is_the_trained_one(
     same = AttentionSpec.parse("local1+global1", None)
     options = replace(options, checkpoint=str(folder), attention=same)
     config, tokenizer = load_config(folder), load_tokenizer(folder)
-    assert module._max_length(options, config, tokenizer, pytest.fail) == 40
-    assert module._attention(options, load_checkpoint(folder)).rho == 0.75
+    record = module._of_pattern(stored_record(folder), same, options)
+    assert module._max_length(options, config, tokenizer, record, pytest.fail) == 40
+    assert module._attention(load_checkpoint(folder), record).rho == 0.75
 
 
 @pytest.mark.parametrize("recorded", [True, "40", None, 0, 10**9])
 def test_a_record_that_says_nothing_usable(
     options: ExportOptions, checkpoint: Path, tmp_path: Path, recorded: object
 ) -> None:
-    config = load_config(trained_at(checkpoint, tmp_path / "pattern", recorded))
-    options = replace(options, checkpoint=str(tmp_path / "pattern"))
-    tokenizer = load_tokenizer(checkpoint)
-    assert module._max_length(options, config, tokenizer, pytest.fail) == POSITIONS
+    folder = trained_at(checkpoint, tmp_path / "pattern", recorded)
+    options = replace(options, checkpoint=str(folder))
+    record, tokenizer = stored_record(folder), load_tokenizer(checkpoint)
+    assert record is not None
+    assert module._max_length(options, load_config(folder), tokenizer, record, pytest.fail) == POSITIONS
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, save_checkpoint
 from sparse_export.encoders.families import input_names
+from sparse_export.encoders.stored_files import RECORD_NAME
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_export.parity.executions import run_torch
-from sparse_export.training.records import RECORD_NAME
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.config import METRICS_PARAMETER, parameters, read_config
 from sparse_serve.repository.entries import read_entry

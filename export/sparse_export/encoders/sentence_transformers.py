@@ -8,19 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
+from sparse_export.encoders.stored_files import UnreachableError, stored_file
 from sparse_serve.errors import CheckpointError
 
 _MODULES, _SETTINGS = "modules.json", "sentence_bert_config.json"
 # The modes of pooling that an exported model has, as versions of that library call them.
 _MODE = "pooling_mode"
 _POOLINGS = {"cls_token": "first", "mean_tokens": "mean", "cls": "first", "mean": "mean"}
-
-
-class _UnreachableError(CheckpointError):
-    """Whether a checkpoint has a file is not known: it is neither in the cache nor can the hub be asked."""
 
 
 def embedding_settings(checkpoint: str | Path, *, is_pooling_known: bool = False) -> dict[str, Any]:
@@ -61,7 +55,7 @@ def stored_max_length(checkpoint: str | Path) -> int | None:
     """
     try:
         settings = _read(checkpoint, _SETTINGS)
-    except _UnreachableError:
+    except UnreachableError:
         return None
     length = settings.get("max_seq_length") if isinstance(settings, dict) else None
     return length if isinstance(length, int) else None
@@ -86,28 +80,16 @@ def _pooling(checkpoint: str | Path, folder: str) -> str:
 
 def _read(checkpoint: str | Path, file: str) -> Any:
     """Return what a JSON file of a checkpoint holds, None where it is known that there is none."""
-    path = _path(checkpoint, file)
+    try:
+        path = stored_file(checkpoint, file)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"{error}, which says how it embeds: give --pooling first or mean, and --normalize or "
+            "--no-normalize"
+        ) from None
     if path is None:
         return None
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {file} cannot be read: {error}") from None
-
-
-def _path(checkpoint: str | Path, file: str) -> Path | None:
-    folder = Path(checkpoint)
-    if folder.is_dir():
-        return folder / file if (folder / file).is_file() else None
-    try:
-        return Path(hf_hub_download(str(checkpoint), file))
-    except EntryNotFoundError as error:
-        cached = try_to_load_from_cache(str(checkpoint), file)
-        if not isinstance(error, LocalEntryNotFoundError) or cached is _CACHED_NO_EXIST:
-            return None
-    except OSError:  # the hub's and the connection's errors
-        pass
-    raise _UnreachableError(
-        f"{checkpoint}: the hub cannot be asked whether there is {file}, which says how it embeds: give "
-        "--pooling first or mean, and --normalize or --no-normalize"
-    )

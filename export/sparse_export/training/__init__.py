@@ -17,10 +17,11 @@ groups       weights trained in their own way
 The job of a language model is in `sparse_export.pretraining`.
 """
 
+from sparse_export.encoders.stored_files import RECORD_NAME
 from sparse_export.training.attentions import choose_attentions
 from sparse_export.training.distributed import is_first_process, one_line, said_once
 from sparse_export.training.options import FinetuneOptions, PatternOptions, TrainingOptions
-from sparse_export.training.records import RECORD_NAME, FinetuneRecord, LayerSparsity, TrainingRecord
+from sparse_export.training.records import FinetuneRecord, LayerSparsity, TrainingRecord
 from sparse_export.training.run import finetune
 from sparse_export.training.sources import Source, sources_of
 from sparse_export.training.sweep import require_fitting, runs_of, sweep, sweep_tables, write_sweep

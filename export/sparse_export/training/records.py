@@ -15,7 +15,6 @@ from sparse_export.training.options import FinetuneOptions, TrainingOptions
 from sparse_export.training.schedule import Stage
 from sparse_serve import __version__
 
-RECORD_NAME = "finetune.json"
 # Options on which no more than the last bits of a gradient depend.
 _NOT_IN_OBJECTIVE = frozenset(
     {"gradient_accumulation_steps", "gradient_checkpointing", "report_to", "save_steps"}

@@ -16,6 +16,7 @@ from rich.console import Console
 from transformers import TrainerState
 
 from sparse_export.checkpoint import checkpoint_digest, save_checkpoint
+from sparse_export.encoders.stored_files import RECORD_NAME
 from sparse_export.training.callbacks import DivergedError, History, evaluations, is_finished
 from sparse_export.training.distributed import (
     agreed,
@@ -35,7 +36,6 @@ from sparse_export.training.partial import (
     refuse_occupied,
 )
 from sparse_export.training.records import (
-    RECORD_NAME,
     CalibrationRecord,
     EpochRecord,
     FinetuneRecord,
