@@ -24,6 +24,7 @@ from sparse_export.multitask.job import MultitaskJob
 from sparse_export.multitask.judging import overall_score
 from sparse_export.multitask.objectives import SimCSE, contrast
 from sparse_export.multitask.rows import read_all, read_tests
+from sparse_export.training import PatternOptions
 from sparse_export.training.objectives import Part
 from sparse_serve.errors import DataError, OptionError
 from sparse_serve.tasks import TASK_IDS
@@ -219,6 +220,27 @@ def test_a_task_added_later_leaves_the_others_to_the_bit(
             old, new = (model(**batch, task_ids=ids).logits for model in models)
         assert torch.equal(old, new)
     assert list(ModelSpec.of(models[1].config).tasks) == ["sentiment", "same", "count", "mood"]
+
+
+def test_a_pattern_stays_as_it_was_learned_where_a_task_is_added(
+    encoder: Path, tasks: Path, tmp_path: Path
+) -> None:
+    """At the length that it was learned at, which what is exported is cut at, and with its target."""
+    few: dict[str, Any] = {"attention": AttentionSpec.parse("axis+local1", None), "max_steps": 4}
+    learning = PatternOptions(rho_target=0.4)
+    options = options_of(tasks, **few, learning=learning, max_length=12)
+    first = finetune_tasks(encoder, tasks, tmp_path / "first", options)
+    assert (first.max_length, first.rho_target) == (12, 0.4)
+    more = tmp_path / "more.yaml"
+    films = str(tasks.parent / "films.tsv")
+    more.write_text(json.dumps({"tasks": {"mood": {"train": films, "eval": films}}}), encoding="utf-8")
+    same = options_of(more, **few, add_task=True)
+    with pytest.raises(
+        OptionError, match=r"--max-length 16 is not the 12 tokens .* axis\+local1 of .*: leave it out"
+    ):
+        finetune_tasks(tmp_path / "first", more, tmp_path / "out", replace(same, max_length=16))
+    added = finetune_tasks(tmp_path / "first", more, tmp_path / "out", same)
+    assert (added.max_length, added.rho_target) == (12, 0.4)
 
 
 def test_a_task_is_added_to_a_model_with_softmax(

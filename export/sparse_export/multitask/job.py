@@ -13,6 +13,7 @@ from sparse_export.checkpoint import load_checkpoint, load_config, new_model
 from sparse_export.encoders import projected_attention, relational
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
 from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.stored_files import StoredRecord, stored_record
 from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
 from sparse_export.multitask.judging import figures_of_tasks, headlines, overall_score, table_of_tasks
@@ -100,7 +101,8 @@ class MultitaskJob(Job[AllRows]):
         spec = ModelSpec.of(model.config)
         tokenizer = load_tokenizer(encoder, options.revision)
         require_embedded(encoder, tokenizer, model.config)
-        max_length = cut_length(model.config, tokenizer, options.max_length)
+        learned = _kept_pattern(encoder, spec, options)
+        max_length = cut_length(model.config, tokenizer, learned.max_length or options.max_length)
         numbers = {name: number for number, name in enumerate(spec.tasks) if name in tasks}
         heads = {name: cast(TrainedHead, head_of(task)) for name, task in tasks.items()}
         encoded = _Encoded(model, tokenizer, max_length, heads, numbers)
@@ -142,6 +144,7 @@ class MultitaskJob(Job[AllRows]):
             learning_rates={projected_attention.Projections.parameter_group: options.adapter_learning_rate},
             table=partial(table_of_tasks, entries),
             leaves_unused=True,
+            rho_target=learned.rho_target,
         )
 
     def _model(self, encoder: str, tasks: Mapping[str, Task]) -> PreTrainedModel:
@@ -268,6 +271,25 @@ def _require_contrast(options: MultitaskOptions, processes: int) -> None:
         f"--gradient-accumulation-steps ({options.gradient_accumulation_steps}); give two rows or more, or "
         "leave it out"
     )
+
+
+def _kept_pattern(encoder: str, spec: ModelSpec, options: MultitaskOptions) -> StoredRecord:
+    """Return what is known of how a pattern was trained that stays as it is; nothing of any other.
+
+    Raises:
+        OptionError: rows are to be cut at another length than it was trained at, which the tasks that are
+            there are answered at.
+    """
+    pattern = spec.attention.pattern
+    if pattern is None or not options.add_task:
+        return StoredRecord()
+    record = stored_record(encoder, options.revision) or StoredRecord()
+    if options.max_length is not None and record.max_length not in (None, options.max_length):
+        raise OptionError(
+            f"--max-length {options.max_length} is not the {record.max_length} tokens at which the pattern "
+            f"{pattern.name} of {encoder} was trained, and --add-task leaves that as it is: leave it out"
+        )
+    return record
 
 
 def _require_addable(

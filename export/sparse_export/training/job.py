@@ -55,6 +55,7 @@ class Training:
         learning_rates: of weights that extensions have added, by their group, where it is not that of all.
         table: sets out the figures of an evaluation, by their names; None where one line holds them.
         leaves_unused: whether there are steps in which some of the weights have no part.
+        rho_target: ρ that a pattern was trained towards that is left as it was learned; None of others.
     """
 
     model: PreTrainedModel
@@ -72,6 +73,7 @@ class Training:
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     table: Callable[[Mapping[str, float]], Table] | None = None
     leaves_unused: bool = False
+    rho_target: float | None = None
 
 
 class Job(ABC, Generic[Data]):

@@ -192,7 +192,8 @@ class TrainingRecord(RunSettings):
         best_epoch: after how many epochs the model was best, whose weights the checkpoint has.
         layers: how sparse each layer attends on the evaluation rows; empty for softmax.
         calibration: rows on which a learned pattern was brought to its target; None where nothing is learned.
-        rho_target: ρ that a learned pattern was trained towards; None where nothing is learned.
+        rho_target: ρ that a learned pattern was trained towards, in this run or, where tasks were added to
+            it, in the one before; None where nothing is learned.
         rho: that of the best epoch, of a pattern; None without one.
         rho_without_band: that of the best epoch, of what is learned alone; None where nothing is.
         test: how the checkpoint did on rows that had no part in its making; None where it was not tried.

@@ -296,7 +296,9 @@ def _write(
         best_epoch=best.epoch,
         layers=layer_sparsity(model, trainer.eval_dataset, trainer.data_collator) if sparse else [],
         calibration=_calibration(training, state.log_history, best.step, options.seed),
-        rho_target=trainer.learning.schedule.rho_target if trainer.learning and options.learns else None,
+        rho_target=trainer.learning.schedule.rho_target
+        if trainer.learning and options.learns
+        else training.rho_target,
         rho=best.rho,
         rho_without_band=best.rho_without_band,
         test=tried,
