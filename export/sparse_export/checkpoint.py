@@ -401,7 +401,7 @@ def _check_extensions(
         if name in own:
             raise CheckpointError(
                 f"{checkpoint}: {name} of the learned {own[name].parameter_group} has shape {tuple(stored)}, "
-                f"the encoder needs {tuple(expected)}: fine-tune it again with `sparse-serve finetune`"
+                f"the encoder needs {tuple(expected)}: the weights and config.json are not of one checkpoint"
             )
     lacking = own.keys() & set(missing)
     if lacking and not may_lack:

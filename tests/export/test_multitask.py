@@ -222,6 +222,26 @@ def test_a_task_added_later_leaves_the_others_to_the_bit(
     assert list(ModelSpec.of(models[1].config).tasks) == ["sentiment", "same", "count", "mood"]
 
 
+def test_adapters_are_trained_further_as_they_are(
+    trained: tuple[Path, MultitaskRecord, str], encoder: Path, tasks: Path, tmp_path: Path
+) -> None:
+    """Their heads have no shape of their own, by which other ones would be found out."""
+    checkpoint, *_ = trained
+    own = ModelSpec.of(load_config(checkpoint)).extensions
+    once = options_of(tasks, max_steps=1)
+    finetune_tasks(checkpoint, tasks, tmp_path / "out", once)
+    assert ModelSpec.of(load_config(tmp_path / "out")).extensions == own
+    apart = tmp_path / "apart"
+    finetune_tasks(encoder, tasks, apart, replace(once, adapter_size=6, adapter_heads=3))
+    for start, option, given in (
+        (checkpoint, "--adapter-size 34", {"adapter_size": 34}),
+        (apart, "--adapter-heads 2", {"adapter_size": 6, "adapter_heads": 2}),
+        (apart, "--share-projections", {"share_projections": True}),
+    ):
+        with pytest.raises(OptionError, match=f"{option} is not how the adapters of .* leave it out, or"):
+            finetune_tasks(start, tasks, tmp_path / "other", replace(once, **given))
+
+
 def test_a_pattern_stays_as_it_was_learned_where_a_task_is_added(
     encoder: Path, tasks: Path, tmp_path: Path
 ) -> None:

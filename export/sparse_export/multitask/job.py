@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from rich.console import Console
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    DataCollatorWithPadding,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from sparse_export.checkpoint import load_checkpoint, load_config, new_model
 from sparse_export.encoders import projected_attention, relational
@@ -162,12 +167,7 @@ class MultitaskJob(Job[AllRows]):
             extensions = dict(own.extensions)
             tasks = {**own.tasks, **tasks}
         elif options.adapters:
-            settings = ProjectedAttentionSettings.scaled(
-                config,
-                options.adapter_size,
-                options.adapter_heads,
-                share_projections=options.share_projections,
-            )
+            settings = _adapter_sizes(encoder, config, tasks, options)
             extensions[projected_attention.EXTENSION] = settings.to_json()
         if options.tasks.relational:
             extensions[relational.EXTENSION] = {"tasks": list(options.tasks.relational)}
@@ -271,6 +271,35 @@ def _require_contrast(options: MultitaskOptions, processes: int) -> None:
         f"--gradient-accumulation-steps ({options.gradient_accumulation_steps}); give two rows or more, or "
         "leave it out"
     )
+
+
+def _adapter_sizes(
+    encoder: str, config: PreTrainedConfig, tasks: Mapping[str, Task], options: MultitaskOptions
+) -> ProjectedAttentionSettings:
+    """Return the sizes of the adapters, which where any are trained further are those that they have.
+
+    Raises:
+        OptionError: others are asked for, or they are none.
+    """
+    own = ModelSpec.of(config)
+    stored = own.extensions.get(projected_attention.EXTENSION)
+    size, heads, share = options.adapter_size, options.adapter_heads, options.share_projections
+    if stored is None or options.from_scratch or not own.tasks.keys() & tasks.keys():
+        return ProjectedAttentionSettings.scaled(config, size, heads, share_projections=share)
+    trained = ProjectedAttentionSettings.of_json(stored)
+    others = {
+        f"--adapter-size {size}": size not in (None, trained.size),
+        f"--adapter-heads {heads}": heads not in (None, trained.heads),
+        "--share-projections": share and not trained.share_projections,
+    }
+    for option in (option for option, is_other in others.items() if is_other):
+        raise OptionError(
+            f"{option} is not how the adapters of {encoder} were trained, which are trained further: with "
+            f"a width of {trained.size} in {trained.heads} heads, and projections "
+            f"{'that all layers share' if trained.share_projections else 'in every layer'}; leave it out, or "
+            "begin with an encoder without adapters"
+        )
+    return trained
 
 
 def _kept_pattern(encoder: str, spec: ModelSpec, options: MultitaskOptions) -> StoredRecord:
