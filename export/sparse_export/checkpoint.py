@@ -110,8 +110,8 @@ def new_model(
 ) -> PreTrainedModel:
     """Load a pretrained encoder and put a fresh head for `task` on it, or for each of several.
 
-    A head that the checkpoint has for the same labels is trained further, its rows in the order of `task`'s,
-    and so is what it has of extensions.
+    A head that the checkpoint has for the same labels, and of several tasks by the same name, is trained
+    further, its rows in the order of `task`'s, and so is what it has of extensions.
 
     Args:
         encoder: a Transformers folder, or the id of a model on the hub.
@@ -147,33 +147,43 @@ def new_model(
         model, missing = load_model(
             encoder, config, head.models, is_own=is_own, other_head=True, revision=revision
         )
-        if isinstance(task, Task) and own.tasks and not own.names_tasks:
-            _fit_head(model, own.task, task, head.models, missing)
+        for name in spec.tasks:
+            if name in own.tasks:
+                _fit_head(model, name, own.tasks[name], head.models, missing)
     settle_positions(model, is_random=from_scratch)
     return model.train()
 
 
-def _fit_head(model: PreTrainedModel, own: Task, task: Task, models: Models, missing: Sequence[str]) -> None:
-    """Have the head of the task `own` answer `task`: in the order of its labels, or at random for other ones.
+def _fit_head(model: PreTrainedModel, name: str, own: Task, models: Models, missing: Sequence[str]) -> None:
+    """Have the head of a task, which was that of `own`, answer in the order of its labels, or at random for
+    other ones.
 
     Labels that a checkpoint does not name, `LABEL_0` and so on, are the whole numbers; the name of a value
     says nothing. What is `missing` is random already.
     """
+    spec = ModelSpec.of(model.config)
+    task = spec.tasks[name]
     before, labels = ([name.removeprefix("LABEL_") for name in each.labels] for each in (own, task))
     if before == labels or (own.type == task.type == Regression.type):
         return
-    prefix = f"{model.base_model_prefix}."
-    head = {name: weight for name, weight in model.named_parameters() if not name.startswith(prefix)}
+    encoder, several = f"{model.base_model_prefix}.", f"tasks.{name}."
+    head = {
+        each: weight
+        for each, weight in model.named_parameters()
+        if (each.startswith(several) if spec.names_tasks else not each.startswith(encoder))
+    }
     if head.keys() & set(missing):
         return
     is_same = sorted(before) == sorted(labels)
     fresh = {} if is_same else dict(random_model(model.config, models).named_parameters())
     places = [before.index(name) for name in labels] if is_same else []
+    # Layers before the last may have as many rows as there are labels.
+    last = [each for each, weight in head.items() if weight.dim() > 1][-1].removesuffix("weight")
     with torch.no_grad():
-        for name, weight in head.items():
+        for each, weight in head.items():
             if not is_same:
-                weight.copy_(fresh[name])
-            elif len(weight) == len(labels):  # the last layer's
+                weight.copy_(fresh[each])
+            elif each.startswith(last):
                 weight.copy_(weight[places])
 
 

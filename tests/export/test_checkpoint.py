@@ -21,14 +21,14 @@ from transformers import (
 
 from sparse_export.attention.resolve import resolve_attention
 from sparse_export.attention.spec import AttentionSpec
-from sparse_export.checkpoint import load_checkpoint, new_model, save_checkpoint
+from sparse_export.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.families import max_tokens
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.tokenizer import load_tokenizer, require_embedded
 from sparse_export.tasks import task_by_architecture
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
-from tiny_models import FAMILIES, LABELS, LAMBD, POSITIONS, make_model, make_tokenizer
+from tiny_models import FAMILIES, LABELS, LAMBD, POSITIONS, TASKS, make_model, make_tokenizer
 
 TWO = Classification(("a", "b"))
 
@@ -102,6 +102,43 @@ def test_a_head_is_trained_further_for_its_own_labels_alone(
     numbers = tuple(str(number) for number in range(len(LABELS)))
     edit_config(copy, sparse_serve=None, id2label={number: f"LABEL_{number}" for number in numbers})
     assert torch.equal(new_model(copy, AttentionSpec(), Classification(numbers)).classifier.weight, weight)
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+def test_layers_of_a_head_before_its_last_stay_as_they_are(family: str, tmp_path: Path) -> None:
+    """Which may have as many rows as there are labels."""
+    labels = tuple(f"label {number}" for number in range(64))
+    model = make_model(AttentionSpec(), family, Classification(labels))
+    save_checkpoint(model, make_tokenizer(tmp_path, family), tmp_path)
+    turned = new_model(tmp_path, AttentionSpec(), Classification(labels[::-1])).state_dict()
+    head = {name: weight for name, weight in model.state_dict().items() if "classifier" in name}
+    assert len(head) == 4
+    for name, weight in head.items():
+        is_last = name.startswith(("classifier.out_proj", "classifier.weight", "classifier.bias"))
+        assert torch.equal(turned[name], weight.flip(0) if is_last else weight), name
+
+
+def test_the_head_of_each_of_several_tasks_is_trained_further_for_its_own_labels(
+    several_tasks: Path,
+) -> None:
+    before = load_checkpoint(several_tasks).state_dict()
+    tasks = {
+        "sentiment": Classification(TASKS["sentiment"].labels[::-1]),
+        "paraphrase": Classification(("no", "yes")),
+        "similarity": TASKS["similarity"],
+        "added": TWO,
+    }
+    spec = ModelSpec.of(load_config(several_tasks))
+    after = new_model(several_tasks, spec.attention, tasks, extensions=spec.extensions, seed=1).state_dict()
+    for part in ("weight", "bias"):
+        name = f"tasks.{{}}.classifier.{part}"
+        sentiment, similarity, paraphrase = map(name.format, ("sentiment", "similarity", "paraphrase"))
+        assert torch.equal(after[sentiment], before[sentiment].flip(0))
+        assert torch.equal(after[similarity], before[similarity])
+        assert not torch.equal(after[paraphrase], before[paraphrase])
+    adapters = {name for name in before if "projected_attention" in name}
+    assert adapters
+    assert all(torch.equal(after[name], before[name]) for name in adapters)
 
 
 def test_from_scratch_nothing_of_the_encoder_but_its_shape_is_left(
