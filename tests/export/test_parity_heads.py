@@ -1,5 +1,6 @@
 """The parity gate on spans, tags and embeddings: what it compares, and what it lets pass."""
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
@@ -24,6 +26,7 @@ from sparse_export.parity.examples import (
 )
 from sparse_export.parity.executions import run_graph
 from sparse_export.parity.gate import check_parity
+from sparse_export.parity.quality import check_quality
 from sparse_export.tasks import head_of
 from sparse_serve.data import read_data
 from sparse_serve.errors import CheckpointError, GateError
@@ -117,6 +120,47 @@ def test_answers_are_compared_beside_numbers(exported: Exported, tmp_path: Path)
     with pytest.raises(GateError, match=f"by up to .* in its {exported.task.graph_output} over") as error:
         bad.require()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("exported", ["tags"], indirect=True)
+def test_a_graph_that_reads_no_text_is_found_out_where_no_text_has_an_entity(
+    exported: Exported, tmp_path: Path
+) -> None:
+    """Both answer none to every text: what they answer it by is not the same."""
+    model = copy.deepcopy(exported.model)
+    proto = onnx.load(exported.graph)
+    weight, bias = (
+        next(each for each in proto.graph.initializer if each.name.endswith(f"classifier.{part}"))
+        for part in ("weight", "bias")
+    )
+    with torch.no_grad():
+        model.classifier.bias[0] += 50
+    bias.CopyFrom(numpy_helper.from_array(model.classifier.bias.detach().numpy(), bias.name))
+    examples = builtin_examples(exported.task, exported.tokenizer, POSITIONS, [CONTEXT, "no", "1 film"])
+    for is_read in (True, False):
+        if not is_read:
+            weight.CopyFrom(numpy_helper.from_array(np.zeros(weight.dims, np.float32), weight.name))
+        onnx.save(proto, tmp_path / "model.onnx")
+        report = check_quality(model, tmp_path / "model.onnx", library_path(), examples)
+        fidelity = report.executions["library"]
+        assert fidelity.label_agreement == 1.0
+        assert report.has_one_answer
+        assert report.kept(fidelity) == (1.0 if is_read else fidelity.explained)
+        if is_read:
+            report.require()
+    with pytest.raises(
+        GateError,
+        match=r"or if less than half explained variance of its logits, .* which torch answers alike,",
+    ):
+        report.require()
+
+
+def test_one_text_has_no_other_to_vary_from(exported: Exported) -> None:
+    """It is judged by its numbers as they are."""
+    examples = text_examples(exported.task, exported.tokenizer, POSITIONS, ["a film of great charm"])
+    report = check_quality(exported.model, exported.graph, library_path(), examples)
+    report.require()
+    assert report.kept(report.executions["library"]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_builtin_examples_are_of_many_lengths_and_kinds(exported: Exported) -> None:
