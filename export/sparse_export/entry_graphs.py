@@ -14,6 +14,7 @@ from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.int8 import quantized_graph
 from sparse_export.graph.runs import in_runs
 from sparse_export.graph.text import text_graph
+from sparse_export.parity.examples import Examples
 from sparse_export.parity.gate import ParityReport, check_parity, runs_difference, twin_difference
 from sparse_export.parity.quality import QualityReport, check_quality
 from sparse_export.parity.questions import Questions
@@ -127,9 +128,7 @@ class _Maker:
         quality = quantized = None
         core = self._in_precision(traced)
         if self.wanted.target_cpu is not None:
-            examples = asked.texts if asked.labelled is None else asked.labelled
-            quantized = check_quality(self.model, core, asked.library, examples, self.wanted.max_loss)
-            quantized.require()
+            quantized = self._quality(core, asked.texts)
         elif asked.labelled is not None:
             quality = check_parity(
                 self.model, core, asked.library, asked.labelled, asked.atol, asked.provider
@@ -151,7 +150,22 @@ class _Maker:
         asked = self.asked
         parity = check_parity(self.model, traced, asked.library, asked.padded, asked.atol, asked.provider)
         parity.require()
-        return self._in_runs(self.model, self._in_precision(traced), parity.accepted)
+        core = self._in_precision(traced)
+        if self.wanted.target_cpu is not None:
+            self._quality(core, asked.padded)
+        return self._in_runs(self.model, core, parity.accepted)
+
+    def _quality(self, core: Path, texts: Examples) -> QualityReport:
+        """Judge a quantized graph on labelled texts, or where there are none on these.
+
+        Raises:
+            GateError: it loses more than is accepted.
+        """
+        asked = self.asked
+        examples = texts if asked.labelled is None else asked.labelled
+        quality = check_quality(self.model, core, asked.library, examples, self.wanted.max_loss)
+        quality.require()
+        return quality
 
     def _twins(self, accepted: float) -> dict[str, Twin]:
         """Write the twins, where they are wanted."""

@@ -272,6 +272,26 @@ def test_every_task_of_several_is_judged(graphs: GraphTable, tmp_path: Path) -> 
         worse.require()
 
 
+def test_the_graph_of_token_ids_is_judged_too(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one of texts, which is quantized by itself."""
+
+    def other_answers(traced: onnx.ModelProto, target_cpu: TargetCpu) -> onnx.ModelProto:
+        proto = quantized_graph(traced, target_cpu)
+        if "attention_mask" in {each.name for each in proto.graph.input}:
+            for each in proto.graph.initializer:
+                if "classifier" in each.name and "bias" not in each.name:
+                    each.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(each), each.name))
+        return proto
+
+    monkeypatch.setattr("sparse_export.entry_graphs.quantized_graph", other_answers)
+    with pytest.raises(
+        GateError, match="quality not met: in int8 ONNX Runtime with the op library has agree"
+    ):
+        export_checkpoint(options(checkpoint, tmp_path, dtype="int8", token_model=True, max_loss=0.5))
+
+
 @pytest.mark.parametrize("has_vnni", [True, False])
 def test_a_processor_without_vnni_is_told(
     int8: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_vnni: bool
