@@ -22,6 +22,7 @@ from sparse_export.parity.examples import (
     batches,
     builtin_examples,
     labelled_examples,
+    several_runs,
     text_examples,
 )
 from sparse_export.parity.executions import run_graph
@@ -31,6 +32,7 @@ from sparse_export.tasks import head_of
 from sparse_serve.data import read_data
 from sparse_serve.errors import CheckpointError, GateError
 from sparse_serve.op_library import library_path
+from sparse_serve.runs import RUN_TOKENS, run_borders
 from sparse_serve.tasks import Embedding, QuestionAnswering, Task, TokenClassification
 from tiny_models import LAYERS, POSITIONS, make_model, make_tokenizer
 
@@ -181,7 +183,25 @@ def test_texts_of_a_user(exported: Exported) -> None:
     texts = ["what film?", "a film of great charm", "x" * 400]
     examples = text_examples(exported.task, exported.tokenizer, POSITIONS, texts)
     assert len(examples.texts) == 3
+    masks = [row["attention_mask"] for row in examples.rows]
+    assert [mask[0] for mask in masks].count(0) == 3
+    assert any(mask[0] and 0 in mask for mask in masks)
+    assert any(1 in row["token_type_ids"] for row in examples.rows)
     check_parity(exported.model, exported.graph, library_path(), examples).require()
+
+
+@pytest.mark.parametrize("max_length", [8, 40, POSITIONS, 512])
+@pytest.mark.parametrize("make", [builtin_examples, text_examples])
+def test_batches_of_several_runs_are_of_several(exported: Exported, make: Any, max_length: int) -> None:
+    """However short or long their texts are."""
+    rows = make(exported.task, exported.tokenizer, max_length, [CONTEXT, "no", "1 film"]).rows
+    numbers, run = several_runs(rows, exported.model.config)
+    assert set(numbers) == set(range(len(rows)))
+    assert sum(len(batch["input_ids"]) for batch in run) == len(numbers)
+    assert all(batch["input_ids"].size <= 4 * RUN_TOKENS for batch in run)
+    divided = [len(run_borders(batch["attention_mask"].sum(1))) for batch in run]
+    assert max(divided) > 0
+    assert sum(divided) >= len(run) - 1  # what is left at the end may fill none
 
 
 def test_entities_are_the_same_whatever_their_scores() -> None:

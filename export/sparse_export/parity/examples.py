@@ -27,8 +27,8 @@ Batch = dict[str, npt.NDArray[np.int64]]
 
 # Padded tokens of one batch: torch and the fallback form N² scores.
 _BATCH_TOKENS = 1024
-SEVERAL_RUNS = 4 * RUN_TOKENS
-"""Padded tokens of a batch that a graph divides into runs."""
+# Of one that a graph divides into runs.
+_SEVERAL_RUNS = 4 * RUN_TOKENS
 _LENGTHS = (3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256)
 _LONGEST = 512
 # Masks that begin with a hole or have some: left padding, every third token, the last token alone.
@@ -111,7 +111,7 @@ def builtin_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: S
             (texts[-1], corpus, min(longest, 64)),
         )
     ]
-    others = [_hide(_row(encoded[index].windows[0]), mask) for index, mask in enumerate(_HIDDEN, start=1)]
+    others = _hidden(encoded[1:])
     if task.text_pair == "refused":
         others += [_row(each.windows[0]) for each in pairs]
     else:
@@ -120,11 +120,16 @@ def builtin_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: S
 
 
 def text_examples(task: Task, tokenizer: Tokenizer, max_length: int, texts: Sequence[str]) -> Examples:
-    """Encode a user's texts; where a second text is needed, each is it, and the first one is asked of all."""
+    """Encode a user's texts; where a second text is needed, each is it, and the first one is asked of all.
+
+    Beside them are some with masked tokens, and a pair.
+    """
     needs_pair = task.text_pair == "required"
     firsts, pairs = ([texts[0]] * len(texts), texts) if needs_pair else (texts, None)
     encoded = task.encode(tokenizer, firsts, pairs, max_length)
-    return Examples(_of_each_task(task, encoded), tasks=_task_numbers(task))
+    pair = _cut(tokenizer, texts[0], texts[-1], max_length)
+    others = [*_hidden(encoded), _row(pair.windows[0])]
+    return Examples(_of_each_task(task, encoded), others, tasks=_task_numbers(task))
 
 
 def reading_examples(
@@ -185,6 +190,17 @@ def batches(
         yield _pad(together, longest, config)
 
 
+def several_runs(rows: Sequence[Row], config: PreTrainedConfig) -> tuple[list[int], list[Batch]]:
+    """Return the numbers of rows, and padded batches of them in that order, which a graph divides into runs.
+
+    Each row is there as often as it takes, and beside others of its length, as padding fills no run.
+    """
+    tokens = sum(sum(row["attention_mask"]) for row in rows)
+    numbers = [*range(len(rows))] * -(-_SEVERAL_RUNS // tokens)
+    numbers.sort(key=lambda number: len(rows[number]["input_ids"]))
+    return numbers, list(batches([rows[number] for number in numbers], config, _SEVERAL_RUNS))
+
+
 def _of_each_task(task: Task, texts: Sequence[EncodedText]) -> Sequence[EncodedText]:
     """Return each text once, or for each of several tasks."""
     if not isinstance(task, Several):
@@ -207,6 +223,11 @@ def _row(window: Window) -> Row:
         "attention_mask": [1] * len(window.ids),
         "token_type_ids": window.type_ids,
     }
+
+
+def _hidden(texts: Sequence[EncodedText]) -> list[Row]:
+    """Return a row with each of the `_HIDDEN` masks, of these texts in turn."""
+    return [_hide(_row(text.windows[0]), mask) for text, mask in zip(cycle(texts), _HIDDEN, strict=False)]
 
 
 def _hide(row: Row, pattern: str) -> Row:

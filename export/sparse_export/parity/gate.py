@@ -29,7 +29,7 @@ from sparse_export.parity.answers import (
     largest_number,
     metrics_of,
 )
-from sparse_export.parity.examples import SEVERAL_RUNS, Batch, Examples, batches
+from sparse_export.parity.examples import Batch, Examples, batches, several_runs
 from sparse_export.parity.executions import EXECUTIONS, Answer, TorchAnswer, run_graph, run_torch
 from sparse_export.tasks import model_head
 from sparse_serve.cuda import CPU_PROVIDER
@@ -269,7 +269,7 @@ def runs_difference(
 
     It is asked batches of several runs each.
     """
-    run = list(batches(examples.rows, model.config, most_tokens=SEVERAL_RUNS))
+    _, run = several_runs(examples.rows, model.config)
     return largest_difference(
         run_graph(divided, op_library, run, provider), run_graph(whole, op_library, run, provider)
     )

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.text import TextReading
 from sparse_export.graph.tokenizer.node import tokenizer_model
-from sparse_export.parity.examples import SEVERAL_RUNS, batches, reading_examples
+from sparse_export.parity.examples import batches, reading_examples, several_runs
 from sparse_export.parity.executions import open_session, run_graph
 from sparse_export.parity.hostile import hostile_texts
 from sparse_export.tasks import model_head
@@ -138,16 +138,15 @@ class TextGate:
         asked, examples = reading_examples(
             task, self.tokenizer, self.reading.max_length, self.reading.truncation, self.texts
         )
-        texts = [*examples.texts, *examples.texts]
-        columns: dict[str, Sequence[str]] = {TEXT_INPUT: [text for text, _ in asked] * 2}
+        numbers, divided = several_runs(examples.rows, model.config)
+        run = [*batches(examples.rows, model.config), *divided]
+        ran = [*range(len(asked)), *numbers]
+        texts = [examples.texts[number] for number in ran]
+        columns: dict[str, Sequence[str]] = {TEXT_INPUT: [asked[number][0] for number in ran]}
         if task.reads_pairs:
-            columns[TEXT_PAIR_INPUT] = [pair or "" for _, pair in asked] * 2
+            columns[TEXT_PAIR_INPUT] = [asked[number][1] or "" for number in ran]
         if examples.tasks:
             columns[TASK_INPUT] = [text.task or "" for text in texts]
-        run = [
-            *batches(examples.rows, model.config),
-            *batches(examples.rows, model.config, most_tokens=SEVERAL_RUNS),
-        ]
         theirs = np.concatenate([each.output for each in run_graph(core, self.library, run, self.provider)])
         # In equal batches every number is rounded alike, and no row or column of attention flips.
         session = open_session(str(graph), graph.parent, self.library, self.provider)
