@@ -152,14 +152,13 @@ class TextGate:
         session = open_session(str(graph), graph.parent, self.library, self.provider)
         ours = _answers(session, columns, [len(batch["input_ids"]) for batch in run])
         said = task.answer(texts, ours[output])
-        if self.reading.truncation == "error":
-            is_refused = np.array([text.truncated for text in texts])
-            theirs[is_refused] = np.nan
-            for name in said.keys() & {"label"}:
-                said[name][is_refused] = b""
+        is_refused = np.array([text.truncated and self.reading.truncation == "error" for text in texts])
+        theirs[is_refused] = np.nan
+        for name in said.keys() & {"label"}:
+            said[name][is_refused] = b""
         counts = np.array([[text.token_count, text.truncated] for text in texts])
         same = np.all(np.hstack([ours["token_count"], ours["truncated"]]) == counts, axis=1)
-        answers = head.same_answers(texts, {name: ours[name] for name in said}, said)
+        answers = head.same_words(texts, {name: ours[name] for name in said}, said)
         if not (same.all() and (answers is None or answers.all())):
             raise GateError(
                 "parity not met: the graph that takes text says otherwise what its numbers say than the "
@@ -170,7 +169,11 @@ class TextGate:
             pairs.append((ours["scores"], said["scores"]))
         with np.errstate(invalid="ignore"):
             differences = [
-                np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other)).max()
+                np.where(
+                    (one == other) | (is_refused[:, None] & np.isnan(one) & np.isnan(other)),
+                    0,
+                    np.abs(one - other),
+                ).max()
                 for one, other in pairs
             ]
         return len(asked), float(np.max(differences))

@@ -107,3 +107,9 @@ class Head(ABC):
             return None
         same: npt.NDArray[np.bool_] = np.all([ours[name] == theirs[name] for name in said], axis=(0, 2))
         return same
+
+    def same_words(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> npt.NDArray[np.bool_] | None:
+        """Tell of which of N texts the same numbers are put into words alike, `(N,)`; None where none are."""
+        return self.same_answers(texts, ours, theirs)

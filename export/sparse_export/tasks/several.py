@@ -68,17 +68,42 @@ class SeveralHeads(Head):
         if len(self.heads) == 1:
             (head,) = self.heads.values()
             return head.same_answers(texts, ours, theirs)
-        told = self.same_by_task(texts, ours, theirs).values()
-        known = [same for same in told if same is not None]
-        return np.concatenate(known) if known else None
+        return _joined(self.same_by_task(texts, ours, theirs))
+
+    def same_words(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> npt.NDArray[np.bool_] | None:
+        """Tell which texts are put into words alike, by task."""
+        if len(self.heads) == 1:
+            (head,) = self.heads.values()
+            return head.same_words(texts, ours, theirs)
+        return _joined(
+            {
+                name: self.heads[name].same_words(*own)
+                for name, own in self._by_task(texts, ours, theirs).items()
+            }
+        )
 
     def same_by_task(
         self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
     ) -> dict[str, npt.NDArray[np.bool_] | None]:
         """Tell for each task which of its texts are answered alike; None where its answer is a number."""
-        told = {}
-        for name, head in self.heads.items():
+        parts = self._by_task(texts, ours, theirs)
+        return {name: self.heads[name].same_answers(*own) for name, own in parts.items()}
+
+    def _by_task(
+        self, texts: Sequence[EncodedText], ours: Columns, theirs: Columns
+    ) -> dict[str, tuple[Sequence[EncodedText], Columns, Columns]]:
+        """Return the texts of each task, and what two runs answer to them."""
+        parts: dict[str, tuple[Sequence[EncodedText], Columns, Columns]] = {}
+        for name in self.heads:
             rows = [row for row, text in enumerate(texts) if text.task == name]
-            sides = ({key: values[rows] for key, values in each.items()} for each in (ours, theirs))
-            told[name] = head.same_answers([texts[row] for row in rows], *sides)
-        return told
+            mine, other = ({key: values[rows] for key, values in each.items()} for each in (ours, theirs))
+            parts[name] = [texts[row] for row in rows], mine, other
+        return parts
+
+
+def _joined(told: Mapping[str, npt.NDArray[np.bool_] | None]) -> npt.NDArray[np.bool_] | None:
+    """Return what is told of the texts of all tasks, one task's after another's; None where nothing is."""
+    known = [same for same in told.values() if same is not None]
+    return np.concatenate(known) if known else None
