@@ -213,8 +213,8 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
 def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrainedConfig:
     """Load the config of a checkpoint of a supported family, with a spec, whoever wrote it.
 
-    What a model hands out besides its answer is asked for where it is needed: a config that asks for it
-    always is told not to.
+    What a model hands out besides its answer is asked for where it is needed, and all of it by name: a config
+    that says otherwise is told so.
 
     Raises:
         CheckpointError: unreadable or of an unsupported family.
@@ -240,6 +240,7 @@ def load_config(checkpoint: str | Path, revision: str | None = None) -> PreTrain
     if getattr(config, "quantization_config", None) is not None:
         raise _is_quantized(checkpoint, "its config.json has a quantization_config")
     config.output_hidden_states = config.output_attentions = False
+    config.return_dict = True
     spec = ModelSpec.of(config)
     if not spec.tasks and (task := task_by_architecture(config)) is not None:
         spec = spec.with_tasks(task)

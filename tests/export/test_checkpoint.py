@@ -24,7 +24,7 @@ from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config, new_model, save_checkpoint
 from sparse_export.encoders.families import max_tokens
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import load_tokenizer, require_embedded
+from sparse_export.encoders.tokenizer import load_padding_tokenizer, load_tokenizer, require_embedded
 from sparse_export.tasks import task_by_architecture
 from sparse_serve.errors import CheckpointError, OptionError
 from sparse_serve.tasks import Classification, MultiLabel, Regression, Task
@@ -501,9 +501,10 @@ def test_a_malformed_file_is_named(copy: Path, damage: Callable[[Path], object],
 
 
 def test_what_a_config_always_asks_for_is_not_handed_out(copy: Path) -> None:
-    edit_config(copy, output_hidden_states=True, output_attentions=True)
+    edit_config(copy, output_hidden_states=True, output_attentions=True, return_dict=False)
     answered = load_checkpoint(copy)(torch.tensor([[2, 3]]))
     assert set(answered) == {"logits"}
+    assert answered.logits.shape == (1, len(LABELS))
 
 
 @torch.no_grad()
@@ -580,6 +581,26 @@ def test_a_tokenizer_of_more_tokens_than_are_embedded_is_refused(copy: Path) -> 
     tokenizer.add_tokens([f"more{number}" for number in range(config.vocab_size)])
     with pytest.raises(CheckpointError, match=r"token 'more\d+' has id \d+, the encoder embeds ids below"):
         require_embedded(copy, tokenizer, config)
+
+
+@pytest.mark.parametrize(("number", "token"), [(0, "[PAD]"), (7, "c"), (10**6, None), (None, None)])
+def test_a_tokenizer_without_a_token_for_padding_takes_the_encoders(
+    copy: Path, number: int | None, token: str | None
+) -> None:
+    file = copy / "tokenizer_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(stored | {"pad_token": None}), encoding="utf-8")
+    assert load_tokenizer(copy).pad_token is None
+    config = AutoConfig.from_pretrained(copy)
+    config.pad_token_id = number
+    if token is None:
+        with pytest.raises(CheckpointError, match=f"names no token for padding, .*json, {number}: name one"):
+            load_padding_tokenizer(copy, config)
+        return
+    tokenizer = load_padding_tokenizer(copy, config)
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == (token, number)
+    tokenizer.save_pretrained(copy)
+    assert load_tokenizer(copy).pad_token_id == number
 
 
 def test_texts_are_cut_and_padded_on_the_right(copy: Path) -> None:

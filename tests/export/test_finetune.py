@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from io import StringIO
@@ -665,3 +666,17 @@ def test_record_property_is_the_best_epochs(encoder: Path, train: Path, tmp_path
     record = finetune(encoder, train, tmp_path / "out", FAST)
     assert isinstance(record, FinetuneRecord)
     assert record.metrics == record.epochs[int(record.best_epoch) - 1].metrics
+
+
+def test_a_tokenizer_that_names_no_token_for_padding_pads_as_the_encoder_does(
+    encoder: Path, train: Path, evaluation: Path, tmp_path: Path
+) -> None:
+    plain = Path(shutil.copytree(encoder, tmp_path / "plain"))
+    file = plain / "tokenizer_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(stored | {"pad_token": None}), encoding="utf-8")
+    records = [
+        finetune(start, train, tmp_path / name, replace(FAST, epochs=1), evaluation=evaluation)
+        for name, start in (("own", encoder), ("other", plain))
+    ]
+    assert records[0].epochs == records[1].epochs

@@ -290,6 +290,15 @@ def test_tokens_of_bytes_are_shown_as_their_text(tmp_path: Path) -> None:
     assert text.tokens == ("<s>", "c", "a", "f", "é", "</s>")
 
 
+def test_a_tokenizer_of_more_tokens_than_are_embedded_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "bert", AttentionSpec())
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens([f"more{number}" for number in range(99)])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"token 'more98' has id \d+, the encoder embeds ids below"):
+        Inspector(InspectOptions(folder))
+
+
 def test_long_texts_are_cut_and_say_so(checkpoint: Path) -> None:
     inspector = Inspector(InspectOptions(str(checkpoint)))
     text = inspector.inspect("x" * 99 + " y" * 999).text

@@ -55,6 +55,30 @@ def load_tokenizer(checkpoint: str | Path, revision: str | None = None) -> PreTr
     return tokenizer
 
 
+def load_padding_tokenizer(
+    checkpoint: str | Path, config: PreTrainedConfig, revision: str | None = None
+) -> PreTrainedTokenizerFast:
+    """Load the tokenizer that fills up the rows of an encoder of this config, which embeds all of its tokens.
+
+    Where it names no token for padding, it takes the one that the encoder takes for that.
+
+    Raises:
+        CheckpointError: as `load_tokenizer` and `require_embedded` do, or neither of them has any.
+    """
+    tokenizer = load_tokenizer(checkpoint, revision)
+    require_embedded(checkpoint, tokenizer, config)
+    if tokenizer.pad_token is None:
+        number = config.pad_token_id
+        token = None if number is None else tokenizer.convert_ids_to_tokens(number)
+        if token is None:
+            raise CheckpointError(
+                f"{checkpoint}: the tokenizer names no token for padding, and has none of the pad_token_id "
+                f"in config.json, {number}: name one as pad_token in tokenizer_config.json"
+            )
+        tokenizer.pad_token = token
+    return tokenizer
+
+
 def stored_truncation_side(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return from which side a tokenizer cuts as it was stored."""
     return str(tokenizer.init_kwargs.get("truncation_side", "right"))

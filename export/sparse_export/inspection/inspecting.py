@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer
+from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
 from sparse_export.inspection.adapters import adapter_maps, adapters_of
 from sparse_export.inspection.maps import AttentionMaps, attention_maps, select_attention
 from sparse_export.inspection.tokens import TokenizedText, tokenize
@@ -90,8 +90,8 @@ class Inspector:
 
         Raises:
             OptionError: a layer, head, length or λ out of range.
-            CheckpointError: a checkpoint cannot be loaded, or another has other layers or heads than the
-                first.
+            CheckpointError: a checkpoint cannot be loaded, does not embed all tokens of its tokenizer, or
+                has other layers or heads than the first.
         """
         first = options.checkpoint
         names = tuple(dict.fromkeys((first, *options.beside)))
@@ -103,6 +103,8 @@ class Inspector:
             )
         self._models = {name: _load(name, specs[name], options.task) for name in names}
         self._tokenizers = {name: load_tokenizer(name) for name in names}
+        for name, tokenizer in self._tokenizers.items():
+            require_embedded(name, tokenizer, self._models[name].config)
         self.variants = _variants(first, options.lambdas, self._models)
         self.layers, self.heads = _shape(self._models[first])
         for name, model in self._models.items():

@@ -19,7 +19,7 @@ from sparse_export.encoders import projected_attention, relational
 from sparse_export.encoders.projected_attention import ProjectedAttentionSettings
 from sparse_export.encoders.spec import ModelSpec
 from sparse_export.encoders.stored_files import StoredRecord, stored_record
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
+from sparse_export.encoders.tokenizer import cut_length, load_padding_tokenizer
 from sparse_export.multitask.freezing import freeze_all_but, freeze_encoder
 from sparse_export.multitask.judging import figures_of_tasks, headlines, overall_score, table_of_tasks
 from sparse_export.multitask.objectives import SimCSE, TasksLoss
@@ -104,8 +104,7 @@ class MultitaskJob(Job[AllRows]):
         tasks = {name: task_posed(entry, train[name]) for name, entry in entries.items()}
         model = self._model(encoder, tasks)
         spec = ModelSpec.of(model.config)
-        tokenizer = load_tokenizer(encoder, options.revision)
-        require_embedded(encoder, tokenizer, model.config)
+        tokenizer = load_padding_tokenizer(encoder, model.config, options.revision)
         learned = _kept_pattern(encoder, spec, options)
         max_length = cut_length(model.config, tokenizer, learned.max_length or options.max_length)
         numbers = {name: number for number, name in enumerate(spec.tasks) if name in tasks}

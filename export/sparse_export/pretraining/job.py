@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
+from sparse_export.encoders.tokenizer import cut_length, load_padding_tokenizer
 from sparse_export.pretraining.corpus import TokenRows, tokenize
 from sparse_export.pretraining.judging import answer, figures, reduced
 from sparse_export.pretraining.masking import MaskedRows, Masking
@@ -62,8 +62,7 @@ class PretrainJob(Job):
         set_dropout(model, options.dropout)
         if options.freeze_layers is not None:
             freeze(model, options.freeze_layers)
-        tokenizer = load_tokenizer(encoder, options.revision)
-        require_embedded(encoder, tokenizer, model.config)
+        tokenizer = load_padding_tokenizer(encoder, model.config, options.revision)
         max_length = cut_length(model.config, tokenizer, options.max_length)
         self._require_room(tokenizer, max_length)
         masking = Masking(tokenizer, options.seed)

@@ -13,7 +13,7 @@ from transformers import EvalPrediction, PreTrainedModel
 
 from sparse_export.checkpoint import load_checkpoint, new_model
 from sparse_export.encoders.spec import ModelSpec
-from sparse_export.encoders.tokenizer import cut_length, load_tokenizer, require_embedded
+from sparse_export.encoders.tokenizer import cut_length, load_padding_tokenizer
 from sparse_export.tasks import head_of
 from sparse_export.tasks.trained import Encoded, TrainedHead
 from sparse_export.training.batches import BatchPlan, PlannedBatches, longest_first
@@ -80,8 +80,7 @@ class TaskJob(Job):
         set_dropout(model, options.dropout)
         if options.freeze_layers is not None:
             freeze(model, options.freeze_layers)
-        tokenizer = load_tokenizer(encoder, options.revision)
-        require_embedded(encoder, tokenizer, model.config)
+        tokenizer = load_padding_tokenizer(encoder, model.config, options.revision)
         max_length = cut_length(model.config, tokenizer, options.max_length)
         head = cast(TrainedHead, head_of(task))
         rows: Sequence[Encoded] = encode(head, model, tokenizer, train, max_length).rows
