@@ -238,11 +238,5 @@ class _Maker:
     def _save(self, proto: onnx.ModelProto, name: str) -> Path:
         graph = self.folder / name / _GRAPH_FILE
         graph.parent.mkdir(parents=True)
-        # One file up to protobuf's 2 GiB; weights beside it above that.
-        onnx.save(
-            proto,
-            graph,
-            save_as_external_data=proto.ByteSize() > 2**31 - 2**20,
-            location=f"{_GRAPH_FILE}.data",
-        )
+        onnx.save(proto, graph)
         return graph
