@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -270,6 +271,23 @@ def test_every_task_of_several_is_judged(graphs: GraphTable, tmp_path: Path) -> 
     assert worse.executions["library"].label_agreement == 1.0
     with pytest.raises(GateError, match=r"has what its worst task keeps, similarity, -\d"):
         worse.require()
+
+    # A task whose answer is always the same, by torch and by a graph that does not read its texts.
+    proto = onnx.load(exact)
+    weight, bias = (
+        next(each for each in proto.graph.initializer if f"sentiment.classifier.{part}" in each.name)
+        for part in ("weight", "bias")
+    )
+    head = model.of("sentiment").classifier
+    with torch.no_grad():
+        head.bias[0] += 50
+    weight.CopyFrom(numpy_helper.from_array(np.zeros(weight.dims, np.float32), weight.name))
+    bias.CopyFrom(numpy_helper.from_array(head.bias.detach().numpy(), bias.name))
+    onnx.save(proto, tmp_path / "model.onnx")
+    unread = check_quality(model, tmp_path / "model.onnx", library_path(), examples)
+    assert unread.executions["library"].label_agreement == 1.0
+    with pytest.raises(GateError, match=r"has what its worst task keeps, sentiment, -\d"):
+        unread.require()
 
 
 def test_the_graph_of_token_ids_is_judged_too(

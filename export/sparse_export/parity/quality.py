@@ -191,7 +191,6 @@ def check_quality(
         }
 
     default = ACCEPTED_DISAGREEMENT if metric is None else ACCEPTED_LOSS
-    is_judged = metric is None and not has_several
     return QualityReport(
         rows=len(examples.texts),
         output=head.task.graph_output,
@@ -202,7 +201,8 @@ def check_quality(
             each.name: fidelity(run_graph(graph, op_library if each.has_library else None, run))
             for each in EXECUTIONS
         },
-        has_one_answer=is_judged
+        has_one_answer=metric is None
+        and not has_several
         and _is_nearly_all(head.same_answers(examples.texts, unread_answers, torch_answers)),
     )
 
