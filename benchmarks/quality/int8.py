@@ -1,23 +1,26 @@
 """What int8 costs in quality: models trained with softmax, SSAF and AAA, before and after.
 
-    python benchmarks/quality/int8.py ENCODER --data FOLDER --name sst2 --rows 3000
+    python benchmarks/quality/int8.py ENCODER --data FOLDER --name sst2 --rows 3000 [--calibrated]
 
 FOLDER holds `train.tsv` and `dev.tsv`: UTF-8, tab-separated, unquoted, with the header `text_a`, `text_b`,
 `label`. Every attention is fine-tuned alike from the same encoder, rows and seeds. The graph of each model is
-then asked the dev rows in int8, with weights of 8 and of 7 bits, beside torch in float32.
+then asked the dev rows in int8, with weights of 8 and of 7 bits, rounded to the nearest or also by what
+layers read on training rows (`export --calibration`), beside torch in float32.
 
-Writes `NAME_int8_runs.csv` (a line per model and number of bits, with the environment; what is there already
-is not measured again) and `NAME_int8_summary.csv`: means over seeds with 95 % intervals.
+Writes `NAME_int8_runs.csv` (a line per model, number of bits and rounding, with the environment; what is
+there already is not measured again) and `NAME_int8_summary.csv`: means over seeds with 95 % intervals.
 """
 
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import torch
 import typer
@@ -29,7 +32,8 @@ from sparse_export.checkpoint import load_checkpoint
 from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.graph.export import GraphTarget, export_graph
 from sparse_export.graph.int8 import quantized_graph
-from sparse_export.parity.examples import labelled_examples
+from sparse_export.parity.examples import batches, calibration_examples, labelled_examples
+from sparse_export.parity.moments import input_moments
 from sparse_export.parity.quality import QualityReport, check_quality
 from sparse_export.tasks import model_head
 from sparse_export.training import FinetuneOptions
@@ -61,6 +65,7 @@ def main(  # noqa: PLR0913  one parameter per option
     rows: Annotated[int | None, typer.Option(help="Training rows.", show_default="all")] = None,
     dev_rows: Annotated[int | None, typer.Option(help="Dev rows, from the top.", show_default="all")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 2,
+    calibrated: Annotated[bool, typer.Option("--calibrated", help="Round by training rows too.")] = False,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
 ) -> None:
     """Train a model of every attention and seed, and ask it in int8."""
@@ -88,29 +93,38 @@ def main(  # noqa: PLR0913  one parameter per option
                 {
                     "attention": shown,
                     "target_cpu": target_cpu,
+                    "rounding": rounding,
                     "seed": str(record.options.seed),
                     **figures(report),
                     **provenance(record, encoder),
                 }
-                for target_cpu, report in reports_of(checkpoint, dev, Path(scratch))
+                for target_cpu, rounding, report in reports_of(
+                    checkpoint, train if calibrated else None, dev, Path(scratch)
+                )
             ]
             write_lines(runs_file, runs)
     write_lines(results / f"{name}_int8_summary.csv", list(summary(runs)))
 
 
-def reports_of(checkpoint: Path, dev: Path, folder: Path) -> Iterator[tuple[TargetCpu, QualityReport]]:
-    """Ask a checkpoint's graph in int8, for each kind of processor."""
+def reports_of(
+    checkpoint: Path, train: Path | None, dev: Path, folder: Path
+) -> Iterator[tuple[TargetCpu, str, QualityReport]]:
+    """Ask a checkpoint's graph in int8, for each kind of processor and way to round."""
     model = load_checkpoint(checkpoint)
     task = model_head(model).task
     tokenizer = load_tokenizer(str(checkpoint)).backend_tokenizer
     rows = read_data(dev, task.rows.named(), task=task.type)
     examples = labelled_examples(task, tokenizer, MAX_LENGTH, "right", rows)
-    traced = export_graph(model, "tokens", GraphTarget())
-    for target_cpu in get_args(TargetCpu):
-        copy = onnx.ModelProto.FromString(traced.SerializeToString())
-        graph = folder / "model.onnx"
-        onnx.save(quantized_graph(copy, target_cpu), graph)
-        yield target_cpu, check_quality(model, graph, library_path(), examples)
+    traced, graph = folder / "traced.onnx", folder / "model.onnx"
+    onnx.save(export_graph(model, "tokens", GraphTarget()), traced)
+    moments: dict[str, dict[str, npt.NDArray[Any]] | None] = {"nearest": None}
+    if train is not None:
+        rows = read_data(train, task.rows.named(), task=task.type, labelled=False)
+        run = batches(calibration_examples(task, tokenizer, MAX_LENGTH, rows).rows, model.config)
+        moments["calibrated"] = input_moments(traced, library_path(), list(run))
+    for target_cpu, (rounding, of_inputs) in product(get_args(TargetCpu), moments.items()):
+        onnx.save(quantized_graph(onnx.load(traced), target_cpu, of_inputs), graph)
+        yield target_cpu, rounding, check_quality(model, graph, library_path(), examples)
 
 
 def figures(report: QualityReport) -> dict[str, str]:
@@ -129,13 +143,18 @@ def figures(report: QualityReport) -> dict[str, str]:
 
 
 def summary(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
-    """Yield for each attention and kind of processor the means over seeds."""
-    for attention, target_cpu in dict.fromkeys((run["attention"], run["target_cpu"]) for run in runs):
-        chosen = [run for run in runs if (run["attention"], run["target_cpu"]) == (attention, target_cpu)]
+    """Yield for each attention, kind of processor and way to round the means over seeds."""
+
+    def kind(run: Run) -> tuple[str, str, str]:
+        return run["attention"], run["target_cpu"], run["rounding"]
+
+    for attention, target_cpu, rounding in dict.fromkeys(map(kind, runs)):
+        chosen = [run for run in runs if kind(run) == (attention, target_cpu, rounding)]
         columns = {name: np.array([float(run[name]) for run in chosen]) for name in ("fp32", "int8", "loss")}
         yield {
             "attention": attention,
             "target_cpu": target_cpu,
+            "rounding": rounding,
             "metric": chosen[0]["metric"],
             "seeds": str(len(chosen)),
             **{

@@ -34,7 +34,7 @@ from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.precision import PRECISIONS
 from sparse_export.graph.text import TextReading, obstacle
 from sparse_export.graph.tokenizer.derive import derive_tables
-from sparse_export.parity.examples import labelled_examples
+from sparse_export.parity.examples import Examples, calibration_examples, labelled_examples
 from sparse_export.parity.gate import ParityReport
 from sparse_export.parity.quality import QualityReport
 from sparse_export.parity.questions import Questions
@@ -146,6 +146,7 @@ def export_checkpoint(
     served = _served_tokenizer(tokenizer, model.config)
     # Before what takes long, so that bad rows are refused at once.
     labelled = None if data is None else labelled_examples(task, served, *cut, data)
+    calibration = _calibration(options, task, served, cut)
     progress("reading the tokenizer")
     reading = _reading(options, model, served, cut)
     refuse_other_models(
@@ -163,6 +164,7 @@ def export_checkpoint(
         are_built_in=options.texts_file is None,
         atol=options.atol,
         labelled=labelled,
+        calibration=calibration,
         reading=reading if isinstance(reading, TextReading) else None,
         warn=warn,
     )
@@ -257,6 +259,15 @@ def _labelled_rows(options: ExportOptions, task: Task) -> TextData | None:
     if options.eval_file is None:
         return None
     return read_data(options.eval_file, task.rows.named(**options.columns), task=task.type)
+
+
+def _calibration(options: ExportOptions, task: Task, tokenizer: Tokenizer, cut: Cut) -> Examples | None:
+    if options.calibration_file is None:
+        return None
+    rows = read_data(
+        options.calibration_file, task.rows.named(**options.columns), task=task.type, labelled=False
+    )
+    return calibration_examples(task, tokenizer, cut.max_length, rows)
 
 
 def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | None) -> dict[str, Task]:

@@ -14,8 +14,9 @@ from sparse_export.graph.guarded import guarded_graph
 from sparse_export.graph.int8 import quantized_graph
 from sparse_export.graph.runs import in_runs
 from sparse_export.graph.text import text_graph
-from sparse_export.parity.examples import Examples
+from sparse_export.parity.examples import Examples, batches
 from sparse_export.parity.gate import ParityReport, check_parity, runs_difference, twin_difference
+from sparse_export.parity.moments import input_moments
 from sparse_export.parity.quality import QualityReport, check_quality
 from sparse_export.parity.questions import Questions
 from sparse_export.parity.texts import TextGate, TextParity
@@ -232,7 +233,12 @@ class _Maker:
         """Return the graph that is served for one that was traced: it, or where it is asked for quantized."""
         if self.wanted.target_cpu is None:
             return traced
-        quantized = quantized_graph(onnx.load(traced), self.wanted.target_cpu)
+        moments, calibration = None, self.asked.calibration
+        if calibration is not None:
+            self.progress(f"looking at what linear layers read of {len(calibration.texts)} texts")
+            run = list(batches(calibration.rows, self.model.config))
+            moments = input_moments(traced, self.asked.library, run)
+        quantized = quantized_graph(onnx.load(traced), self.wanted.target_cpu, moments)
         return self._save(quantized, f"quantized/{traced.parent.relative_to(self.folder)}")
 
     def _save(self, proto: onnx.ModelProto, name: str) -> Path:

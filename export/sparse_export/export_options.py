@@ -43,7 +43,9 @@ class ExportOptions:
             where that is here.
         atol: accepted difference between torch in float32 and ONNX Runtime; None for the precision's own.
         eval_file: labelled texts on which the task metrics are compared and recorded.
-        columns: names of columns of `eval_file` by `text`, `text_pair` and `label`; the task's own elsewhere.
+        calibration_file: rows of the task, labelled or not, by which int8 rounds weights; None to round them
+            to the nearest.
+        columns: names of columns of both files by `text`, `text_pair` and `label`; the task's own elsewhere.
         texts_file: texts for the parity gate, one a line; None for built-in ones of many lengths.
         tokenizer: where texts become tokens, "graph" or "server"; None for the graph where it can be.
         token_model: write the graph of token ids beside one that takes text.
@@ -71,6 +73,7 @@ class ExportOptions:
     computing: Computing = ALL_CORES
     atol: float | None = None
     eval_file: Path | None = None
+    calibration_file: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     texts_file: Path | None = None
     tokenizer: TokenizerPlace | None = None
@@ -92,9 +95,7 @@ def target_of(options: ExportOptions) -> GraphTarget:
     served = release(options.triton)
     precision = precision_of(options.dtype, options.computing.device)
     _refuse_of_integers(options, precision)
-    if options.columns and options.eval_file is None:
-        named = next(iter(options.columns)).replace("_", "-")
-        raise OptionError(f"--{named}-column names a column of --eval, which was not given: leave it out")
+    _refuse_unread_columns(options)
     target = GraphTarget(
         options.opset, FP32 if precision.is_quantized else precision, options.computing.device
     )
@@ -112,6 +113,18 @@ def target_of(options: ExportOptions) -> GraphTarget:
     return target
 
 
+def _refuse_unread_columns(options: ExportOptions) -> None:
+    for name in options.columns:
+        files = {"--eval": options.eval_file}
+        if name != "label":
+            files["--calibration"] = options.calibration_file
+        if not any(files.values()):
+            raise OptionError(
+                f"--{name.replace('_', '-')}-column names a column of {' or '.join(files)}, which was not "
+                "given: leave it out"
+            )
+
+
 def target_cpu_of(options: ExportOptions) -> TargetCpu | None:
     """Return what a quantized graph is made for; None where none is asked for."""
     if not PRECISIONS[options.dtype].is_quantized:
@@ -121,7 +134,11 @@ def target_cpu_of(options: ExportOptions) -> TargetCpu | None:
 
 def refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None:
     """Refuse what is read or written of one task alone."""
-    asked = {"--eval": options.eval_file is not None, "--with-baselines": options.with_baselines}
+    asked = {
+        "--eval": options.eval_file is not None,
+        "--calibration": options.calibration_file is not None,
+        "--with-baselines": options.with_baselines,
+    }
     for option, is_given in asked.items():
         if is_given and len(tasks) > 1:
             raise OptionError(
@@ -132,7 +149,12 @@ def refuse_of_several(options: ExportOptions, tasks: Mapping[str, Task]) -> None
 
 def _refuse_of_integers(options: ExportOptions, precision: Precision) -> None:
     """Refuse what is said of int8 alone with another precision, or is out of range."""
-    for option, value in {"--target-cpu": options.target_cpu, "--max-loss": options.max_loss}.items():
+    of_integers = {
+        "--target-cpu": options.target_cpu,
+        "--calibration": options.calibration_file,
+        "--max-loss": options.max_loss,
+    }
+    for option, value in of_integers.items():
         if value is not None and not precision.is_quantized:
             raise OptionError(f"{option} is for --dtype int8, this is {precision.name}: leave it out")
     if options.target_cpu == "vnni" and not has_vnni():

@@ -106,6 +106,13 @@ def test_quality_not_met_is_status_3(
         (["--dtype", "int8", "--target-cpu", "pentium"], 2, ["--target-cpu", "pentium", "vnni", "any"]),
         (["--target-cpu", "any"], 2, ["--target-cpu is for --dtype int8"]),
         (["--eval", "absent.tsv"], 1, ["absent.tsv"]),
+        (["--dtype", "int8", "--calibration", "absent.tsv"], 1, ["absent.tsv"]),
+        (["--calibration", "absent.tsv"], 2, ["--calibration is for --dtype int8"]),
+        (
+            ["--dtype", "int8", "--calibration", "x.tsv", "--label-column", "y"],
+            2,
+            ["--label-column names a column of --eval, which was not given"],
+        ),
         (["--model-version", "9223372036854775808"], 2, ["--model-version"]),
         (["--no-such-option"], 2, ["--no-such-option"]),
         (["--task", "mlm"], 2, ["--task mlm", "classification, multi-label, regression"]),

@@ -185,7 +185,10 @@ def test_gate_stops_logits_that_are_not_finite(
         ({"triton": "19.01"}, "19.01"),
         ({"max_length": 3}, "--max-length 3 is out of range: a pair has 3 special tokens"),
         ({"max_length": POSITIONS + 1}, f"4 to {POSITIONS} tokens"),
-        ({"columns": {"text_pair": "b"}}, "--text-pair-column names a column of --eval, which was not given"),
+        (
+            {"columns": {"text_pair": "b"}},
+            "--text-pair-column names a column of --eval or --calibration, which",
+        ),
     ],
 )
 def test_options_out_of_range(options: ExportOptions, changes: dict[str, object], message: str) -> None:

@@ -21,15 +21,23 @@ from graphs import GraphTable
 from sparse_export.attention.spec import AttentionSpec
 from sparse_export.encoders.families import input_names
 from sparse_export.encoders.spec import ModelSpec
+from sparse_export.encoders.tokenizer import load_tokenizer
 from sparse_export.entry import Exported, export_checkpoint
 from sparse_export.export_options import ExportOptions
 from sparse_export.graph.export import GraphTarget
 from sparse_export.graph.int8 import quantized_columns, quantized_graph
 from sparse_export.parity import quality
-from sparse_export.parity.examples import builtin_examples
+from sparse_export.parity.examples import (
+    batches,
+    builtin_examples,
+    calibration_examples,
+    text_examples,
+)
+from sparse_export.parity.moments import input_moments
 from sparse_export.parity.quality import check_quality
 from sparse_export.tasks import model_head
 from sparse_serve.classifier import Classifier
+from sparse_serve.data import read_data
 from sparse_serve.errors import GateError, OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.processor import has_vnni
@@ -195,6 +203,52 @@ def test_weights_of_seven_bits(model: PreTrainedModel, graphs: GraphTable) -> No
     assert sizes == {"vnni": 127, "any": 63}
 
 
+def test_weights_are_rounded_by_what_layers_read(
+    model: PreTrainedModel, checkpoint: Path, graphs: GraphTable, tmp_path: Path
+) -> None:
+    """So that more of what varies is kept, on other texts too."""
+    traced = graphs.path(model, "packed", GraphTarget())
+    task, tokenizer = model_head(model).task, load_tokenizer(str(checkpoint)).backend_tokenizer
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(400)]
+    (tmp_path / "drawn.txt").write_text("\n".join(texts[:300]), encoding="utf-8")
+    rows = read_data(tmp_path / "drawn.txt", task=task.type, labelled=False)
+    calibration = calibration_examples(task, tokenizer, 64, rows)
+    moments = input_moments(traced, library_path(), list(batches(calibration.rows, model.config)))
+    explained = []
+    for each in (None, moments):
+        onnx.save(quantized_graph(onnx.load(traced), "any", each), tmp_path / "model.onnx")
+        examples = text_examples(task, tokenizer, 64, texts[300:])
+        report = check_quality(model, tmp_path / "model.onnx", library_path(), examples)
+        explained.append(report.executions["portable"].explained)
+    assert 1 - explained[1] < 0.8 * (1 - explained[0])
+
+
+def test_rows_of_the_task_are_read_for_it(checkpoint: Path, int8: Exported, tmp_path: Path) -> None:
+    """Without their labels, and drawn where they are many."""
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("review\n" + "\n".join(WORDS * 50) + "\n", encoding="utf-8")
+    said: list[str] = []
+    made = export_checkpoint(
+        options(
+            checkpoint,
+            tmp_path / "repository",
+            dtype="int8",
+            calibration_file=rows,
+            columns={"text": "review"},
+            max_loss=1.0,
+        ),
+        said.append,
+    )
+    assert "looking at what linear layers read of 512 texts" in said
+    ours, nearest = (onnx.load(each.path / "1" / "model.onnx").graph for each in (made, int8))
+    assert weights_of(ours, TensorProto.INT8) == weights_of(nearest, TensorProto.INT8)
+    tensors = [{each.name: each.raw_data for each in graph.initializer} for graph in (ours, nearest)]
+    changed = {name for name, data in tensors[0].items() if data != tensors[1].get(name)}
+    assert changed
+    assert all(name.endswith(".int8") and "embeddings" not in name for name in changed)
+
+
 def test_columns_have_scales_of_their_own() -> None:
     weight = np.array([[1, 0, -1e-3], [-2, 0, 5e-4]], np.float32)
     integers, scale = quantized_columns(weight, 127)
@@ -211,6 +265,10 @@ def options(checkpoint: Path, folder: Path, **changes: Any) -> ExportOptions:
     [
         ({"target_cpu": "any"}, "--target-cpu is for --dtype int8, this is fp32: leave it out"),
         ({"dtype": "fp16", "max_loss": 0.1}, "--max-loss is for --dtype int8, this is fp16: leave it out"),
+        (
+            {"calibration_file": Path("x.tsv")},
+            "--calibration is for --dtype int8, this is fp32: leave it out",
+        ),
         ({"dtype": "int8", "max_loss": 1.5}, "--max-loss 1.5 is out of range: a share from 0 to 1 is needed"),
     ],
 )
@@ -295,8 +353,10 @@ def test_the_graph_of_token_ids_is_judged_too(
 ) -> None:
     """Beside one of texts, which is quantized by itself."""
 
-    def other_answers(traced: onnx.ModelProto, target_cpu: TargetCpu) -> onnx.ModelProto:
-        proto = quantized_graph(traced, target_cpu)
+    def other_answers(
+        traced: onnx.ModelProto, target_cpu: TargetCpu, moments: dict[str, Array] | None
+    ) -> onnx.ModelProto:
+        proto = quantized_graph(traced, target_cpu, moments)
         if "attention_mask" in {each.name for each in proto.graph.input}:
             for each in proto.graph.initializer:
                 if "classifier" in each.name and "bias" not in each.name:

@@ -13,6 +13,7 @@ from rich.console import Console
 from sparse_export.cli.export_options import (
     Atol,
     Attention,
+    Calibration,
     Cores,
     Device,
     Dtype,
@@ -87,6 +88,7 @@ def export_command(  # noqa: PLR0913  one parameter per option
     truncation: Truncation = None,
     dtype: Dtype = "fp32",
     target_cpu: TargetCpu = None,
+    calibration: Calibration = None,
     device: Device = "cpu",
     gpu_mem_limit: GpuMemLimit = None,
     texts: Texts = None,
@@ -155,6 +157,7 @@ def export_command(  # noqa: PLR0913  one parameter per option
         ),
         atol=atol,
         eval_file=evaluation,
+        calibration_file=calibration,
         columns={name: column for name, column in columns.items() if column is not None},
         texts_file=texts,
         tokenizer=tokenizer,

@@ -214,7 +214,7 @@ Evaluation = Annotated[
 TextColumn = Annotated[
     str | None,
     typer.Option(
-        help="Column of the text in --eval.",
+        help="Column of the text in --eval and --calibration.",
         show_default=DEFAULT_TEXT_COLUMN,
         rich_help_panel=_GATE,
     ),
@@ -222,7 +222,7 @@ TextColumn = Annotated[
 TextPairColumn = Annotated[
     str | None,
     typer.Option(
-        help="Column of the second text in --eval.",
+        help="Column of the second text in both.",
         show_default=DEFAULT_TEXT_PAIR_COLUMN,
         rich_help_panel=_GATE,
     ),
@@ -240,6 +240,15 @@ Atol = Annotated[
         "numbers beyond 10 in proportion.",
         show_default="0.0001, in fp16 0.01; of int8 before it is quantized",
         rich_help_panel=_GATE,
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        help="int8: rows like those that it will be asked, as --eval has them, labelled or not: weights are "
+        "rounded so that their errors cancel out on them, which matters most with --target-cpu any.",
+        show_default="weights are rounded to the nearest",
+        rich_help_panel=_COMPUTING,
     ),
 ]
 MaxLoss = Annotated[

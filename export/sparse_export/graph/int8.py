@@ -18,6 +18,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from sparse_export.graph.functions import attach_functions
+from sparse_export.graph.rounding import rounded
 from sparse_serve.op_library import DOMAIN
 from sparse_serve.repository.manifest import TargetCpu
 
@@ -53,24 +54,39 @@ class _Linear:
     output: str
 
 
-def quantized_graph(model: ModelProto, target_cpu: TargetCpu) -> ModelProto:
+def quantized_graph(
+    model: ModelProto, target_cpu: TargetCpu, moments: Mapping[str, Array] | None = None
+) -> ModelProto:
     """Return a graph with its linear layers, and its embeddings, in 8-bit integers.
 
     Args:
         model: in float32, as `export_graph` gives it; it becomes part of what is returned.
         target_cpu: what the processors have that run it; weights have 7 bits for "any".
+        moments: of what linear layers read, by the names of `linear_inputs`, `(K, K)` each: weights are
+            rounded by them (`rounding.rounded`). None: to the nearest.
     """
-    _Quantizer(model, _LARGEST[target_cpu]).run()
+    _Quantizer(model, _LARGEST[target_cpu], moments).run()
     (opset,) = (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     attach_functions(model, opset)
     onnx.checker.check_model(model)
     return model
 
 
-def quantized_columns(weight: Array, largest: int) -> tuple[Array, Array]:
-    """Return a weight `(K, N)` float32 as `(K, N)` int8 and the scale of each column, `(N,)` float32."""
+def linear_inputs(model: ModelProto) -> list[str]:
+    """Return the names of what the layers read that `quantized_graph` has in integers."""
+    linears = _Quantizer(model, _LARGEST["vnni"]).linears.values()
+    return list(dict.fromkeys(linear.node.input[0] for linear in linears))
+
+
+def quantized_columns(weight: Array, largest: int, moments: Array | None = None) -> tuple[Array, Array]:
+    """Return a weight `(K, N)` float32 as `(K, N)` int8 and the scale of each column, `(N,)` float32.
+
+    Where the moments of its inputs are given, `(K, K)`, it is rounded by them, else to the nearest.
+    """
     scale = np.abs(weight).max(0) / np.float32(largest)
     scale[scale == 0] = 1
+    if moments is not None:
+        return rounded(weight, scale, largest, moments), scale
     return np.rint(weight / scale).astype(np.int8), scale
 
 
@@ -78,6 +94,7 @@ def quantized_columns(weight: Array, largest: int) -> tuple[Array, Array]:
 class _Quantizer:
     model: ModelProto
     largest: int
+    moments: Mapping[str, Array] | None = None
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
     rows: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -201,10 +218,20 @@ class _Quantizer:
         names = f"{linear.weight}.int8", f"{linear.weight}.scale"
         if names[0] not in self.constants:
             weight = numpy_helper.to_array(self.initializers[linear.weight])
-            values = quantized_columns(weight.T if linear.is_transposed else weight, self.largest)
+            values = quantized_columns(
+                weight.T if linear.is_transposed else weight, self.largest, self._moments(linear.weight)
+            )
             for name, value in zip(names, values, strict=True):
                 self._constant(name, np.ascontiguousarray(value))
         return names
+
+    def _moments(self, weight: str) -> Array | None:
+        """Return the moments of all that is multiplied by a weight; None where they are not known."""
+        if self.moments is None:
+            return None
+        read = [each.node.input[0] for each in self.linears.values() if each.weight == weight]
+        moments: Array = np.sum([self.moments[name] for name in read], axis=0)
+        return moments
 
     def _bias(self, linear: _Linear) -> str:
         return self._no_bias(linear) if linear.bias is None else linear.bias

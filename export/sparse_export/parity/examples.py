@@ -3,9 +3,10 @@
 They are encoded by the task, as the served model encodes what clients send.
 """
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ _ODD_TEXTS = (
     "no no no " * 20,
     "\u0000\u200b\ufeff",
 )
+_CALIBRATION_ROWS, _CALIBRATION_TOKENS = 512, 32 * 1024
 # So many windows of the longest text are compared where a task reads a text of any length in windows.
 _WINDOWS = 3
 
@@ -168,6 +170,18 @@ def labelled_examples(
                 "--truncation error: leave the row out"
             )
     return Examples(encoded, targets=task.targets(data))
+
+
+def calibration_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
+    """Encode what a model is asked on rows by which weights are rounded: of many, drawn ones."""
+    texts, pairs = task.asked(data)
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), _CALIBRATION_ROWS))
+    seconds = None if pairs is None else [pairs[number] for number in numbers]
+    encoded = task.encode(tokenizer, [texts[number] for number in numbers], seconds, max_length)
+    so_far = accumulate((sum(len(window.ids) for window in text.windows) for text in encoded), initial=0)
+    return Examples(
+        [text for text, tokens in zip(encoded, so_far, strict=False) if tokens < _CALIBRATION_TOKENS]
+    )
 
 
 def batches(

@@ -147,10 +147,9 @@ def run_graph(
     session = open_session(model, graph.parent, op_library, provider)
     names = [output.name for output in session.get_outputs()]
     device: Device = "cuda" if provider == CUDA_PROVIDER else "cpu"
-    takes_packed = "cu_seqlens" in (each.name for each in session.get_inputs())
     answers = []
     for batch in batches:
-        feeds = _packed_tokens(batch) if takes_packed else batch
+        feeds = feeds_of(session, batch)
         with telling_memory(device, f"a batch of {len(batch['input_ids'])} texts of the gate"):
             outputs = dict(zip(names, session.run(names, feeds), strict=True))
         layers = [torch.from_numpy(np.stack([outputs.pop(each) for each in pair], 1)) for pair in indicators]
@@ -188,6 +187,12 @@ def open_session(
         ) from error
     require_provider(session, provider)
     return session
+
+
+def feeds_of(session: onnxruntime.InferenceSession, batch: Batch) -> Mapping[str, Array]:
+    """Return what a graph takes of a padded batch: the batch, or its tokens one row behind another."""
+    takes_packed = "cu_seqlens" in (each.name for each in session.get_inputs())
+    return _packed_tokens(batch) if takes_packed else batch
 
 
 def _packed_tokens(batch: Batch) -> dict[str, Array]:

@@ -27,6 +27,7 @@ class Questions:
         texts: the rows that the graph that answers is asked.
         padded: those that one of token ids is asked, padded: some with masked tokens among others.
         labelled: rows with what they should be answered.
+        calibration: rows by which weights are rounded to integers; None: they are rounded to the nearest.
         atol: accepted difference of a number.
         output: what the graph answers.
         reader: what a graph that takes text is judged by; None where it takes token ids.
@@ -37,6 +38,7 @@ class Questions:
     texts: Examples
     padded: Examples
     labelled: Examples | None
+    calibration: Examples | None
     atol: float
     output: str
     reader: TextGate | None
@@ -53,6 +55,7 @@ class Questions:
         are_built_in: bool,
         atol: float | None,
         labelled: Examples | None,
+        calibration: Examples | None = None,
         reading: TextReading | None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Self:
@@ -67,6 +70,7 @@ class Questions:
             are_built_in: whether nobody gave `texts`: they are joined to texts of many lengths.
             atol: accepted difference of a number; None for the precision's own.
             labelled: rows with what they should be answered.
+            calibration: rows by which weights are rounded to integers.
             reading: how the graph reads texts, where it does.
             warn: called where graphs for a GPU are judged without one.
 
@@ -86,6 +90,7 @@ class Questions:
             texts=examples if reading is None else replace(examples, others=()),
             padded=examples,
             labelled=labelled,
+            calibration=calibration,
             atol=atol or target.precision.atol,
             output=task.graph_output,
             reader=reader,
