@@ -36,11 +36,14 @@ OPTIONS = [pytest.param(command, option, id=f"{name} {option.opts[-1]}") for nam
 
 # `classify --url` asks a server; `profile --url` decides what is measured. `--task` is what a model learns or
 # answers, elsewhere one of its tasks; `--text-pair` is whether there are pairs, elsewhere the second texts.
-# `finetune --attention` trains a model; `export --attention` puts another into it. What `deploy` writes over,
+# `finetune --attention` trains a model; `export --attention` puts another into it. What `finetune --force`
+# replaces is no version of an entry, and its batches are steps, not requests. What `deploy` writes over,
 # publishes or gives a server is not what others do, nor is where `report show` draws a report where `profile`
 # writes a new one. One variable must not mean both.
 OF_ANOTHER_NAME = {
     ("finetune", "--task"): "SPARSE_SERVE_FINETUNE_TASK",
+    ("finetune", "--batch-size"): "SPARSE_SERVE_FINETUNE_BATCH_SIZE",
+    ("finetune", "--force"): "SPARSE_SERVE_FINETUNE_FORCE",
     ("export", "--task"): "SPARSE_SERVE_EXPORT_TASK",
     ("export", "--attention"): "SPARSE_SERVE_EXPORT_ATTENTION",
     ("export", "--lambda"): "SPARSE_SERVE_EXPORT_LAMBDA",
@@ -50,6 +53,8 @@ OF_ANOTHER_NAME = {
     ("deploy", "--force"): "SPARSE_SERVE_DEPLOY_FORCE",
     ("deploy", "--gpus"): "SPARSE_SERVE_DEPLOY_GPUS",
     ("deploy", "--host"): "SPARSE_SERVE_DEPLOY_HOST",
+    ("deploy", "--http-port"): "SPARSE_SERVE_DEPLOY_HTTP_PORT",
+    ("deploy", "--grpc-port"): "SPARSE_SERVE_DEPLOY_GRPC_PORT",
     ("deploy", "--output-dir"): "SPARSE_SERVE_DEPLOY_OUTPUT_DIR",
     ("show", "--output-dir"): "SPARSE_SERVE_REPORT_SHOW_OUTPUT_DIR",
 }

@@ -215,6 +215,7 @@ BatchSize = Annotated[
     typer.Option(
         "--batch-size",
         "-b",
+        envvar="SPARSE_SERVE_FINETUNE_BATCH_SIZE",
         help="Rows per training step, over all processes.",
         rich_help_panel=_OPTIMISATION,
     ),
@@ -333,6 +334,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
+        envvar="SPARSE_SERVE_FINETUNE_FORCE",
         help="Replace a checkpoint that is already there, or an interrupted run.",
         rich_help_panel=_RUN,
     ),

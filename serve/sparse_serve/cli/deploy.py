@@ -142,10 +142,26 @@ def deploy(  # noqa: PLR0913  one parameter per option
         ),
     ] = "127.0.0.1",
     http_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Of HTTP, on --host.", rich_help_panel=_MACHINE)
+        int,
+        typer.Option(
+            "--http-port",
+            envvar="SPARSE_SERVE_DEPLOY_HTTP_PORT",
+            min=1,
+            max=65535,
+            help="Of HTTP, on --host.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = 8000,
     grpc_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Of gRPC, on --host.", rich_help_panel=_MACHINE)
+        int,
+        typer.Option(
+            "--grpc-port",
+            envvar="SPARSE_SERVE_DEPLOY_GRPC_PORT",
+            min=1,
+            max=65535,
+            help="Of gRPC, on --host.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = 8001,
     grafana_port: Annotated[
         int,
