@@ -68,6 +68,17 @@ def test_where_the_noise_is_unknown_a_model_is_dominated_by_better_quality_alone
     }
 
 
+def test_noise_that_is_unknown_of_a_third_model_is_no_matter() -> None:
+    measured = [
+        measurement(variant, model=model, p50=p50)
+        for model, p50 in (("good", 20), ("fast", 10), ("third", 15))
+        for variant in ("model", "control")
+        if (model, variant) != ("third", "control")
+    ]
+    found = report_of(measured, quality=[judged(name, "x") for name in ("good", "fast", "third")])
+    assert dominated(found) == {"good": ("fast",), "fast": (), "third": ()}
+
+
 def test_a_model_that_failed_at_the_longest_length_is_neither_dominated_nor_picked() -> None:
     """At a shorter one it is faster than those that were measured at the longest."""
     measured = [
@@ -93,8 +104,13 @@ def test_what_is_not_known_is_not_taken_for_equal() -> None:
     assert report({"good": (20, 40, None), "fast": (10, 40, None)}).trade == ()
     found = report({"good": (20, 40, 0.9), "fast": (10, 30, 0.9), "unknown": (5, 20, None)})
     assert dominated(found) == {"good": ("fast",), "fast": ()}
-    bare = measurement(model="bare", p50=5).model_copy(update={"memory_bytes": None})
-    found = report_of([measurement(model="good"), bare], quality=[judged("good", "x"), judged("bare", "x")])
+    variants: tuple[Variant, ...] = ("model", "control")
+    good = [measurement(variant, model="good") for variant in variants]
+    bare = [
+        measurement(variant, model="bare", p50=5).model_copy(update={"memory_bytes": None})
+        for variant in variants
+    ]
+    found = report_of([*good, *bare], quality=[judged("good", "x"), judged("bare", "x")])
     assert dominated(found) == {"good": (), "bare": ()}
 
 

@@ -213,14 +213,16 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Find the longest text and largest batch within it, such as 512m.",
+        help="Find the longest text and largest batch within it, such as 512m of the machine's memory.",
         rich_help_panel=_QUALITY,
     ),
 ]
 MemoryBudget = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", help="Pick the best model whose peak in total is within it.", rich_help_panel=_QUALITY
+        metavar="SIZE",
+        help="Pick the best model whose peak in total is within it, in the machine's memory.",
+        rich_help_panel=_QUALITY,
     ),
 ]
 LatencyBudget = Annotated[

@@ -64,11 +64,6 @@ def make_plan(name: str, options: ProfileOptions) -> Plan:
     config = read_config(entry.graph_path / CONFIG_NAME)
     if options.url is None and device_of(config) == "cuda":
         require_gpu(f"model '{entry.name}'")
-        if (options.memory_limit, options.budget.memory) != (None, None):
-            raise OptionError(
-                f"--memory-limit and --memory-budget are of the processor's memory, and '{entry.name}' "
-                "computes on a GPU: leave them out; the report has what it takes of the GPU"
-            )
     most = config.max_batch_size
     if options.batch_size > most:
         raise OptionError(

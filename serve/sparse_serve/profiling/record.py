@@ -118,7 +118,9 @@ def _served(entry: Entry, made: FromCheckpoint | None) -> Served:
     served = summary.served(entry)
     if made is None:
         return served
-    return served.model_copy(update={"command": made.command, "checkpoint": made.checkpoint})
+    return Served.model_validate(
+        served.model_dump() | {"command": made.command, "checkpoint": made.checkpoint}
+    )
 
 
 def _measurements(plan: Plan, found: Findings, options: ProfileOptions) -> Iterator[Measurement]:

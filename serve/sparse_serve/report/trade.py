@@ -96,11 +96,13 @@ def trade(
     }
     noise = limits(found)
 
-    def share(quantity: Quantity) -> float | None:
-        known = [noise.get((each.model, quantity, lightest)) for each in points]
+    def share(one: TradePoint, other: TradePoint, quantity: Quantity) -> float | None:
+        known = [noise.get((each.model, quantity, lightest)) for each in (one, other)]
         return max((each for each in known if each is not None), default=None) if None not in known else None
 
-    shares = share("latency_ms"), share("total_memory_bytes")
+    def shares(one: TradePoint, other: TradePoint) -> tuple[float | None, float | None]:
+        return share(one, other, "latency_ms"), share(one, other, "total_memory_bytes")
+
     compared = []
     for point in points:
         others = [
@@ -110,7 +112,9 @@ def trade(
         ]
         if others:
             rows = judged[point.model][-1]
-            worse = tuple(other.model for other in others if _dominates(other, point, shares, rows))
+            worse = tuple(
+                other.model for other in others if _dominates(other, point, shares(other, point), rows)
+            )
             compared.append(point.model_copy(update={"dominated_by": worse}))
     return compared
 

@@ -45,7 +45,7 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
             raise RepositoryError(
                 f"another process is writing entry '{name}' in {repository}: wait for it to end"
             )
-        if not _is_trusted(staging, repository):
+        if _is_of_others(staging, repository):
             raise RepositoryError(
                 f"{staging} is of another user, whose export of entry '{name}' was interrupted: have them "
                 "export it again, or remove the folder"
@@ -66,26 +66,27 @@ def replaced_folders(repository: Path, name: str) -> Iterator[Path]:
 def heal(repository: Path) -> None:
     """Finish or discard what interrupted writers left; leave alone what a live one is working on.
 
-    What is left by others than this user and the owner of the repository is left alone too: whoever may write
-    beside the repository could put an entry into it.
+    What others than this user and the owner of the repository have left beside it is left alone too: whoever
+    may write there could put an entry into the repository.
 
     Raises:
         OSError: the repository cannot be written.
     """
     for staging in sorted(_home(repository).glob("*")):
-        with _locked(staging) as owned:
-            if not owned or not _is_trusted(staging, repository):
+        with suppress(FileNotFoundError):
+            if _is_of_others(staging, repository):
                 continue
-            if (staging / _COMPLETE).exists():
+        with _locked(staging) as owned:
+            if owned and (staging / _COMPLETE).exists():
                 _install(repository, staging)
-            else:
+            elif owned:
                 _discard(staging)
 
 
-def _is_trusted(staging: Path, repository: Path) -> bool:
-    """Whether a staging folder, and what it lies in, are this user's or those of the repository's owner."""
-    owners = {os.geteuid(), repository.stat().st_uid}
-    return {staging.stat().st_uid, staging.parent.stat().st_uid} <= owners
+def _is_of_others(staging: Path, repository: Path) -> bool:
+    """Whether a staging folder beside a repository is neither this user's nor the repository's owner's."""
+    is_inside = staging.parent.parent == repository.resolve()
+    return not is_inside and staging.stat().st_uid not in (os.geteuid(), repository.stat().st_uid)
 
 
 def _home(repository: Path) -> Path:
