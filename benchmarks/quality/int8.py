@@ -78,7 +78,8 @@ def main(  # noqa: PLR0913  one parameter per option
     setting = FinetuneOptions(
         task=task, epochs=epochs, learning_rate=8e-5, batch_size=32, max_train_rows=rows
     )
-    done = {(run["attention"], run["seed"]) for run in runs}
+    wanted_rounding = "calibrated" if calibrated else "nearest"
+    done = {(run["attention"], run["seed"]) for run in runs if run["rounding"] == wanted_rounding}
     with tempfile.TemporaryDirectory() as scratch:
         train, dev = data / "train.tsv", head(data / "dev.tsv", dev_rows, Path(scratch))
         refuse_other_settings(runs_file, runs, setting, **inputs(setting, encoder, train, dev))
@@ -89,6 +90,8 @@ def main(  # noqa: PLR0913  one parameter per option
             for shown in attentions.split(",")
         }
         for shown, record in train_each(wanted, done, encoder, train, dev, checkpoint):
+            again = shown, str(record.options.seed)
+            runs = [run for run in runs if (run["attention"], run["seed"]) != again]
             runs += [
                 {
                     "attention": shown,
@@ -120,7 +123,7 @@ def reports_of(
     moments: dict[str, dict[str, npt.NDArray[Any]] | None] = {"nearest": None}
     if train is not None:
         rows = read_data(train, task.rows.named(), task=task.type, labelled=False)
-        run = batches(calibration_examples(task, tokenizer, MAX_LENGTH, rows).rows, model.config)
+        run = batches(calibration_examples(task, tokenizer, MAX_LENGTH, "right", rows).rows, model.config)
         moments["calibrated"] = input_moments(traced, library_path(), list(run))
     for target_cpu, (rounding, of_inputs) in product(get_args(TargetCpu), moments.items()):
         onnx.save(quantized_graph(onnx.load(traced), target_cpu, of_inputs), graph)

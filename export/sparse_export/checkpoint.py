@@ -34,7 +34,6 @@ from sparse_export.tasks import head_of_spec, task_by_architecture
 from sparse_export.tasks.head import Models
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import CheckpointError, OptionError, SparseServeError, first_line
-from sparse_serve.repository.config import CONFIG_NAME
 from sparse_serve.repository.contents import MANIFEST_NAME
 from sparse_serve.tasks import Regression, Task
 
@@ -429,6 +428,8 @@ def _check_extensions(
 
 def _is_of_entry(path: Path) -> bool:
     """Whether a path is a model of a repository, one of its versions, or a file in them."""
+    from sparse_serve.repository.config import CONFIG_NAME  # noqa: PLC0415  what trains knows no ONNX
+
     places = (path, *path.absolute().parents[:2]) if path.exists() else ()
     return any((place / name).is_file() for place in places for name in (MANIFEST_NAME, CONFIG_NAME))
 

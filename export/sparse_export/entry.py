@@ -21,7 +21,7 @@ from sparse_export.attention.spec import AttentionSpec, attention_of
 from sparse_export.checkpoint import load_checkpoint, load_config
 from sparse_export.encoders.patterned import layer_patterns
 from sparse_export.encoders.sentence_transformers import stored_max_length
-from sparse_export.encoders.stored_files import StoredRecord, stored_record
+from sparse_export.encoders.stored_files import StoredRecord, UnreachableError, stored_record
 from sparse_export.encoders.tokenizer import (
     cut_length,
     load_tokenizer,
@@ -134,7 +134,7 @@ def export_checkpoint(
     target.precision.require_in_one_file(options.checkpoint, model)
     tokenizer = load_tokenizer(options.checkpoint)
     require_embedded(options.checkpoint, tokenizer, model.config)
-    record = stored_record(options.checkpoint)
+    record = _stored_record(options, attention_of(config), warn)
     trained = _of_pattern(record, attention_of(config), options)
     cut = Cut(
         _max_length(options, model.config, tokenizer, trained, warn),
@@ -267,7 +267,7 @@ def _calibration(options: ExportOptions, task: Task, tokenizer: Tokenizer, cut: 
     rows = read_data(
         options.calibration_file, task.rows.named(**options.columns), task=task.type, labelled=False
     )
-    return calibration_examples(task, tokenizer, cut.max_length, rows)
+    return calibration_examples(task, tokenizer, *cut, rows)
 
 
 def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | None) -> dict[str, Task]:
@@ -282,6 +282,18 @@ def _read_as(options: ExportOptions, tasks: dict[str, Task], data: TextData | No
     if options.task.paired is False:
         raise OptionError(f"{options.eval_file} has pairs of texts: leave out --single-text")
     return {name: replace(each, paired=True) for name, each in tasks.items()}
+
+
+def _stored_record(options: ExportOptions, own: AttentionSpec, warn: Progress) -> StoredRecord | None:
+    try:
+        return stored_record(options.checkpoint)
+    except UnreachableError as error:
+        if own.pattern is not None and options.max_length is None:
+            warn(
+                f"{error}, which says at how many tokens its pattern {own.pattern.name} was trained: texts "
+                "are cut where the encoder has no more positions, unless --max-length says otherwise"
+            )
+        return None
 
 
 def _of_pattern(record: StoredRecord | None, own: AttentionSpec, options: ExportOptions) -> StoredRecord:

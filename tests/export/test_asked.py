@@ -186,14 +186,18 @@ def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_plain_encoder(
 
     monkeypatch.setattr(stored_files, "hf_hub_download", download)
     monkeypatch.setattr(stored_files, "try_to_load_from_cache", lambda *_, **__: cached)
-    assert stored_record("a/b") is None
     assert stored_max_length("a/b") is None
     stated = TaskOptions(task="embedding", pooling="first", normalize=True)
     (task,) = asked_tasks("a/b", plain("BertModel"), stated).values()
     assert task == Embedding(size=64, pooling="first", normalize=True)
     if is_known:
+        assert stored_record("a/b") is None
         assert embedding_settings("a/b") == {}
         return
+    with pytest.raises(
+        CheckpointError, match=r"a/b: the hub cannot be asked whether there is finetune\.json"
+    ):
+        stored_record("a/b")
     with pytest.raises(CheckpointError, match=r"hub cannot be asked whether there is modules\.json") as error:
         embedding_settings("a/b")
     assert "\n" not in str(error.value)

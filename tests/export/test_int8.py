@@ -38,14 +38,14 @@ from sparse_export.parity.quality import check_quality
 from sparse_export.tasks import model_head
 from sparse_serve.classifier import Classifier
 from sparse_serve.data import read_data
-from sparse_serve.errors import GateError, OptionError
+from sparse_serve.errors import DataError, GateError, OptionError
 from sparse_serve.op_library import library_path
 from sparse_serve.processor import has_vnni
 from sparse_serve.repository.check import Level, check_entry
 from sparse_serve.repository.entries import read_entry
 from sparse_serve.repository.manifest import TargetCpu
 from sparse_serve.repository.signature import nested
-from sparse_serve.tasks import TASK_IDS
+from sparse_serve.tasks import TASK_IDS, Classification, Embedding, Task
 from sparse_serve.triton.preflight import processor_warnings
 from tiny_models import ADAPTERS, LAMBD, TASKS, make_model, make_tokenizer, masks, token_ids
 
@@ -213,7 +213,7 @@ def test_weights_are_rounded_by_what_layers_read(
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(400)]
     (tmp_path / "drawn.txt").write_text("\n".join(texts[:300]), encoding="utf-8")
     rows = read_data(tmp_path / "drawn.txt", task=task.type, labelled=False)
-    calibration = calibration_examples(task, tokenizer, 64, rows)
+    calibration = calibration_examples(task, tokenizer, 64, "right", rows)
     moments = input_moments(traced, library_path(), list(batches(calibration.rows, model.config)))
     explained = []
     for each in (None, moments):
@@ -222,6 +222,49 @@ def test_weights_are_rounded_by_what_layers_read(
         report = check_quality(model, tmp_path / "model.onnx", library_path(), examples)
         explained.append(report.executions["portable"].explained)
     assert 1 - explained[1] < 0.8 * (1 - explained[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "expected"),
+    [
+        (Embedding(size=64), "text_a\na film\n", [["a film"]]),
+        (Embedding(size=64), "text_a\ttext_b\na film\tnot\n", [["a film"], ["not"]]),
+        (Classification(("0", "1"), paired=True), "text_a\ttext_b\na film\tnot\n", [["a film", "not"]]),
+        (
+            Classification(("0", "1"), paired=True),
+            "text_a\na film\n",
+            "single texts, where the model reads pairs",
+        ),
+        (
+            Classification(("0", "1")),
+            "text_a\ttext_b\na\tb\n",
+            "pairs of texts, where the model reads single",
+        ),
+    ],
+)
+def test_calibration_rows_are_read_as_the_model_is_asked(
+    checkpoint: Path, tmp_path: Path, task: Task, content: str, expected: Any
+) -> None:
+    (tmp_path / "rows.tsv").write_text(content, encoding="utf-8")
+    rows = read_data(tmp_path / "rows.tsv", task.rows.named(), task=task.type, labelled=False)
+    tokenizer = load_tokenizer(str(checkpoint)).backend_tokenizer
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            calibration_examples(task, tokenizer, 64, "right", rows)
+        return
+    found = calibration_examples(task, tokenizer, 64, "right", rows)
+    ids = [tokenizer.encode(*texts).ids for texts in expected]
+    assert sorted(row["input_ids"] for row in found.rows) == sorted(ids)
+
+
+def test_calibration_rows_are_cut_as_texts_are(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("a film of great charm not", encoding="utf-8")
+    task = Classification(("0", "1"))
+    rows = read_data(tmp_path / "rows.txt", task=task.type, labelled=False)
+    tokenizer = load_tokenizer(str(checkpoint)).backend_tokenizer
+    right, left = (calibration_examples(task, tokenizer, 4, side, rows).rows for side in ("right", "left"))
+    assert [len(each[0]["input_ids"]) for each in (right, left)] == [4, 4]
+    assert right != left
 
 
 def test_rows_of_the_task_are_read_for_it(checkpoint: Path, int8: Exported, tmp_path: Path) -> None:

@@ -64,12 +64,15 @@ def stored_record(checkpoint: str | Path, revision: str | None = None) -> Stored
         revision: of a model on the hub: a branch, a tag or a commit.
 
     Returns:
-        None where another program trained them, or where that is not known.
+        None where another program trained them.
+
+    Raises:
+        UnreachableError: whether that is so is not known.
     """
+    path = stored_file(checkpoint, RECORD_NAME, revision)
     try:
-        path = stored_file(checkpoint, RECORD_NAME, revision)
         stored = None if path is None else json.loads(path.read_bytes())
-    except (UnreachableError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
     if not isinstance(stored, dict):
         return None

@@ -18,7 +18,7 @@ from sparse_export.graph.inputs import BATCH, SEQUENCE, graph_inputs
 from sparse_serve.data import TextData
 from sparse_serve.errors import DataError
 from sparse_serve.runs import RUN_TOKENS
-from sparse_serve.tasks import TASK_IDS, EncodedText, Several, Task
+from sparse_serve.tasks import TASK_IDS, Embedding, EncodedText, Several, Task
 from sparse_serve.tasks.encoding import Truncation, Window, encode_cut
 
 Row = dict[str, list[int]]
@@ -172,12 +172,26 @@ def labelled_examples(
     return Examples(encoded, targets=task.targets(data))
 
 
-def calibration_examples(task: Task, tokenizer: Tokenizer, max_length: int, data: TextData) -> Examples:
-    """Encode what a model is asked on rows by which weights are rounded: of many, drawn ones."""
-    texts, pairs = task.asked(data)
+def calibration_examples(
+    task: Task, tokenizer: Tokenizer, max_length: int, truncation: Truncation, data: TextData
+) -> Examples:
+    """Encode what a model is asked on rows by which weights are rounded: of many, drawn ones.
+
+    Raises:
+        DataError: they are pairs where it reads single texts, or the other way round.
+    """
+    # Single texts make no pairs to judge embeddings by, but they are what is embedded.
+    is_pair_alone = isinstance(task, Embedding) and not data.has_pairs
+    texts, pairs = Task.asked(task, data) if is_pair_alone else task.asked(data)
+    if task.text_pair == "optional" and (pairs is not None) != task.reads_pairs:
+        has, reads = ("pairs of", "single") if pairs is not None else ("single", "pairs of")
+        raise DataError(
+            f"{data.source} has {has} texts, where the model reads {reads} texts: give rows like those that "
+            "it will be asked"
+        )
     numbers = random.Random(0).sample(range(len(texts)), min(len(texts), _CALIBRATION_ROWS))
     seconds = None if pairs is None else [pairs[number] for number in numbers]
-    encoded = task.encode(tokenizer, [texts[number] for number in numbers], seconds, max_length)
+    encoded = task.encode(tokenizer, [texts[number] for number in numbers], seconds, max_length, truncation)
     so_far = accumulate((sum(len(window.ids) for window in text.windows) for text in encoded), initial=0)
     return Examples(
         [text for text, tokens in zip(encoded, so_far, strict=False) if tokens < _CALIBRATION_TOKENS]

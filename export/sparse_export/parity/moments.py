@@ -25,7 +25,7 @@ def input_moments(graph: Path, op_library: Path, batches: Sequence[Batch]) -> di
         batches: what it is asked.
 
     Returns:
-        by the name of the value that layers read, `(K, K)` float32.
+        by the name of the value that layers read, `(K, K)` float64; padding counts for nothing.
     """
     model = onnx.load(graph)
     names = linear_inputs(model)
@@ -33,7 +33,9 @@ def input_moments(graph: Path, op_library: Path, batches: Sequence[Batch]) -> di
     session = open_session(model.SerializeToString(), graph.parent, op_library)
     moments: dict[str, Array] = {}
     for batch in batches:
+        is_token = batch["attention_mask"] != 0
         for name, values in zip(names, session.run(names, feeds_of(session, batch)), strict=True):
-            rows = values.reshape(-1, values.shape[-1])
-            moments[name] = moments.get(name, np.float32(0)) + rows.T @ rows
+            is_padded = values.shape[:-1] == is_token.shape
+            rows = values[is_token] if is_padded else values.reshape(-1, values.shape[-1])
+            moments[name] = moments.get(name, 0.0) + (rows.T @ rows).astype(np.float64)
     return moments

@@ -162,7 +162,7 @@ def check_quality(
     run = list(batches([examples.rows[number] for number in examples.order], model.config))
     expected: Sequence[Answer] = [run_torch(model, batch) for batch in run]
     torch_answers, torchs = answers_of(head, examples, expected), _numbers(expected, run)
-    unread_answers = answers_of(head, examples, list(_unread(expected, run)))
+    unread_answers = answers_of(head, examples, list(_unread(expected, run))) if metric is None else {}
     has_several = isinstance(head, SeveralHeads) and len(head.heads) > 1
 
     def fidelity(served: Sequence[Answer]) -> Fidelity:
