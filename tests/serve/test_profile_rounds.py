@@ -187,7 +187,10 @@ class Quiet:
         self.notices.append(message)
 
 
-def profiled(repository: Path, progress: Quiet | None = None, **changes: Any) -> Report:
+def profiled(
+    repository: Path, progress: Quiet | None = None, kept: list[Report] | None = None, **changes: Any
+) -> Report:
+    """Profile; what may be kept after a round goes into `kept`."""
     options: dict[str, Any] = {
         "names": ["tiny"],
         "lengths": (8, 16),
@@ -196,7 +199,12 @@ def profiled(repository: Path, progress: Quiet | None = None, **changes: Any) ->
         "measurement_interval_ms": 2,
     }
     options |= changes
-    return profile(ProfileOptions(repository=repository, **options), progress or Quiet())
+
+    def keep(report_so_far: Callable[[], Report]) -> None:
+        if kept is not None:
+            kept.append(report_so_far())
+
+    return profile(ProfileOptions(repository=repository, **options), progress or Quiet(), keep)
 
 
 def test_every_variant_has_a_fresh_server_in_every_round(script: Script, repository: Path) -> None:
@@ -336,15 +344,7 @@ def test_a_profile_outlives_its_terminal_if_it_is_told_to(
 
 def test_a_report_is_kept_after_each_round(script: Script, repository: Path) -> None:
     kept: list[Report] = []
-    options = ProfileOptions(
-        repository=repository,
-        names=["tiny"],
-        lengths=(8,),
-        variants=("model",),
-        rounds=3,
-        measurement_interval_ms=2,
-    )
-    last = profile(options, Quiet(), lambda report_so_far: kept.append(report_so_far()))
+    last = profiled(repository, kept=kept, lengths=(8,), variants=("model",))
     assert [report.partial for report in kept] == [
         "it ended after 1 of 3 rounds",
         "it ended after 2 of 3 rounds",
@@ -362,16 +362,7 @@ def test_a_report_is_kept_before_it_is_looked_what_fits_a_limit(
 
     monkeypatch.setattr(run_module.Run, "find_capacity", interrupted)
     kept: list[Report] = []
-    options = ProfileOptions(
-        repository=repository,
-        names=["tiny"],
-        lengths=(8,),
-        variants=("model",),
-        rounds=1,
-        measurement_interval_ms=2,
-        memory_limit=2**30,
-    )
-    last = profile(options, Quiet(), lambda report_so_far: kept.append(report_so_far()))
+    last = profiled(repository, kept=kept, lengths=(8,), variants=("model",), rounds=1, memory_limit=2**30)
     assert [report.partial for report in kept] == ["it ended before it was found what fits the memory limit"]
     assert last.partial == "it was interrupted"
     assert last.measurements == kept[0].measurements

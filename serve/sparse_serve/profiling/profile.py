@@ -43,12 +43,13 @@ def profile(
     try:
         for number in range(1, options.rounds + 1):
             run.measure(plans, number, found)
-            ended = f"it ended after {number} of {options.rounds} rounds"
-            if number == options.rounds:
-                ended = "it ended before it was found what fits the memory limit"
-            if (number < options.rounds or limit is not None) and found.latency:
+            if number < options.rounds and found.latency:
+                ended = f"it ended after {number} of {options.rounds} rounds"
                 on_round(partial(report_of, plans, found, run, ended))
         if limit is not None:
+            if found.latency:
+                ended = "it ended before it was found what fits the memory limit"
+                on_round(partial(report_of, plans, found, run, ended))
             for plan in plans:
                 run.find_capacity(plan, limit, found)
     except KeyboardInterrupt:

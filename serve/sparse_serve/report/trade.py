@@ -97,11 +97,12 @@ def trade(
     noise = limits(found)
 
     def share(one: TradePoint, other: TradePoint, quantity: Quantity) -> float | None:
-        known = [noise.get((each.model, quantity, lightest)) for each in (one, other)]
-        return max((each for each in known if each is not None), default=None) if None not in known else None
+        first, second = (noise.get((each.model, quantity, lightest)) for each in (one, other))
+        return None if first is None or second is None else max(first, second)
 
-    def shares(one: TradePoint, other: TradePoint) -> tuple[float | None, float | None]:
-        return share(one, other, "latency_ms"), share(one, other, "total_memory_bytes")
+    def dominates(one: TradePoint, other: TradePoint, rows: int) -> bool:
+        shares = share(one, other, "latency_ms"), share(one, other, "total_memory_bytes")
+        return _dominates(one, other, shares, rows)
 
     compared = []
     for point in points:
@@ -112,9 +113,7 @@ def trade(
         ]
         if others:
             rows = judged[point.model][-1]
-            worse = tuple(
-                other.model for other in others if _dominates(other, point, shares(other, point), rows)
-            )
+            worse = tuple(other.model for other in others if dominates(other, point, rows))
             compared.append(point.model_copy(update={"dominated_by": worse}))
     return compared
 

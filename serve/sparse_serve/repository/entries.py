@@ -139,12 +139,19 @@ def is_entry(path: Path) -> bool:
         raise RepositoryError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _manifest_of(path: Path, version: int, last_written: Manifest) -> Manifest:
-    """Return the manifest of a version; earlier versions of this package kept but that of the last."""
+def manifest_path(path: Path, version: int) -> Path:
+    """Return where the manifest of a version lies of the entry at `path`.
+
+    Earlier versions of this package kept but that of the version written last, beside all of them.
+    """
     own = path / str(version) / MANIFEST_NAME
-    if version != last_written.version and own.is_file():
-        return read_manifest(own)
-    return last_written.model_copy(update={"version": version})
+    return own if own.is_file() else path / MANIFEST_NAME
+
+
+def _manifest_of(path: Path, version: int, last_written: Manifest) -> Manifest:
+    if version == last_written.version:
+        return last_written
+    return read_manifest(manifest_path(path, version)).model_copy(update={"version": version})
 
 
 def repository_path(path: Path) -> Path:

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparse_serve.digests import file_digest
 from sparse_serve.errors import JobError, first_line
 from sparse_serve.files import is_unfinished
-from sparse_serve.repository.contents import MANIFEST_NAME
-from sparse_serve.repository.entries import Entry
+from sparse_serve.repository.entries import Entry, manifest_path
 from sparse_serve.scoring.storage import Location
 
 RECORD_NAME = "job.json"
@@ -43,10 +42,8 @@ class EntryRecord(_Record):
     @classmethod
     def of(cls, entry: Entry, version: int) -> Self:
         """Return the record of a version, which stays the same where another one is exported."""
-        own = entry.path / str(version) / MANIFEST_NAME
-        # Earlier versions of this package kept the manifest of the last version alone.
-        manifest = own if own.is_file() else entry.path / MANIFEST_NAME
-        return cls(name=entry.name, version=version, sha256=file_digest(manifest))
+        digest = file_digest(manifest_path(entry.path, version))
+        return cls(name=entry.name, version=version, sha256=digest)
 
 
 class Summary(_Record):
